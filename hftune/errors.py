@@ -1,0 +1,78 @@
+"""The one family of errors a user may see, and how a script ends with one.
+
+A message says what went wrong, where (file:line, flag or config key), and what to do about it. A script ends with
+exit code 2, the message on stderr, and no traceback. Anything else that escapes is a bug of ours and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from hftune.constants import USER_ERROR_EXIT_CODE
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Args:
+        cause: One line, what is wrong.
+        place: Where: `file:line`, `--flag` or a config key. Left out where the cause already names it.
+        fix: What to do about it.
+    """
+
+    def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
+        self.cause, self.place, self.fix = cause, place, fix
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        """The message as it is printed: cause, then place and fix on lines of their own."""
+        lines = [self.cause]
+        if self.place:
+            lines.append(f"  where: {self.place}")
+        if self.fix:
+            lines.append(f"  to do: {self.fix}")
+        return "\n".join(lines)
+
+
+class DataError(UserError):
+    """A file or a record that cannot be used."""
+
+
+class ArgumentError(UserError):
+    """Flags or config keys that are unknown, wrong or do not go together."""
+
+
+class ManifestError(UserError):
+    """A folder whose history does not fit what is asked of it."""
+
+
+def raise_together(problems: Iterable[UserError]) -> None:
+    """Raise nothing for no problem, the problem itself for one, and one numbered message for several."""
+    found = list(problems)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        numbered = (f"{number}. {problem.render()}" for number, problem in enumerate(found, start=1))
+        raise ArgumentError(f"{len(found)} problems, nothing was started:\n" + "\n".join(numbered))
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a script's `main`; a `UserError` becomes its message and exit code 2.
+
+    Under a launcher every rank usually meets the same error. Rank 0 speaks at once; the others wait a moment, in which
+    the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone.
+    """
+    try:
+        main()
+    except UserError as error:
+        rank = int(os.environ.get("RANK", "0"))
+        if rank != 0:
+            time.sleep(3.0)
+        who = f"[rank {rank}] " if rank != 0 else ""
+        print(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
+        # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
+        sys.stdout.flush()
+        os._exit(USER_ERROR_EXIT_CODE)

@@ -1,0 +1,48 @@
+# Everything a developer runs. `make` alone lists the targets.
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SCRIPTS := $(wildcard run_*.py merge_peft_adapter.py)
+ifndef PYTHON
+PYTHON := $(shell python3.11 -c 'print("python3.11")' 2>/dev/null || echo python3)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-all check lint format clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+venv: $(STAMP) ## create or refresh .venv (PYTHON=... picks the interpreter)
+
+# torch first and alone: where that exact version is already a local CPU build, the resolver must not replace it.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	touch $(STAMP)
+
+demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: venv ## all tests but the slow and the GPU ones
+	$(BIN)/python -m pytest tests -m "not slow and not gpu" --durations=15
+
+test-all: venv ## all tests but the GPU ones
+	$(BIN)/python -m pytest tests -m "not gpu" --durations=15
+
+check: lint ## lint and the unit tests, for before a commit
+	$(BIN)/python -m pytest tests/unit -m "not slow and not gpu" -n 2
+
+lint: venv ## ruff, formatting and types, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy hftune $(SCRIPTS)
+
+format: venv ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and build folders (.venv and outputs stay)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,0 +1,38 @@
+"""Which model and tokenizer, and how they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ModelArguments:
+    """Names follow TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Model folder or Hub name; the merged output of the stage before."}
+    )
+    tokenizer_name_or_path: str | None = field(
+        default=None, metadata={"help": "Tokenizer folder or Hub name, where it is not the model's own."}
+    )
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where the Hub's files are kept."})
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "Dtype of the loaded weights. auto: float32 for what is trained in full or on a CPU, else the "
+            "checkpoint's own.",
+            "choices": ["auto", "bfloat16", "float16", "float32"],
+        },
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "eager, sdpa, flash_attention_2, ...; left out: transformers' choice."}
+    )
+    flash_attn: bool = field(
+        default=False, metadata={"help": "FlashAttention 2 where it is installed and there is a GPU; else sdpa."}
+    )
+    gguf_file: str | None = field(default=None, metadata={"help": "Name of a GGUF file inside the model folder."})
+    chat_template: str | None = field(
+        default=None,
+        metadata={"help": "A Jinja file, or the name of a template that TRL ships (chatml, qwen3, ...)."},
+    )

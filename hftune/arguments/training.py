@@ -1,0 +1,141 @@
+"""How a stage trains: one class a stage, each on the config of the trainer that it extends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import trl
+from transformers import TrainingArguments
+
+from hftune.distributed import ds_config, launch
+from hftune.errors import raise_together
+from hftune.logging import notice
+
+
+@dataclass
+class StageArguments:
+    """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
+
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
+    overwrite_output_dir: bool = field(
+        default=False, metadata={"help": "Train even if the output folder holds a finished run, and replace it."}
+    )
+    bf16: bool | None = field(
+        default=None, metadata={"help": "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU."}
+    )
+    gradient_checkpointing: bool = field(
+        default=True, metadata={"help": "Recompute activations in the backward pass: less memory, about 20%% slower."}
+    )
+    pad_token: str | None = field(
+        default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    deepspeed: str | None = field(default=None, metadata={"help": "DeepSpeed config: a path, or inline JSON."})
+    ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
+
+    def __post_init__(self) -> None:
+        self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()  # type: ignore[attr-defined]
+        if self.deepspeed is not None:
+            self._resolve_deepspeed()
+        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
+        super().__post_init__()  # type: ignore[misc]
+
+    def _resolve_deepspeed(self) -> None:
+        assert self.deepspeed is not None
+        config = ds_config.read_ds_config(self.deepspeed)
+        raise_together(ds_config.check_ds_config(config))
+        resolved, changes = ds_config.resolve_ds_config(
+            config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu
+        )
+        for change in changes:
+            notice(change)
+        # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
+        self.ds_resolved = resolved
+        self.deepspeed = resolved  # type: ignore[assignment]
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO stage 0 to 3; 0 without DeepSpeed."""
+        return ds_config.zero_stage(self.ds_resolved)
+
+
+@dataclass
+class PTArguments(StageArguments, TrainingArguments):
+    """Pre-training on plain text."""
+
+    block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})
+    packing: bool = field(
+        default=True, metadata={"help": "Join documents, with an end of text between, and cut them into blocks."}
+    )
+
+
+@dataclass
+class SFTArguments(StageArguments, trl.SFTConfig):
+    """Supervised fine-tuning on conversations."""
+
+    train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})
+    train_on_last_turn: bool = field(default=False, metadata={"help": "Train the last answer only."})
+
+
+@dataclass
+class _PairLengths:
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Tokens of the prompt that are kept, its end; left out: bound by max_length."}
+    )
+    max_completion_length: int | None = field(
+        default=None, metadata={"help": "Tokens of an answer that are kept, its start; left out: bound by max_length."}
+    )
+
+    def _fit_max_length(self) -> None:
+        if self.max_prompt_length and self.max_completion_length:
+            self.max_length = self.max_prompt_length + self.max_completion_length
+
+
+@dataclass
+class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
+    """Reward model on preference pairs."""
+
+    def __post_init__(self) -> None:
+        self._fit_max_length()
+        super().__post_init__()
+
+
+@dataclass
+class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
+    """Direct preference optimisation on the same pairs."""
+
+    def __post_init__(self) -> None:
+        self._fit_max_length()
+        super().__post_init__()
+
+
+@dataclass
+class RLFields:
+    """What both RL algorithms add to TRL's."""
+
+    rl_algorithm: str = field(
+        default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]}
+    )
+    reward_model_path: list[str] | None = field(
+        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
+    )
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
+    )
+
+
+@dataclass
+class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
+    """Group relative policy optimisation (arXiv:2402.03300)."""
+
+
+@dataclass
+class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
+    """REINFORCE leave-one-out (arXiv:2402.14740)."""

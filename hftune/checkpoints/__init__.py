@@ -1,0 +1,1 @@
+"""What an output folder says of itself."""

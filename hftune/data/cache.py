@@ -1,0 +1,115 @@
+"""Tokenised data on disk, under a fingerprint of all that went into it.
+
+An entry is a folder that appears whole, by renaming, or not at all: `save_to_disk`'s files and `counts.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, load_from_disk
+from transformers import PreTrainedTokenizerBase
+
+import hftune
+from hftune.data.encoding import Counts
+from hftune.errors import DataError
+from hftune.logging import get_logger
+
+_COUNTS = "counts.json"
+_CHUNK = 1 << 20
+
+
+def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+    """A sha256 in hex over the files' contents (not their names), the tokenizer, the settings and hftune's version."""
+    digest = hashlib.sha256()
+    about = {"hftune": hftune.__version__, "tokenizer": _tokenizer_state(tokenizer), "settings": settings}
+    digest.update(json.dumps(about, sort_keys=True, default=str).encode())
+    for file in files:
+        # The suffix decides how a file is read; the size keeps two files apart from one with the same bytes.
+        digest.update(f"\0{''.join(file.suffixes).lower()} {file.stat().st_size}\0".encode())
+        with open(file, "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """All of a tokenizer that decides which ids a text gets."""
+    if tokenizer.is_fast:
+        backend = json.loads(tokenizer.backend_tokenizer.to_str())
+        # Set by the last call that truncated or padded, and overridden by the next one.
+        state = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
+    else:
+        state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return {"backend": state, "special": special, "chat_template": tokenizer.chat_template}
+
+
+def cached(
+    key: str, build: Callable[[], tuple[Dataset, Counts]], cache_dir: str | None = None, overwrite: bool = False
+) -> tuple[Dataset, Counts]:
+    """The dataset and counts of `key`, memory-mapped from the cache, built and saved first where absent or incomplete.
+
+    Args:
+        key: From `fingerprint`.
+        cache_dir: Else the environment's HFTUNE_CACHE, else ~/.cache/hftune.
+        overwrite: Build even if there is an entry.
+
+    Raises:
+        DataError: The cache folder cannot be written.
+    """
+    entry = _root(cache_dir) / "datasets" / key
+    found = None if overwrite else _load(entry)
+    if found is not None:
+        get_logger(__name__).info(f"tokenised data from the cache: {entry}")
+        return found
+    dataset, counts = build()
+    try:
+        _save(entry, dataset, counts)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the cache: {error}", place=str(entry), fix="Give a folder with room in HFTUNE_CACHE."
+        ) from error
+    saved = _load(entry)
+    assert saved is not None, f"{entry} was just written"
+    return saved
+
+
+def _root(cache_dir: str | None) -> Path:
+    return Path(cache_dir or os.environ.get("HFTUNE_CACHE") or "~/.cache/hftune").expanduser()
+
+
+def _load(entry: Path) -> tuple[Dataset, Counts] | None:
+    """A complete entry, or None for an absent or damaged one."""
+    if not (entry / _COUNTS).is_file():
+        return None
+    try:
+        counts = Counts(**json.loads((entry / _COUNTS).read_text(encoding="utf-8")))
+        return load_from_disk(str(entry)), counts
+    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        get_logger(__name__).warning(f"the cache entry {entry} is damaged and is built again: {error}")
+        return None
+
+
+def _save(entry: Path, dataset: Dataset, counts: Counts) -> None:
+    """Write beside the entry, then rename: no reader ever sees half an entry."""
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{entry.name[:16]}-", dir=entry.parent))
+    try:
+        fresh, old = work / "fresh", work / "old"
+        dataset.save_to_disk(str(fresh))
+        (fresh / _COUNTS).write_text(json.dumps(counts.to_dict()), encoding="utf-8")
+        if entry.exists():
+            # A folder cannot be renamed onto a filled one. Readers that hold the old files open keep them.
+            os.replace(entry, old)
+        os.replace(fresh, entry)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,228 @@
+"""The chat template, and where in its text the assistant speaks.
+
+A template is a program, so a span is only trusted when it was proven. Each bound of a turn is found in one of two ways:
+
+1. by prefixes: the conversation rendered up to the turn (with the generation prompt), or through it, is compared
+   character for character with the whole text;
+2. by a probe: the whole conversation rendered again with the turn replaced by a word that occurs nowhere else. What is
+   before and after that word must be before and after the turn, too.
+
+The first fails where a template renders a turn by what follows it: Qwen3 drops the reasoning of earlier turns, Phi-3
+closes only the last turn with EOS, gpt-oss ends only the last turn with <|return|>. Where both fail, or where a
+part of the turn is not in the span found, the record is refused: a wrong mask would train on the wrong text unseen.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.messages import Message
+from hftune.errors import DataError
+
+_PROBE = "HFTUNE7PROBE"
+_WAY_OUT = (
+    "Train on the last turn only (--last_turn_only), split the record into one record a turn, "
+    "or give another template with --chat_template."
+)
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--chat_template") -> None:
+    """Refuse a tokenizer without a chat template.
+
+    Raises:
+        DataError: Saying how to give one.
+    """
+    if not tokenizer.chat_template:
+        raise DataError(
+            "the tokenizer has no chat template, so conversations cannot be written as text",
+            place=flag,
+            fix=f"Give one with {flag} (a .jinja file or a known name), or start from an instruct model's tokenizer.",
+        )
+
+
+def render(
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> str:
+    """The text of a conversation by the tokenizer's chat template.
+
+    Raises:
+        DataError: The template refuses the conversation (for example a system turn, or roles that do not alternate).
+    """
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except (TemplateError, TypeError) as error:
+        # TypeError is what Jinja lets through when a template adds text to something that is not text.
+        roles = " ".join(message["role"] for message in messages)
+        raise DataError(
+            f"the chat template refuses this conversation ({roles}): {error}",
+            fix="Change the record, or give another template with --chat_template.",
+        ) from error
+    return str(text)
+
+
+def render_with_spans(
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    last_turn_only: bool = False,
+) -> tuple[str, list[tuple[int, int]]]:
+    """The whole conversation as text, and where the assistant speaks in it.
+
+    Args:
+        last_turn_only: Only the span of the last assistant turn.
+
+    Returns:
+        The text, and a (start, end) in characters for each assistant turn with a weight other than 0: its content with
+        the terminator of the template (such as <|im_end|>), without white space after that.
+
+    Raises:
+        DataError: The template refuses the conversation, drops a part of a turn, or rewrites earlier turns so that one
+            cannot be located exactly.
+    """
+    text = render(messages, tokenizer, tools)
+    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    chosen = turns[-1:] if last_turn_only else turns
+    finder = _Finder(text, messages, tokenizer, tools)
+    spans = [finder.span(index) for index in chosen if messages[index].get("weight") != 0]
+    for (_, end), (start, _) in pairwise(spans):
+        if start < end:
+            raise DataError("this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT)
+    return text, spans
+
+
+class _Finder:
+    """Finds the turns of one rendered conversation."""
+
+    def __init__(
+        self,
+        text: str,
+        messages: list[Message],
+        tokenizer: PreTrainedTokenizerBase,
+        tools: list[dict[str, Any]] | None,
+    ) -> None:
+        self.text, self.messages, self.tokenizer, self.tools = text, messages, tokenizer, tools
+
+    def span(self, index: int) -> tuple[int, int]:
+        """(start, end) of the assistant turn `index`, trimmed and checked."""
+        start, end = self._start_by_prefix(index), self._end_by_prefix(index)
+        if start is None or end is None:
+            body_start, body_end = self._by_probe(index)
+            start = body_start if start is None else start
+            end = body_end if end is None else end
+        if start is None or end is None or end <= start:
+            raise self._rewritten(index, "the turn is not where the conversation up to it ends")
+        end = self._trimmed(index, start, end)
+        self._check_nothing_lost(index, self.text[start:end])
+        return start, end
+
+    def _try(self, messages: list[Message], *, prompt: bool = False) -> str | None:
+        """Render a part of the conversation, or None where the template refuses that part alone."""
+        if not messages:
+            return None
+        try:
+            return render(messages, self.tokenizer, self.tools, add_generation_prompt=prompt)
+        except DataError:
+            return None
+
+    def _start_by_prefix(self, index: int) -> int | None:
+        """Where the generation prompt before the turn ends."""
+        before = self.messages[:index]
+        prefix = self._try(before, prompt=True)
+        # Without a generation prompt the prefix would end before the turn's header, which must not be trained.
+        if prefix is None or not self.text.startswith(prefix) or prefix == self._try(before):
+            return None
+        return len(prefix)
+
+    def _end_by_prefix(self, index: int) -> int | None:
+        """Where the conversation through the turn ends."""
+        upto = self._try(self.messages[: index + 1])
+        return len(upto) if upto is not None and self.text.startswith(upto) else None
+
+    def _by_probe(self, index: int) -> tuple[int | None, int | None]:
+        """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
+        probe = {"role": "assistant", "content": _PROBE}
+        replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
+        parts = (self._try(replaced) or "").split(_PROBE)
+        if len(parts) != 2:
+            return None, None
+        before, after = parts
+        start = len(before) if self.text.startswith(before) else None
+        end = None
+        if self.text.endswith(after):
+            end = len(self.text) - len(after) + self._terminator(replaced[: index + 1], after)
+        return start, end
+
+    def _terminator(self, upto: list[Message], after: str) -> int:
+        """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
+        closing = (self._try(upto) or "").rpartition(_PROBE)[2]
+        eos = str(self.tokenizer.eos_token or "")
+        for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
+            if candidate and after.startswith(candidate):
+                return len(candidate)
+        # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
+        # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
+        following = (self._try(upto, prompt=True) or "").rpartition(_PROBE)[2]
+        shared = _common_start(after, following)
+        known = [token for token in self.tokenizer.get_added_vocab() if token and shared.startswith(token)]
+        token = max(known, key=len, default="")
+        return len(token) if shared[len(token) :].strip() else 0
+
+    def _trimmed(self, index: int, start: int, end: int) -> int:
+        """`end` without white space after the terminator, but never inside the content itself."""
+        body = self.text[start:end]
+        content = self.messages[index]["content"]
+        found = body.rfind(content) if content.strip() else -1
+        content_end = found + len(content) if found >= 0 else 0
+        return start + max(len(body.rstrip()), content_end)
+
+    def _check_nothing_lost(self, index: int, body: str) -> None:
+        """Everything the turn says must be in its span; templates drop reasoning and calls they do not know."""
+        for name, part in _parts(self.messages[index]):
+            if part in body:
+                continue
+            if self._is_earlier(index):
+                raise self._rewritten(index, f"it drops the {name} of that turn")
+            raise DataError(
+                f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
+                fix=f"Remove the {name} from the record, or give another template with --chat_template.",
+            )
+
+    def _is_earlier(self, index: int) -> bool:
+        """Whether a user speaks after the turn, from where on templates may treat it as history."""
+        return any(message["role"] == "user" for message in self.messages[index:])
+
+    def _rewritten(self, index: int, why: str) -> DataError:
+        where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
+        if self._is_earlier(index):
+            return DataError(f"this chat template rewrites earlier turns: {where}", fix=_WAY_OUT)
+        return DataError(
+            f"this chat template writes the last turn differently from its own generation prompt: {where}",
+            fix="Change the turn (often its reasoning), or give another template with --chat_template.",
+        )
+
+
+def _common_start(left: str, right: str) -> str:
+    """What two texts begin with alike."""
+    pairs = enumerate(zip(left, right, strict=False))
+    return left[: next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))]
+
+
+def _parts(message: Message) -> list[tuple[str, str]]:
+    """(name, text) of what an assistant turn says: reasoning, answer and the names of functions called."""
+    thinking, closed, answer = message["content"].rpartition("</think>")
+    reasoning = [thinking.rpartition("<think>")[2] if closed else "", str(message.get("reasoning_content") or "")]
+    calls = [call["function"]["name"] for call in message.get("tool_calls") or []]
+    parts = [("reasoning", text.strip()) for text in reasoning]
+    parts += [("content", answer.strip()), *(("function call", name) for name in calls)]
+    return [(name, text) for name, text in parts if text]

@@ -1,0 +1,115 @@
+"""What every kind of tokenisation shares: counts, lengths, character ranges and int32 datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, List, Value
+from transformers import PreTrainedTokenizerBase
+
+from hftune.constants import IGNORE_INDEX
+from hftune.errors import ArgumentError, DataError
+
+Ids = list[int]
+
+
+@dataclass
+class Counts:
+    """What became of the rows: rows = used + all dropped.
+
+    `tokens` are those kept, `trained_tokens` those with a loss.
+    """
+
+    rows: int = 0
+    used: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+
+    def drop(self, reason: str) -> None:
+        """Count one record as dropped."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the manifest and the cache."""
+        return asdict(self)
+
+
+def check_length(value: int | None, flag: str, least: int = 2) -> None:
+    """Refuse a length below `least`; None means no limit.
+
+    Raises:
+        ArgumentError: Naming the flag.
+    """
+    if value is not None and value < least:
+        raise ArgumentError(f"{flag} is {value}", place=flag, fix=f"Give {least} or more.")
+
+
+def to_dataset(columns: dict[str, list[Ids]]) -> Dataset:
+    """A dataset of int32 lists, half the size of Arrow's default."""
+    features = Features({name: List(Value("int32")) for name in columns})
+    arrays = {name: [np.asarray(ids, dtype=np.int32) for ids in values] for name, values in columns.items()}
+    return Dataset.from_dict(arrays, features=features)
+
+
+def encode_with_offsets(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[Ids, list[tuple[int, int]]]]:
+    """(input_ids, character ranges) of texts that already hold their special tokens."""
+    encoded = tokenizer(
+        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
+    )
+    return zip(encoded["input_ids"], map(_widened, encoded["offset_mapping"]), strict=True)
+
+
+def _widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Give tokens of white space back the characters that `trim_offsets` took from them.
+
+    Byte-level tokenizers of the GPT-NeoX family report white space in front of the next word with a range of zero width
+    at its end. Without its characters, a line break inside an answer would not be trained.
+    """
+    widened, reached = [], 0
+    for start, end in offsets:
+        widened.append((min(reached, start), end) if start == end else (start, end))
+        reached = max(reached, end)
+    return widened
+
+
+def overlaps(offset: tuple[int, int], spans: Iterable[tuple[int, int]]) -> bool:
+    """Whether a token's character range shares a character with a span; a range of zero width shares none."""
+    return any(max(offset[0], start) < min(offset[1], end) for start, end in spans)
+
+
+def mask_labels(ids: Ids, offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> Ids:
+    """Labels: the token's id where it overlaps a span, IGNORE_INDEX elsewhere. Spans are sorted and disjoint."""
+    labels, first = [], 0
+    for token, offset in zip(ids, offsets, strict=True):
+        while first < len(spans) and spans[first][1] <= offset[0]:
+            first += 1
+        # A token may reach over the gap between two spans, never over more.
+        labels.append(token if overlaps(offset, spans[first : first + 2]) else IGNORE_INDEX)
+    return labels
+
+
+def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that cannot say which characters a token stands for.
+
+    Raises:
+        DataError: It is not backed by the `tokenizers` library.
+    """
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"{type(tokenizer).__name__} cannot say which characters a token stands for, so no turn can be masked",
+            place="--tokenizer_name_or_path",
+            fix="Use a tokenizer with a tokenizer.json.",
+        )
+
+
+def all_dropped(counts: Counts, flag: str) -> DataError:
+    """The error for a dataset of which nothing is left."""
+    reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
+    return DataError(f"all {counts.rows} records were dropped: {reasons}", place=flag, fix=f"Give a larger {flag}.")

@@ -1,0 +1,1 @@
+"""Processes, DeepSpeed configs and gathered parameters. Knows nothing of arguments, data or models."""

@@ -1,0 +1,120 @@
+"""Read, check and resolve a DeepSpeed config: pure functions on dicts.
+
+"auto" values are left to the Trainer, which knows batch size, clipping and precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError
+
+DsConfig = dict[str, Any]
+
+# Removed from DeepSpeed 0.19; each would raise deep inside the engine, after the model has loaded.
+REMOVED_KEYS = {
+    "elasticity": "drop it; change the number of processes and keep the global batch by gradient accumulation",
+    "curriculum_learning": "drop it",
+    "compression_training": "drop it",
+    "amp": 'use {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
+    "mics_shard_size": "use zero_optimization.zero_hpz_partition_size",
+    "sparse_attention": "drop it",
+}
+
+
+def read_ds_config(value: str | DsConfig) -> DsConfig:
+    """The config behind a `--deepspeed` value: a path, inline JSON, or a dict that is copied.
+
+    Raises:
+        ArgumentError: The file is missing, or its JSON is broken or not an object.
+    """
+    if isinstance(value, dict):
+        return copy.deepcopy(value)
+    if value.lstrip().startswith("{"):
+        return _parse(value, place="--deepspeed")
+    path = Path(value)
+    if not path.is_file():
+        shipped = sorted(file.name for file in (Path(__file__).parents[2] / "ds_configs").glob("*.json"))
+        raise ArgumentError(
+            f"there is no DeepSpeed config at {value}",
+            place="--deepspeed",
+            fix="give a path or inline JSON; ds_configs/ has " + ", ".join(shipped),
+        )
+    return _parse(path.read_text(encoding="utf-8"), place=str(path))
+
+
+def _parse(text: str, place: str) -> DsConfig:
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ArgumentError(
+            f"the DeepSpeed config is not valid JSON: {error.msg}",
+            place=f"{place}:{error.lineno}:{error.colno}",
+            fix="mend the JSON at that position",
+        ) from error
+    if not isinstance(config, dict):
+        raise ArgumentError("a DeepSpeed config is a JSON object", place=place, fix='it begins with "{"')
+    return config
+
+
+def zero_stage(config: DsConfig | None) -> int:
+    """ZeRO stage 0 to 3; 0 for no config."""
+    return int((config or {}).get("zero_optimization", {}).get("stage", 0))
+
+
+def offload_device(config: DsConfig | None, what: str) -> str | None:
+    """Where `what` ("optimizer" or "param") is offloaded to: "cpu", "nvme", or None."""
+    block = (config or {}).get("zero_optimization", {}).get(f"offload_{what}") or {}
+    device = block.get("device", "none")
+    return None if device == "none" else str(device)
+
+
+def check_ds_config(config: DsConfig) -> list[ArgumentError]:
+    """Problems that DeepSpeed would only meet after the model has loaded."""
+    zero = config.get("zero_optimization", {})
+    problems = [
+        ArgumentError(f'DeepSpeed has removed the config key "{key}"', place=f"--deepspeed: {key}", fix=fix)
+        for key, fix in REMOVED_KEYS.items()
+        if key in config or key in zero
+    ]
+    if zero.get("stage", 0) not in (0, 1, 2, 3):
+        problems.append(
+            ArgumentError(
+                f"there is no ZeRO stage {zero['stage']!r}",
+                place="--deepspeed: zero_optimization.stage",
+                fix="use 0, 1, 2 or 3",
+            )
+        )
+    if "optimizer" in config:
+        problems.append(
+            ArgumentError(
+                "an optimizer in the DeepSpeed config loses the Trainer's parameter groups (weight decay, LoRA+)",
+                place="--deepspeed: optimizer",
+                fix="remove the block and use --optim, --learning_rate, --weight_decay; offload still works",
+            )
+        )
+    return problems
+
+
+def resolve_ds_config(config: DsConfig, *, has_compiler: bool, on_cpu: bool) -> tuple[DsConfig, list[str]]:
+    """The config as it will be used, and what was changed and why, one line each.
+
+    Args:
+        config: As read; not modified.
+        has_compiler: Whether a C++ compiler is there, which DeepSpeedCPUAdam needs.
+        on_cpu: Whether training runs on the CPU.
+    """
+    resolved, changes = copy.deepcopy(config), []
+    zero = resolved.setdefault("zero_optimization", {})
+    if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        changes.append("ZeRO-3: stage3_gather_16bit_weights_on_model_save set, or no weights would be saved")
+    if offload_device(resolved, "optimizer") and not has_compiler and resolved.get("zero_force_ds_cpu_optimizer", True):
+        resolved["zero_force_ds_cpu_optimizer"] = False
+        changes.append("no C++ compiler here: the offloaded optimizer is torch's AdamW instead of DeepSpeedCPUAdam")
+    if on_cpu and resolved.get("fp16", {}).get("enabled") is True:
+        changes.append("fp16 on a CPU is slow and unstable; bf16 or fp32 is meant for it")
+    return resolved, changes

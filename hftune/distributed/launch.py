@@ -1,0 +1,93 @@
+"""Everything that must be in place before torch.distributed or DeepSpeed wake up.
+
+On a machine without accelerators the Trainer, accelerate and DeepSpeed each guess the device and backend on their own
+and disagree: every process then believes that it is alone. Here one decision is made and told to all three.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import warnings
+
+import torch
+
+from hftune.distributed import ranks
+from hftune.logging import notice
+
+
+def has_accelerator() -> bool:
+    """Whether torch sees a GPU or another accelerator."""
+    return torch.accelerator.is_available()
+
+
+def has_cpp_compiler() -> bool:
+    """Whether DeepSpeed could compile its C++ operators here."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
+def prepare_environment() -> None:
+    """Set the variables that libraries read at import. Call it before importing DeepSpeed; safe to call twice."""
+    # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # bitsandbytes looks for optional kernels at import and warns of what nobody asked for.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if not has_accelerator():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
+    """Join the other processes, or become a world of one where DeepSpeed runs without a launcher.
+
+    Args:
+        use_cpu: Train on the CPU: the backend is gloo, and the group is made here, since ZeRO-3 loads models before
+            DeepSpeed would make it. On accelerators the Trainer makes the group itself.
+        deepspeed: Whether a DeepSpeed config was given.
+    """
+    prepare_environment()
+    if deepspeed and "RANK" not in os.environ:
+        _become_a_world_of_one()
+    if not use_cpu:
+        return
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    _share_cores()
+    if deepspeed and not ranks.is_distributed():
+        _init_deepspeed_on_gloo()
+
+
+def _become_a_world_of_one() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        os.environ.setdefault(name, value)
+
+
+def _share_cores() -> None:
+    """Give each process its share of the cores: launchers set one thread a process, plain python takes them all."""
+    if ranks.world_size() == 1:
+        return
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = max(1, len(cores) // ranks.local_world_size())
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # accelerate reads it and would choose another number
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+        notice(f"{threads} CPU thread(s) for each of {ranks.local_world_size()} processes")
+
+
+def _init_deepspeed_on_gloo() -> None:
+    import deepspeed
+    import deepspeed.ops
+
+    # DeepSpeed would compile a shared-memory operator that only AutoTP inference uses. Training does not need it, and a
+    # machine without a compiler would stop here.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)

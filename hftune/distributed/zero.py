@@ -1,0 +1,38 @@
+"""The only place that gathers parameters partitioned by ZeRO-3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+def is_partitioned(parameter: torch.nn.Parameter) -> bool:
+    """Whether ZeRO-3 holds this parameter in pieces, so that its `data` is empty here."""
+    return hasattr(parameter, "ds_id")
+
+
+@contextmanager
+def gathered(parameters: Iterable[torch.nn.Parameter], *, write: bool = False) -> Iterator[None]:
+    """Make the full values of `parameters` available in the block.
+
+    Args:
+        parameters: Parameters, partitioned or not; those that are not are left as they are.
+        write: Whether the block changes them. Every rank must then write the same values; rank 0's are kept.
+    """
+    partitioned = [parameter for parameter in parameters if is_partitioned(parameter)]
+    if not partitioned:
+        yield
+        return
+    import deepspeed  # heavy, and only needed where ZeRO-3 is at work
+
+    with deepspeed.zero.GatheredParameters(partitioned, modifier_rank=0 if write else None):
+        yield
+
+
+def full_numel(parameter: torch.nn.Parameter) -> int:
+    """Number of elements of the whole parameter, however it is partitioned."""
+    ds_numel: Any = getattr(parameter, "ds_numel", None)
+    return int(ds_numel) if ds_numel is not None else parameter.numel()

@@ -1,0 +1,1 @@
+"""Folding an adapter into its base."""

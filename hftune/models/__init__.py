@@ -1,0 +1,1 @@
+"""From a name or folder to a model, a tokenizer and an adapter."""

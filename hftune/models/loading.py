@@ -1,0 +1,154 @@
+"""From a name or folder to a causal LM or a reward model."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as hf_logging
+
+from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.distributed import zero
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.quantization import quantization_config
+from hftune.weight_files import weight_shapes
+
+
+def load_causal_lm(
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
+    model = _from_pretrained(AutoModelForCausalLM, model_args, adapter_args, training_args)
+    _agree_with_tokenizer(model, tokenizer)
+    return model
+
+
+def load_reward_model(
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """A model with one score a sequence, read at its last token that is not padding.
+
+    A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
+    """
+    model = _from_pretrained(AutoModelForSequenceClassification, model_args, adapter_args, training_args, num_labels=1)
+    _agree_with_tokenizer(model, tokenizer)
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    if not _has_trained_score(model_args):
+        init_score_head(model, seed=training_args.seed)
+    return model
+
+
+def init_score_head(model: PreTrainedModel, seed: int) -> None:
+    """Draw the score head from N(0, 1 / (hidden size + 1)) (arXiv:2009.01325, appendix B.1).
+
+    Args:
+        model: A sequence classification model with a bias-free `score` of shape (labels, hidden size).
+        seed: The same seed gives the same head on every rank and under every ZeRO stage.
+    """
+    score: nn.Linear = model.score
+    shape = tuple(getattr(score.weight, "ds_shape", score.weight.shape))
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator) / (shape[-1] + 1) ** 0.5
+    with zero.gathered([score.weight], write=True), torch.no_grad():
+        score.weight.copy_(drawn.to(score.weight.dtype))
+
+
+def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, trains_all: bool) -> torch.dtype | str:
+    """Dtype of the loaded weights.
+
+    Weights that an optimizer updates are kept in float32 (autocast or DeepSpeed computes in bf16), since small updates
+    vanish in bf16. A frozen base is loaded in the compute dtype where that is bf16 or fp16.
+    """
+    if model_args.dtype != "auto":
+        return getattr(torch, model_args.dtype)
+    if trains_all:
+        return torch.float32
+    if training_args.bf16:
+        return torch.bfloat16
+    return torch.float16 if training_args.fp16 else torch.float32
+
+
+def _from_pretrained(
+    auto: Any, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments, **extra: Any
+) -> PreTrainedModel:
+    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+    compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    options: dict[str, Any] = {
+        "revision": model_args.model_revision,
+        "cache_dir": model_args.cache_dir,
+        "dtype": dtype,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": _attention(model_args),
+        "quantization_config": quantization_config(adapter_args, compute),
+        "gguf_file": model_args.gguf_file,
+    }
+    if adapter_args.quantised:
+        # bitsandbytes quantises while loading and wants to know where to.
+        options["device_map"] = {"": "cpu" if training_args.use_cpu else training_args.local_process_index}
+    given = {name: value for name, value in options.items() if value is not None}
+    level = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
+    try:
+        model = auto.from_pretrained(model_args.model_name_or_path, **given, **extra)
+    except OSError as error:
+        raise ArgumentError(
+            f"no model could be loaded from {model_args.model_name_or_path}: {str(error).splitlines()[0]}",
+            place="--model_name_or_path",
+            fix="give a folder with config.json and weights, or a Hub name that can be reached",
+        ) from error
+    finally:
+        hf_logging.set_verbosity(level)
+    model.config.use_cache = False
+    if model_args.gguf_file:
+        _forget_gguf(model)
+    return model
+
+
+def _forget_gguf(model: PreTrainedModel) -> None:
+    """The weights were dequantised on reading; what is left of the GGUF would only refuse to be saved."""
+    for holder, name in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(holder, name):
+            delattr(holder, name)
+    model.is_quantized = False
+
+
+def _attention(model_args: ModelArguments) -> str | None:
+    if model_args.attn_implementation:
+        return model_args.attn_implementation
+    if not model_args.flash_attn:
+        return None
+    if importlib.util.find_spec("flash_attn") and torch.cuda.is_available():
+        return "flash_attention_2"
+    notice("--flash_attn: flash_attn is not installed, or there is no GPU; sdpa is used")
+    return "sdpa"
+
+
+def _agree_with_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse token ids that the embeddings do not have: they would read another row, or fail mid-training."""
+    rows = model.get_input_embeddings().weight
+    vocabulary = getattr(rows, "ds_shape", rows.shape)[0]
+    if len(tokenizer) > vocabulary:
+        raise ArgumentError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model has {vocabulary} embeddings",
+            place="--tokenizer_name_or_path",
+            fix="use the tokenizer that belongs to the model",
+        )
+
+
+def _has_trained_score(model_args: ModelArguments) -> bool:
+    return "score.weight" in weight_shapes(model_args.model_name_or_path)

@@ -1,0 +1,31 @@
+"""4-bit and 8-bit bases for QLoRA (arXiv:2305.14314), through bitsandbytes, on CPU and GPU."""
+
+from __future__ import annotations
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from hftune.arguments import AdapterArguments
+
+
+def quantization_config(adapter_args: AdapterArguments, compute_dtype: torch.dtype) -> BitsAndBytesConfig | None:
+    """The bitsandbytes config that was asked for, or None.
+
+    Args:
+        adapter_args: `load_in_4bit`, `load_in_8bit` and their details.
+        compute_dtype: Dtype that matmuls run in; also the storage dtype of 4-bit weights unless one is given, which
+            lets ZeRO-3 partition them like any other parameter.
+    """
+    if adapter_args.load_in_4bit:
+        storage = adapter_args.bnb_4bit_quant_storage
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=adapter_args.bnb_4bit_quant_type,
+            bnb_4bit_use_double_quant=adapter_args.use_bnb_nested_quant,
+            bnb_4bit_compute_dtype=compute_dtype,
+            **({"bnb_4bit_quant_storage": getattr(torch, storage)} if storage else {}),
+        )
+    if adapter_args.load_in_8bit:
+        # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    return None

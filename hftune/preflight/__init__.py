@@ -1,0 +1,1 @@
+"""What cannot work is refused here, before a model loads, all problems in one message."""

@@ -1,0 +1,71 @@
+"""Whether an adapter belongs to a base: by the manifest's fingerprint, and by the shapes on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.logging import notice
+from hftune.weight_files import fingerprint, weight_shapes
+
+_PEFT_PREFIX = "base_model.model."
+
+
+def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """Problems of using the adapter in folder `adapter` on the model `base`.
+
+    The fingerprint of the base that the adapter's manifest recorded is the strictest test. Without a manifest (an
+    adapter from elsewhere, or a base on the Hub) the shapes must fit, and another name is only said.
+    """
+    config_file = Path(adapter) / "adapter_config.json"
+    if not config_file.is_file():
+        yield ArgumentError(
+            f"{adapter} holds no adapter (adapter_config.json is missing)", place=flag, fix="give an adapter folder"
+        )
+        return
+    yield from _shape_problems(base, adapter, flag)
+    manifest = read_manifest(adapter) or {}
+    recorded = manifest.get("base") or {}
+    known = str(recorded.get("fingerprint", ""))
+    if known and not known.startswith("hub:") and Path(base).is_dir():
+        if known != fingerprint(base):
+            yield ManifestError(
+                f"the adapter in {adapter} was trained on other weights than those in {base}",
+                place=f"{flag}: base fingerprint {known}",
+                fix=f"use the base it was trained on: {recorded.get('name')}",
+            )
+        return
+    named = json.loads(config_file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if named and Path(named).name != Path(base).name:
+        notice(f"the adapter in {adapter} names the base {named}, here it is used on {base}")
+
+
+def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """LoRA matrices whose module the base lacks, or has in another shape. One problem names the first."""
+    base_shapes = weight_shapes(base)
+    if not base_shapes:
+        return  # on the Hub, or in another format: peft compares when it loads
+    wrong = list(_misfits(base_shapes, weight_shapes(adapter)))
+    if wrong:
+        yield ManifestError(
+            f"the adapter in {adapter} does not fit {base}: {wrong[0]}"
+            + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""),
+            place=flag,
+            fix="give the model that the adapter was trained on",
+        )
+
+
+def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...]]) -> Iterator[str]:
+    for name, shape in adapter.items():
+        if not name.endswith((".lora_A.weight", ".lora_B.weight")):
+            continue
+        module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
+        weight = base.get(f"{module}.weight") or base.get(f"model.{module.removeprefix('model.')}.weight")
+        if weight is None:
+            yield f"{module} is not in the base"
+        # A is (r, in), B is (out, r), the base's weight (out, in); embeddings are the other way round.
+        elif which.startswith("A") and shape[-1] not in weight or which.startswith("B") and shape[0] not in weight:
+            yield f"{module} is {weight} in the base, its adapter has {shape}"

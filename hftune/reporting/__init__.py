@@ -1,0 +1,1 @@
+"""What a run left behind, as numbers, curves and a page to read. Reads files only; knows no trainer."""

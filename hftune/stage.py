@@ -1,0 +1,190 @@
+"""The bookends that every script shares: `start_run` before anything is loaded, `finish_run` from training to manifest."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import Trainer, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+
+from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.checkpoints import manifest as manifests
+from hftune.data.splits import Splits
+from hftune.distributed import ranks, zero
+from hftune.errors import ArgumentError
+from hftune.logging import get_logger, notice, notices
+from hftune.preflight.checks import check_run
+from hftune.weight_files import fingerprint
+
+
+@dataclass
+class Run:
+    """One run of one stage: what was asked for, and when it began."""
+
+    stage: str
+    model_args: ModelArguments
+    data_args: DataArguments
+    adapter_args: AdapterArguments
+    training_args: StageArguments
+    began: float
+
+
+def start_run(
+    stage: str,
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+) -> Run:
+    """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
+    check_run(model_args, data_args, adapter_args, training_args)
+    set_seed(training_args.seed)
+    where = "CPU" if training_args.use_cpu else str(training_args.device)
+    get_logger().info(
+        "%s: %s process(es) on %s, ZeRO stage %s", stage, ranks.world_size(), where, training_args.zero_stage
+    )
+    return Run(stage, model_args, data_args, adapter_args, training_args, time.time())
+
+
+def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
+    """Train (or go on from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
+
+    Returns:
+        The manifest as written.
+    """
+    args = run.training_args
+    assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
+    trains = args.do_train or not args.do_eval
+    manifest = describe_run(run, trainer, data)
+    if trains:
+        _write(args, manifest)
+        resume = find_checkpoint(args)
+        result = trainer.train(resume_from_checkpoint=resume)
+        trainer.save_model(args.output_dir)
+        trainer.save_state()
+        manifest["metrics"] |= result.metrics
+    if data.evaluation is not None:
+        manifest["metrics"] |= trainer.evaluate()
+        trainer.save_state()
+    manifest |= _figures(run, trainer, data)
+    manifest["status"] = manifests.COMPLETE
+    _write(args, manifest)
+    ranks.barrier()
+    _say_goodbye(run, manifest)
+    return manifest
+
+
+def find_checkpoint(args: StageArguments) -> str | None:
+    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest for auto, last or true."""
+    asked = args.resume_from_checkpoint
+    if asked is None or str(asked).lower() in ("", "no", "none", "false"):
+        return None
+    if str(asked).lower() not in ("auto", "last", "true"):
+        if not Path(asked).is_dir():
+            raise ArgumentError(
+                f"there is no checkpoint {asked}", place="--resume_from_checkpoint", fix="give a folder, or auto"
+            )
+        return str(asked)
+    found = get_last_checkpoint(args.output_dir) if Path(args.output_dir or "").is_dir() else None
+    notice(f"going on from {found}" if found else f"no checkpoint in {args.output_dir}; starting from the beginning")
+    return found
+
+
+def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:
+    """Everything known before training: where the weights and records come from and how they are used."""
+    args, model = run.training_args, trainer.model
+    tokenizer = trainer.processing_class
+    base = str(run.model_args.model_name_or_path)
+    adapter = isinstance(model, PeftModel)
+    plain = model.get_base_model() if adapter else model
+    parents = [folder for folder in (base, run.adapter_args.peft_path) if manifests.read_manifest(folder)]
+    rows = plain.get_input_embeddings().weight
+    return {
+        "hftune": manifests.library_versions().get("hftune"),
+        "stage": run.stage,
+        "status": manifests.RUNNING,
+        "command": [Path(sys.argv[0]).name, *_command_without_secrets(sys.argv[1:])],
+        "arguments": _arguments(run),
+        "versions": manifests.library_versions(),
+        "base": {"name": base, "fingerprint": fingerprint(base)},
+        "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
+        "kind": "adapter" if adapter else "full",
+        "head": "score" if hasattr(plain, "score") else "causal_lm",
+        "tokenizer": {
+            "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
+            "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
+            "tokens": len(tokenizer),
+        },
+        "vocabulary": {
+            "rows": getattr(rows, "ds_shape", rows.shape)[0],
+            "tied": bool(getattr(plain.config.get_text_config(), "tie_word_embeddings", False)),
+        },
+        "parameters": {
+            "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
+            "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),
+        },
+        "quantisation": _quantisation(run.adapter_args),
+        "data": data.about,
+        "deepspeed": args.ds_resolved,
+        "world_size": ranks.world_size(),
+        "metrics": {},
+    }
+
+
+def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
+    """What is known after training: steps, trained tokens and wall time."""
+    per_epoch = data.about.get("train", {}).get("trained_tokens", 0)
+    return {
+        "steps": trainer.state.global_step,
+        "trained_tokens": round(per_epoch * (trainer.state.epoch or 0.0)) or None,
+        "wall_seconds": round(time.time() - run.began, 2),
+        "notices": notices(),
+    }
+
+
+def _quantisation(adapter_args: AdapterArguments) -> dict[str, Any] | None:
+    if not adapter_args.quantised:
+        return None
+    bits = 4 if adapter_args.load_in_4bit else 8
+    return {
+        "bits": bits,
+        "type": adapter_args.bnb_4bit_quant_type if bits == 4 else "int8",
+        "nested": bits == 4 and adapter_args.use_bnb_nested_quant,
+    }
+
+
+def _arguments(run: Run) -> dict[str, Any]:
+    groups = {"model": run.model_args, "data": run.data_args, "adapter": run.adapter_args}
+    resolved = {name: manifests.without_secrets(vars(group)) for name, group in groups.items()}
+    training = {name: value for name, value in run.training_args.to_dict().items() if name != "ds_resolved"}
+    return {**resolved, "training": manifests.without_secrets(training)}
+
+
+def _command_without_secrets(argv: list[str]) -> list[str]:
+    shown, hide = [], False
+    for token in argv:
+        name, _, value = token.lstrip("-").partition("=")
+        secret = token.startswith("--") and name in ("hub_token", "hf_hub_token")
+        shown.append(f"--{name}=***" if secret and value else "***" if hide else token)
+        hide = secret and not value
+    return shown
+
+
+def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
+    if ranks.is_main():
+        assert args.output_dir is not None
+        manifests.write_manifest(args.output_dir, manifest)
+
+
+def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:
+    metrics = manifest["metrics"]
+    shown = {name: metrics[name] for name in sorted(metrics) if name.startswith(("eval_", "train_loss"))}
+    figures = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
+    get_logger().info("%s done in %.0f s: %s", run.stage, manifest["wall_seconds"], run.training_args.output_dir)
+    if figures:
+        get_logger().info("  %s", figures)

@@ -1,0 +1,1 @@
+"""One trainer a stage, each a thin subclass of transformers' or TRL's."""

@@ -1,0 +1,56 @@
+"""Pre-training: the next token of plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from peft import PeftModel
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+
+from hftune.arguments import PTArguments
+from hftune.data.collators import CausalCollator
+from hftune.data.splits import Splits
+from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.metrics import load_metric
+
+
+class PTTrainer(HftuneTrainerMixin, Trainer):
+    """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity."""
+
+    reports_perplexity = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: PTArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            data_collator=CausalCollator(tokenizer.pad_token_id),
+            train_dataset=data.train,
+            eval_dataset=data.evaluation,
+            compute_metrics=token_accuracy,
+            preprocess_logits_for_metrics=most_likely,
+            **kwargs,
+        )
+
+
+def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
+    """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation."""
+    tensor = logits[0] if isinstance(logits, tuple) else logits
+    return tensor.argmax(dim=-1)
+
+
+def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    """Token accuracy of predicted ids (batch, length) against labels (batch, length): position t predicts t + 1."""
+    predicted, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    return load_metric("token_accuracy").compute(
+        predictions=predicted[:, :-1].reshape(-1), references=labels[:, 1:].reshape(-1)
+    )

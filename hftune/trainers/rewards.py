@@ -1,0 +1,103 @@
+"""What RL is rewarded by: reward models of the stage before, and functions in Python."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import deepspeed as hf_deepspeed
+
+from hftune.arguments import ModelArguments
+from hftune.arguments.training import RLFields
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+from hftune.preflight.checks import check_rewards
+
+RewardSource = PreTrainedModel | Callable[..., list[float]]
+Rewards = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
+
+
+def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    """The rewards in order, models before functions, and a tokenizer beside each model.
+
+    Args:
+        training_args: `reward_model_path`: folders of run_rm.py (adapter, full or merged), or Hub names with a score
+            head. `reward_funcs`: `module:function` or `file.py:function`, called as TRL calls reward functions: with
+            `prompts`, `completions` and the data's columns as lists, returning one float a completion.
+        model_args: `dtype` is also that of the reward models' weights; float32 for auto.
+
+    Raises:
+        ArgumentError: No reward at all, a function that cannot be found, or a model without a score head.
+    """
+    model_paths, functions = training_args.reward_model_path, training_args.reward_funcs
+    raise_together(check_rewards(functions or [], model_paths or []))
+    dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
+    sources: list[RewardSource] = []
+    tokenizers: list[PreTrainedTokenizerBase | None] = []
+    for path in model_paths or []:
+        model, tokenizer = load_reward_model(path, dtype)
+        sources.append(model)
+        tokenizers.append(tokenizer)
+    for name in functions or []:
+        sources.append(load_function(name))
+        tokenizers.append(None)
+    return sources, tokenizers
+
+
+def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A reward model whole: an adapter is folded into its base in memory. It is never trained here."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    with not_partitioned():
+        if (Path(path) / "adapter_config.json").is_file():
+            base = (read_manifest(path) or {}).get("base", {}).get("name")
+            base = base or PeftConfig.from_pretrained(path).base_model_name_or_path
+            notice(f"the reward model in {path} is an adapter; it is folded into {base} in memory")
+            model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+            model = PeftModel.from_pretrained(model, path).merge_and_unload()
+        else:
+            model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    model.requires_grad_(False)
+    return model.eval(), tokenizer
+
+
+@contextmanager
+def not_partitioned() -> Iterator[None]:
+    """Load whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
+    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered
+
+
+def load_function(name: str) -> Callable[..., list[float]]:
+    """The function behind `module:function` or `file.py:function`."""
+    where, _, attribute = name.rpartition(":")
+    if not where:
+        raise ArgumentError(
+            f"{name!r} names no function", place="--reward_funcs", fix="write module:function or file.py:function"
+        )
+    module: Any
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        return getattr(module, attribute)
+    except (ImportError, FileNotFoundError, AttributeError) as error:
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place="--reward_funcs", fix="check the name") from error

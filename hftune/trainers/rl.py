@@ -1,0 +1,45 @@
+"""Reinforcement learning from a reward model or functions: GRPO and RLOO on TRL's trainers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hftune.arguments import GRPOArguments, RLOOArguments
+from hftune.data.splits import Splits
+from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.rewards import Rewards
+
+
+class GRPOTrainer(HftuneTrainerMixin, trl.GRPOTrainer):
+    """Group relative policy optimisation (arXiv:2402.03300)."""
+
+
+class RLOOTrainer(HftuneTrainerMixin, trl.RLOOTrainer):
+    """REINFORCE leave-one-out (arXiv:2402.14740)."""
+
+
+def rl_trainer(
+    model: PreTrainedModel | PeftModel,
+    args: GRPOArguments | RLOOArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Splits,
+    rewards: Rewards,
+    **kwargs: Any,
+) -> GRPOTrainer | RLOOTrainer:
+    """The trainer of `--rl_algorithm`, rewarded by what `load_rewards` returned."""
+    trainer_class = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[args.rl_algorithm]
+    functions, tokenizers = rewards
+    return trainer_class(
+        model=model,
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=data.train,
+        eval_dataset=data.evaluation,
+        reward_funcs=functions,
+        reward_processing_classes=tokenizers,
+        **kwargs,
+    )

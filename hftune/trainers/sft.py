@@ -1,0 +1,39 @@
+"""Supervised fine-tuning: the answers of conversations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trl
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hftune.arguments import SFTArguments
+from hftune.data.collators import CausalCollator
+from hftune.data.splits import Splits
+from hftune.trainers.base import HftuneTrainerMixin
+
+
+class SFTTrainer(HftuneTrainerMixin, trl.SFTTrainer):
+    """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
+
+    reports_perplexity = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: SFTArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        **kwargs: Any,
+    ) -> None:
+        args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            data_collator=CausalCollator(tokenizer.pad_token_id),
+            train_dataset=data.train,
+            eval_dataset=data.evaluation,
+            **kwargs,
+        )

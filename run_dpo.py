@@ -1,0 +1,44 @@
+"""Direct preference optimisation on preference pairs, the road without a reward model.
+
+deepspeed --num_gpus 2 run_dpo.py --deepspeed ds_configs/zero2.json --model_name_or_path MERGED_SFT \
+    --train_file_dir examples/data/preference --validation_file_dir examples/data/preference_eval --use_peft \
+    --output_dir outputs/dpo
+"""
+
+from hftune.arguments import parse_arguments
+from hftune.errors import run_script
+
+
+def main() -> None:
+    """Parse, check, tokenise, load, train, save."""
+    model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
+
+    from hftune.data.pairs import tokenize_pairs
+    from hftune.data.splits import load_splits
+    from hftune.models.adapters import add_adapter
+    from hftune.models.loading import load_causal_lm
+    from hftune.models.tokenizer import load_tokenizer
+    from hftune.stage import finish_run, start_run
+    from hftune.trainers.dpo import DPOTrainer
+
+    run = start_run("dpo", model_args, data_args, adapter_args, training_args)
+
+    tokenizer = load_tokenizer(model_args, training_args)
+    data = load_splits(
+        tokenize_pairs,
+        data_args,
+        tokenizer,
+        seed=training_args.seed,
+        max_length=training_args.max_length,
+        max_prompt_length=training_args.max_prompt_length,
+        max_completion_length=training_args.max_completion_length,
+    )
+
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    model = add_adapter(model, adapter_args, training_args)
+    trainer = DPOTrainer(model, training_args, tokenizer, data, continues_adapter=bool(adapter_args.peft_path))
+    finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,44 @@
+"""Reinforcement learning from a reward model, from reward functions, or from both.
+
+deepspeed --num_gpus 2 run_rl.py --deepspeed ds_configs/zero2.json --model_name_or_path MERGED_SFT \
+    --reward_model_path outputs/rm --train_file_dir examples/data/prompts --use_peft --rl_algorithm grpo \
+    --output_dir outputs/rl
+"""
+
+from hftune.arguments import parse_arguments
+from hftune.errors import run_script
+
+
+def main() -> None:
+    """Parse, check, tokenise, load, train, save."""
+    model_args, data_args, adapter_args, training_args = parse_arguments("rl")
+
+    from hftune.data.pairs import prompts_dataset
+    from hftune.data.splits import load_splits
+    from hftune.models.adapters import add_adapter
+    from hftune.models.loading import load_causal_lm
+    from hftune.models.tokenizer import load_tokenizer
+    from hftune.stage import finish_run, start_run
+    from hftune.trainers.rewards import load_rewards
+    from hftune.trainers.rl import rl_trainer
+
+    run = start_run("rl", model_args, data_args, adapter_args, training_args)
+
+    tokenizer = load_tokenizer(model_args, training_args)
+    data = load_splits(
+        prompts_dataset,
+        data_args,
+        tokenizer,
+        seed=training_args.seed,
+        max_prompt_length=training_args.max_prompt_length,
+    )
+    rewards = load_rewards(training_args, model_args)
+
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    model = add_adapter(model, adapter_args, training_args)
+    trainer = rl_trainer(model, training_args, tokenizer, data, rewards)
+    finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
+
+
+if __name__ == "__main__":
+    run_script(main)

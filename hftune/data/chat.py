@@ -112,6 +112,7 @@ class _Finder:
         tools: list[dict[str, Any]] | None,
     ) -> None:
         self.text, self.messages, self.tokenizer, self.tools = text, messages, tokenizer, tools
+        self.prompted: dict[str, bool] = {}
 
     def span(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
@@ -139,10 +140,14 @@ class _Finder:
         """Where the generation prompt before the turn ends."""
         before = self.messages[:index]
         prefix = self._try(before, prompt=True)
-        # Without a generation prompt the prefix would end before the turn's header, which must not be trained.
-        if prefix is None or not self.text.startswith(prefix) or prefix == self._try(before):
+        if prefix is None or not self.text.startswith(prefix):
             return None
-        return len(prefix)
+        # Without a generation prompt the prefix would end before the turn's header, which must not be trained. Whether
+        # there is one depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
+        role = before[-1]["role"]
+        if role not in self.prompted:
+            self.prompted[role] = prefix != self._try(before)
+        return len(prefix) if self.prompted[role] else None
 
     def _end_by_prefix(self, index: int) -> int | None:
         """Where the conversation through the turn ends."""

@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DataArguments
 from hftune.data.cache import cached, fingerprint
-from hftune.data.sources import Row, find_files, read_rows
 from hftune.data.encoding import Counts
+from hftune.data.sources import Row, find_files, read_rows
 from hftune.distributed.ranks import main_first
 from hftune.logging import get_logger
 

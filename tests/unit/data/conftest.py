@@ -1,80 +1,19 @@
-"""A tokenizer made on the spot, real chat templates, and rows."""
+"""Fixtures of the data room."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trl
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.sources import Row
-
-CORPUS = ["hello world, how are you?", "The answer is 42.\n\nThank you.", "你好，世界！今天天气很好。", "user assistant system tool"]
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|end|>", "<|user|>", "<|assistant|>", "<|start|>", "<|return|>"]
-SPECIAL += ["<|message|>", "<|channel|>", "<|eot_id|>", "<bos>", "<end_of_turn>", "<start_of_turn>"]
-TEMPLATES = Path(trl.__file__).parent / "chat_templates"
-
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-"""No default system turn and no reasoning: the text can be written down by hand."""
-
-
-def template(name: str) -> str:
-    """The text of a chat template that TRL ships."""
-    return (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
-
-
-def make_tokenizer(chat_template: str | None = CHATML, *, trim_offsets: bool = False) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of about 330 tokens: 256 bytes, special tokens and a few merges."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(
-        CORPUS, trainers.BpeTrainer(vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|endoftext|>", pad_token="<|endoftext|>", bos_token="<bos>"
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
+from tests.unit.data.helpers import make_tokenizer
 
 
 @pytest.fixture(scope="session")
 def chatml() -> PreTrainedTokenizerFast:
     """The tokenizer with the plain ChatML template."""
     return make_tokenizer()
-
-
-@pytest.fixture
-def tokenizer_with() -> Callable[..., PreTrainedTokenizerFast]:
-    """Make the tokenizer with one of TRL's templates, by name."""
-    return lambda name, **settings: make_tokenizer(template(name), **settings)
-
-
-def row(line: int = 1, /, **value: Any) -> Row:
-    """A row of data.jsonl."""
-    return Row(value, "data.jsonl", line)
-
-
-def user(content: str) -> dict[str, Any]:
-    return {"role": "user", "content": content}
-
-
-def assistant(content: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": content, **more}
-
-
-def call(name: str, **arguments: Any) -> dict[str, Any]:
-    """An assistant turn that calls a function, in canonical form."""
-    return assistant("", tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}}])
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,139 @@
+"""The fingerprint changes with all that changes the data, and the cache never serves half an entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from hftune.data.cache import cached, fingerprint
+from hftune.data.encoding import Counts, to_dataset
+from hftune.errors import DataError
+from tests.unit.data.helpers import CHATML, make_tokenizer
+
+
+class Build:
+    """Builds a small dataset and counts how often."""
+
+    def __init__(self, value: int = 1) -> None:
+        self.value, self.calls = value, 0
+
+    def __call__(self) -> tuple[Dataset, Counts]:
+        self.calls += 1
+        return to_dataset({"input_ids": [[self.value, 2], [3]]}), Counts(rows=3, used=2, dropped={"why": 1}, tokens=3)
+
+
+def test_fingerprint_depends_on_what_matters(tmp_path: Path) -> None:
+    one, same, other = (tmp_path / name for name in ("one.jsonl", "same.jsonl", "other.jsonl"))
+    one.write_text("a")
+    same.write_text("a")
+    other.write_text("b")
+    tokenizer = make_tokenizer()
+    base = fingerprint([one], tokenizer, max_length=8)
+    assert len(base) == 64
+    assert fingerprint([same], make_tokenizer(), max_length=8) == base
+    # The state that a padded or truncated call leaves behind changes nothing.
+    tokenizer(["a", "bb"], padding=True, truncation=True, max_length=1)
+    assert fingerprint([one], tokenizer, max_length=8) == base
+    changed = make_tokenizer()
+    changed.pad_token = "<|im_end|>"
+    keys = [
+        base,
+        fingerprint([other], tokenizer, max_length=8),
+        fingerprint([one, same], tokenizer, max_length=8),
+        fingerprint([one], tokenizer, max_length=9),
+        fingerprint([one], tokenizer, max_length=8, packing=True),
+        fingerprint([one], make_tokenizer(CHATML + " "), max_length=8),
+        fingerprint([one], changed, max_length=8),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_files_are_not_run_together(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt", "d.txt")]
+    for path, text in zip(paths, ("ab", "c", "a", "bc"), strict=True):
+        path.write_text(text)
+    tokenizer = make_tokenizer()
+    assert fingerprint(paths[:2], tokenizer) != fingerprint(paths[2:], tokenizer)
+
+
+def test_version_is_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer()
+    before = fingerprint([], tokenizer)
+    monkeypatch.setattr("hftune.__version__", "0.0.0")
+    assert fingerprint([], tokenizer) != before
+
+
+def test_built_once_then_mapped_from_disk(tmp_path: Path) -> None:
+    build = Build()
+    for _ in range(2):
+        dataset, counts = cached("k", build, str(tmp_path))
+        assert dataset["input_ids"][:] == [[1, 2], [3]]
+        assert counts == Counts(rows=3, used=2, dropped={"why": 1}, tokens=3)
+        assert dataset.cache_files
+    assert build.calls == 1
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["k"]
+
+
+def test_overwrite(tmp_path: Path) -> None:
+    cached("k", Build(1), str(tmp_path))
+    dataset, _ = cached("k", Build(7), str(tmp_path), overwrite=True)
+    assert dataset["input_ids"][0] == [7, 2]
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["k"]
+
+
+def _no_counts(entry: Path) -> None:
+    (entry / "counts.json").unlink()
+
+
+def _half_counts(entry: Path) -> None:
+    (entry / "counts.json").write_text("{")
+
+
+def _foreign_counts(entry: Path) -> None:
+    (entry / "counts.json").write_text('{"lines": 3}')
+
+
+def _no_state(entry: Path) -> None:
+    (entry / "state.json").unlink()
+
+
+def _half_data(entry: Path) -> None:
+    data = next(entry.glob("*.arrow"))
+    data.write_bytes(data.read_bytes()[:40])
+
+
+@pytest.mark.parametrize("damage", [_no_counts, _half_counts, _foreign_counts, _no_state, _half_data])
+def test_damaged_entries_are_built_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    cached("k", Build(1), str(tmp_path))
+    damage(tmp_path / "datasets" / "k")
+    build = Build(7)
+    dataset, _ = cached("k", build, str(tmp_path))
+    assert (build.calls, dataset["input_ids"][0]) == (1, [7, 2])
+    assert cached("k", build, str(tmp_path))[0]["input_ids"][0] == [7, 2]
+    assert build.calls == 1
+
+
+def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> tuple[Dataset, Counts]:
+        raise DataError("broken record")
+
+    with pytest.raises(DataError, match="broken record"):
+        cached("k", fail, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path / "env"))
+    cached("k", Build())
+    assert (tmp_path / "env" / "datasets" / "k" / "counts.json").is_file()
+    cached("k", Build(), str(tmp_path / "given"))
+    assert (tmp_path / "given" / "datasets" / "k").is_dir()
+
+
+def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot write the cache"):
+        cached("k", Build(), str(tmp_path / "file"))

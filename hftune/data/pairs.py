@@ -101,6 +101,9 @@ def tokenize_reward_pairs(
 ) -> tuple[Dataset, Counts]:
     """Preference pairs for a reward model, truncated as `tokenize_pairs` does.
 
+    What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as the template
+    writes them, and the score is read at the last token.
+
     Returns:
         Columns chosen_ids and rejected_ids (prompt and answer), and margin (float) if any row has one.
 
@@ -108,7 +111,7 @@ def tokenize_reward_pairs(
         DataError: A record that cannot be read or rendered, or nothing left.
     """
     limits = Limits(max_length, max_prompt_length, max_completion_length)
-    pairs, counts = _pairs(rows, tokenizer, limits)
+    pairs, counts = _pairs(rows, tokenizer, limits, to_the_end=True)
     counts.tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
     dataset = to_dataset(
         {
@@ -125,14 +128,16 @@ def tokenize_reward_pairs(
     return dataset.add_column("margin", [0.0 if margin is None else margin for margin in margins]), counts
 
 
-def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, limits: Limits) -> tuple[list[Pair], Counts]:
-    """Tokenise, truncate and count."""
+def _pairs(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, limits: Limits, *, to_the_end: bool = False
+) -> tuple[list[Pair], Counts]:
+    """Tokenise, truncate and count; `to_the_end` keeps what follows an answer's terminator."""
     require_fast(tokenizer)
     require_chat_template(tokenizer)
     counts, kept = Counts(rows=len(rows)), []
     for start in range(0, len(rows), BATCH):
         preferences = [to_preference(row) for row in rows[start : start + BATCH]]
-        for pair in _encode_pairs(preferences, tokenizer):
+        for pair in _encode_pairs(preferences, tokenizer, to_the_end):
             fitted = _fit(pair, limits)
             if fitted.chosen == fitted.rejected:
                 counts.drop(SAME)
@@ -146,7 +151,9 @@ def _pairs(rows: list[Row], tokenizer: PreTrainedTokenizerBase, limits: Limits) 
     return kept, counts
 
 
-def _encode_pairs(preferences: list[Preference], tokenizer: PreTrainedTokenizerBase) -> Iterator[Pair]:
+def _encode_pairs(
+    preferences: list[Preference], tokenizer: PreTrainedTokenizerBase, to_the_end: bool
+) -> Iterator[Pair]:
     """Token ids of each preference, untruncated."""
     rendered = [
         _answer_text(preference, answer, tokenizer)
@@ -154,7 +161,9 @@ def _encode_pairs(preferences: list[Preference], tokenizer: PreTrainedTokenizerB
         for answer in (preference.chosen, preference.rejected)
     ]
     encoded = list(encode_with_offsets([text for text, _ in rendered], tokenizer))
-    divided = [_divide(ids, offsets, span) for (ids, offsets), (_, span) in zip(encoded, rendered, strict=True)]
+    divided = [
+        _divide(ids, offsets, span, to_the_end) for (ids, offsets), (_, span) in zip(encoded, rendered, strict=True)
+    ]
     for index, preference in enumerate(preferences):
         (left, left_span), (right, right_span) = rendered[2 * index : 2 * index + 2]
         if left[: left_span[0]] != right[: right_span[0]]:
@@ -187,10 +196,12 @@ def _answer_text(
     return text, spans[0]
 
 
-def _divide(ids: Ids, offsets: list[tuple[int, int]], span: tuple[int, int]) -> tuple[Ids, int]:
-    """Ids up to the end of the answer, and how many of them come before it."""
+def _divide(
+    ids: Ids, offsets: list[tuple[int, int]], span: tuple[int, int], to_the_end: bool
+) -> tuple[Ids, int]:
+    """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
     inside = [index for index, offset in enumerate(offsets) if overlaps(offset, [span])]
-    return ids[: inside[-1] + 1], inside[0]
+    return ids if to_the_end else ids[: inside[-1] + 1], inside[0]
 
 
 def _common_length(left: Ids, right: Ids) -> int:

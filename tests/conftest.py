@@ -1,0 +1,164 @@
+"""What all tests share: a tiny model made on the spot, small data, and scripts run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NETGUARD = ROOT / "tests" / "netguard"
+
+# Chosen before any library reads them: nothing may look for a hub, and every process gets one thread.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass
+class Finished:
+    """A script that has ended."""
+
+    code: int
+    output: str
+
+    def check(self) -> Finished:
+        """Fail with the script's last words unless it succeeded."""
+        assert self.code == 0, self.output[-6000:]
+        return self
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the whole session, also for caches and the network guard's log."""
+    folder = tmp_path_factory.mktemp("hftune")
+    os.environ["HFTUNE_CACHE"] = str(folder / "cache")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def netguard_log(workspace: Path) -> Path:
+    """Where scripts that reach for the network leave a line. Empty at the end, or the session's last test fails."""
+    return workspace / "netguard.log"
+
+
+@pytest.fixture(scope="session")
+def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
+    """Run `run_sft.py ...` under `launcher` with the network cut off; flags are given as keywords."""
+
+    def launch(script: str, *flags: str, launcher: str = "python", timeout: int = 600) -> Finished:
+        environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
+        environment |= {
+            "HFTUNE_CACHE": str(workspace / "cache"),
+            "HF_HOME": str(workspace / "hf"),
+            "HFTUNE_NETGUARD_LOG": str(netguard_log),
+            "PYTHONPATH": f"{NETGUARD}{os.pathsep}{ROOT}",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        if launcher == "python":
+            environment["OMP_NUM_THREADS"] = "2"
+        finished = subprocess.run(
+            [*launcher.split(), script, *flags],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        return Finished(finished.returncode, finished.stdout)
+
+    return launch
+
+
+@pytest.fixture(scope="session")
+def tiny_model(workspace: Path) -> Path:
+    """A random Llama of two layers with a tokenizer and a ChatML template, as a folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.2,
+    )
+    folder = workspace / "tiny-llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_tokenizer():  # noqa: ANN201 - transformers is imported late, its type would pull it in for every test
+    """Byte-level BPE with ChatML; `<|im_end|>` ends a turn and a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([turn["content"] for record in CHATS for turn in record["messages"]], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|pad|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    return tokenizer
+
+
+_FACTS = [(f"What is {a} plus {b}?", f"{a} plus {b} is {a + b}.") for a in range(2, 8) for b in range(3, 7)]
+CHATS = [
+    {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    for question, answer in _FACTS
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(workspace: Path) -> Path:
+    """Small records of every stage, training and held out: `pt`, `sft`, `pairs` and `prompts` below one folder."""
+    folder = workspace / "data"
+    pairs = [
+        {
+            "conversations": [{"from": "human", "value": question}],
+            "chosen": answer,
+            "rejected": f"Great question! Well, {question.lower()} Who knows.",
+        }
+        for question, answer in _FACTS
+    ]
+    records = {"sft": CHATS, "pairs": pairs, "prompts": [{"prompt": question} for question, _ in _FACTS]}
+    for name, values in records.items():
+        _write_jsonl(folder / name / "train.jsonl", values[4:])
+        _write_jsonl(folder / f"{name}_eval" / "eval.jsonl", values[:4])
+    for name, part in (("pt", _FACTS[4:]), ("pt_eval", _FACTS[:4])):
+        (folder / name).mkdir(parents=True)
+        text = "\n".join(f"{question} {answer} " * 4 for question, answer in part)
+        (folder / name / "text.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def _write_jsonl(file: Path, records: list[dict]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")

@@ -1,0 +1,73 @@
+"""Each stage run once a configuration, with the real script under the real launcher; tests look at the results."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAUNCHERS = {
+    # name: (launcher, flags, processes)
+    "zero2": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2.json"], 2),
+    "zero3": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero3.json"], 2),
+    "torchrun": ("torchrun --nproc_per_node 2 --master_port 29577", [], 2),
+    "single": ("python", [], 1),
+    "single_zero2": ("python", ["--deepspeed", "ds_configs/zero2.json"], 1),
+}
+METHODS = {
+    "full": ["--learning_rate", "1e-3"],
+    "lora": ["--use_peft", "--lora_rank", "4", "--target_modules", "all", "--learning_rate", "1e-2"],
+    "qlora4": ["--qlora", "--lora_rank", "4", "--learning_rate", "1e-2"],
+    "qlora8": ["--use_peft", "--load_in_8bit", "--lora_rank", "4", "--learning_rate", "1e-2"],
+}
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
+GLOBAL_BATCH = 4
+
+
+@dataclass
+class StageRun:
+    """A finished run."""
+
+    folder: Path
+    output: str
+    manifest: dict[str, Any]
+    losses: list[float]
+
+
+@pytest.fixture(scope="session")
+def stage_run(run: Callable, tiny_model: Path, tiny_data: Path, workspace: Path) -> Callable[..., StageRun]:
+    """`stage_run("sft", "lora", "zero3")`: run it, or return what an earlier test ran."""
+
+    @functools.cache
+    def once(stage: str, method: str, mode: str, extra: tuple[str, ...] = ()) -> StageRun:
+        launcher, flags, processes = LAUNCHERS[mode]
+        name = "-".join([stage, method, mode, *(flag.strip("-") for flag in extra if flag.startswith("--"))])
+        folder = workspace / "runs" / name
+        finished = run(
+            f"run_{stage}.py",
+            *flags,
+            *("--model_name_or_path", str(tiny_model), "--output_dir", str(folder)),
+            *("--train_file_dir", str(tiny_data / DATA[stage])),
+            *("--validation_file_dir", str(tiny_data / f"{DATA[stage]}_eval")),
+            *("--per_device_train_batch_size", str(GLOBAL_BATCH // processes), "--per_device_eval_batch_size", "2"),
+            *("--max_steps", "10" if stage != "rl" else "2", "--logging_steps", "1"),
+            *("--lr_scheduler_type", "constant", "--gradient_checkpointing", "False", "--save_strategy", "no"),
+            *METHODS[method],
+            *(("--block_size", "32") if stage == "pt" else ()),
+            *extra,
+            launcher=launcher,
+        ).check()
+        history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+        return StageRun(
+            folder=folder,
+            output=finished.output,
+            manifest=json.loads((folder / "hftune.json").read_text()),
+            losses=[entry["loss"] for entry in history if "loss" in entry],
+        )
+
+    return once

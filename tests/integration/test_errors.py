@@ -1,0 +1,121 @@
+"""Bad input: one message with place and way out, exit code 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def sft(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Callable:
+    """run_sft.py with good arguments unless replaced; must fail with code 2 and write nothing."""
+
+    def attempt(*flags: str, script: str = "run_sft.py", **replaced: str) -> str:
+        given = {
+            "model_name_or_path": str(tiny_model),
+            "train_file_dir": str(tiny_data / "sft"),
+            "output_dir": str(tmp_path / "out"),
+        } | replaced
+        finished = run(script, *(part for name, value in given.items() for part in (f"--{name}", value)), *flags)
+        assert finished.code == 2, finished.output[-3000:]
+        assert "Traceback" not in finished.output
+        assert finished.output.count("error:") == 1
+        assert "output_dir" in replaced or not (tmp_path / "out").exists()
+        return finished.output
+
+    return attempt
+
+
+def test_missing_file(sft: Callable) -> None:
+    message = sft(train_file_dir="no/such/folder")
+    assert "there is no file or folder no/such/folder" in message and "--train_file_dir" in message
+
+
+def test_empty_file(sft: Callable, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    message = sft(train_file_dir=str(tmp_path / "empty.jsonl"))
+    assert "empty" in message
+
+
+def test_malformed_json_in_the_middle(sft: Callable, tiny_data: Path, tmp_path: Path) -> None:
+    lines = (tiny_data / "sft" / "train.jsonl").read_text().splitlines()
+    (tmp_path / "bad.jsonl").write_text("\n".join([*lines[:6], lines[6][:30], *lines[7:]]))
+    assert "bad.jsonl:7" in sft(train_file_dir=str(tmp_path / "bad.jsonl"))
+
+
+def test_wrong_schema(sft: Callable, tiny_data: Path) -> None:
+    message = sft(train_file_dir=str(tiny_data / "pairs"))
+    assert "train.jsonl:1" in message and "chosen" in message and "run_dpo.py" in message
+
+
+def test_no_chat_template(sft: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(tiny_model, bare, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    message = sft(model_name_or_path=str(bare))
+    assert "chat template" in message and "--chat_template" in message
+
+
+def test_unknown_argument(sft: Callable) -> None:
+    message = sft("--lerning_rate", "1e-4", "--frobnicate")
+    assert "did you mean --learning_rate?" in message and "--frobnicate" in message
+
+
+def test_adapter_of_another_base(sft: Callable, stage_run: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    make_other_weights(other)
+    adapter = stage_run("sft", "lora", "zero2").folder
+    message = sft(model_name_or_path=str(other), peft_path=str(adapter))
+    assert "trained on other weights" in message and str(tiny_model) in message
+
+
+def test_merging_into_another_base(run: Callable, stage_run: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    make_other_weights(other)
+    adapter = str(stage_run("sft", "lora", "zero2").folder)
+    flags = ["--base_model_name_or_path", str(other), "--peft_model_path", adapter, "--output_dir", str(tmp_path / "m")]
+    finished = run("merge_peft_adapter.py", *flags)
+    assert finished.code == 2 and "trained on other weights" in finished.output
+    assert not (tmp_path / "m").exists()
+
+
+def test_finished_output_folder(sft: Callable, stage_run: Callable) -> None:
+    done = stage_run("sft", "lora", "zero2").folder
+    before = (done / "hftune.json").read_bytes()
+    message = sft(output_dir=str(done))
+    assert "already holds a finished run" in message and "--overwrite_output_dir" in message
+    assert (done / "hftune.json").read_bytes() == before
+
+
+def test_all_problems_at_once_under_the_launcher(run: Callable, tmp_path: Path) -> None:
+    finished = run(
+        "run_sft.py",
+        *("--model_name_or_path", "./nowhere", "--train_file_dir", "./nothing", "--load_in_8bit"),
+        *("--deepspeed", "ds_configs/zero3.json", "--output_dir", str(tmp_path / "out")),
+        launcher="deepspeed --num_gpus 2",
+    )
+    assert finished.code == 2
+    for part in ("./nowhere", "./nothing", "cannot be trained in full", "8-bit weights under ZeRO-3"):
+        assert part in finished.output
+    assert finished.output.count("error:") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_broken_deepspeed_config(sft: Callable, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "elasticity": {}}))
+    assert 'DeepSpeed has removed the config key "elasticity"' in sft("--deepspeed", str(tmp_path / "ds.json"))
+
+
+def make_other_weights(folder: Path) -> None:
+    """Same shapes, other numbers: only the fingerprint can tell."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = {name: torch.randn_like(tensor) for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})

@@ -1,0 +1,84 @@
+"""Merging: the merged model says what base + adapter says, and carries its tokenizer, template and head along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from hftune.weight_files import weight_shapes
+
+IDS = torch.arange(3, 35)[None]
+
+
+@pytest.fixture(scope="session")
+def merge(run: Callable, workspace: Path) -> Callable[..., Path]:
+    def once(adapter: Path, *flags: str) -> Path:
+        output = workspace / "merged" / adapter.name
+        if not output.exists():
+            run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(output), *flags).check()
+        return output
+
+    return once
+
+
+@pytest.mark.parametrize("stage, mode", [("pt", "zero2"), ("sft", "zero3"), ("dpo", "zero3")])
+def test_causal_lm(stage_run: Callable, merge: Callable, tiny_model: Path, stage: str, mode: str) -> None:
+    adapter = stage_run(stage, "lora", mode).folder
+    merged_folder = merge(adapter)
+    merged, info = AutoModelForCausalLM.from_pretrained(merged_folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
+    greedy = {"max_new_tokens": 12, "do_sample": False}
+    assert merged.generate(IDS, **greedy).tolist() == adapted.generate(input_ids=IDS, **greedy).tolist()
+
+
+def test_score_head(stage_run: Callable, merge: Callable, tiny_model: Path) -> None:
+    adapter = stage_run("rm", "lora", "zero3").folder
+    merged_folder = merge(adapter)
+    merged, info = AutoModelForSequenceClassification.from_pretrained(merged_folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    base = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    adapted = PeftModel.from_pretrained(base, adapter)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_folder_has_all_that_a_user_needs(stage_run: Callable, merge: Callable, tiny_model: Path) -> None:
+    folder = merge(stage_run("sft", "lora", "zero3").folder)
+    assert AutoTokenizer.from_pretrained(folder).chat_template == AutoTokenizer.from_pretrained(tiny_model).chat_template
+    assert weight_shapes(folder) == weight_shapes(tiny_model)
+    manifest = json.loads((folder / "hftune.json").read_text())
+    assert manifest["status"] == "complete" and manifest["stage"] == "merge" and manifest["merged_stage"] == "sft"
+    assert manifest["verified"]["largest"] < 1e-4
+    files = {file.name for file in folder.iterdir()}
+    assert files == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "hftune.json",
+    }
+
+
+def test_older_names(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    adapter = stage_run("sft", "lora", "zero2").folder
+    flags = ["--base_model", str(tiny_model), "--lora_model", str(adapter), "--output_dir", str(tmp_path / "merged")]
+    run("merge_peft_adapter.py", *flags).check()
+    assert weight_shapes(tmp_path / "merged") == weight_shapes(tiny_model)
+
+
+def test_an_adapter_goes_on(stage_run: Callable) -> None:
+    first = stage_run("sft", "lora", "zero2")
+    second = stage_run("sft", "lora", "zero2", ("--peft_path", str(first.folder)))
+    assert second.losses[0] < first.losses[0] - 0.1
+    assert second.manifest["parents"][0]["folder"] == str(first.folder)

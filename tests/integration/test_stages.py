@@ -1,0 +1,101 @@
+"""Every stage, full and LoRA, under ZeRO-2 and ZeRO-3 with 2 processes and alone: same losses, usable results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from hftune.weight_files import weight_shapes
+
+SUPERVISED = ["pt", "sft", "rm", "dpo"]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("stage", SUPERVISED)
+def test_zero2_zero3_and_one_process_train_alike(stage_run: Callable, stage: str, method: str) -> None:
+    alone = stage_run(stage, method, "single").losses
+    assert len(alone) == 10
+    assert alone[-1] < alone[0]
+    for mode in ("zero2", "zero3"):
+        assert stage_run(stage, method, mode).losses == pytest.approx(alone, abs=1e-4), mode
+
+
+@pytest.mark.parametrize("mode", ["zero2", "zero3"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("stage", SUPERVISED)
+def test_what_is_saved_is_whole(stage_run: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
+    result = stage_run(stage, method, mode)
+    shapes = weight_shapes(result.folder)
+    assert shapes and all(0 not in shape for shape in shapes.values())
+    model = load_result(result.folder, stage, method, tiny_model)
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    assert changed(model, tiny_model), "training changed nothing"
+
+
+@pytest.mark.parametrize("mode", ["zero2", "zero3"])
+@pytest.mark.parametrize("stage", SUPERVISED)
+def test_manifest_says_where_a_result_came_from(stage_run: Callable, tiny_model: Path, stage: str, mode: str) -> None:
+    manifest = stage_run(stage, "lora", mode).manifest
+    assert manifest["status"] == "complete"
+    assert manifest["stage"] == stage
+    assert manifest["kind"] == "adapter"
+    assert manifest["head"] == ("score" if stage == "rm" else "causal_lm")
+    assert manifest["base"]["name"] == str(tiny_model)
+    assert manifest["world_size"] == 2
+    assert manifest["deepspeed"]["zero_optimization"]["stage"] == int(mode[-1])
+    assert manifest["data"]["train"]["used"] > 0
+    assert manifest["metrics"]["eval_loss"] > 0
+    assert 0 < manifest["parameters"]["trained"] < manifest["parameters"]["all"]
+
+
+def test_held_out_pairs_are_scored_by_the_pair(stage_run: Callable) -> None:
+    results = {mode: stage_run("rm", "full", mode).manifest["metrics"] for mode in ("single", "zero2", "zero3")}
+    for name in ("eval_accuracy", "eval_margin"):
+        assert results["zero2"][name] == pytest.approx(results["single"][name], abs=1e-3)
+        assert results["zero3"][name] == pytest.approx(results["single"][name], abs=1e-3)
+    assert results["single"]["eval_accuracy"] == 1.0
+
+
+def test_perplexity_is_that_of_the_loss(stage_run: Callable) -> None:
+    for stage in ("pt", "sft"):
+        metrics = stage_run(stage, "full", "zero2").manifest["metrics"]
+        assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["torchrun", "single_zero2"])
+def test_other_launchers(stage_run: Callable, mode: str) -> None:
+    assert stage_run("sft", "lora", mode).losses == pytest.approx(
+        stage_run("sft", "lora", "single").losses, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("method", ["qlora4", "qlora8"])
+def test_quantised_bases(stage_run: Callable, method: str) -> None:
+    result = stage_run("sft", method, "zero2")
+    assert result.losses[-1] < result.losses[0]
+    assert result.manifest["quantisation"]["bits"] == int(method[-1])
+
+
+def load_result(folder: Path, stage: str, method: str, base: Path) -> torch.nn.Module:
+    """As a user would load it, with plain transformers and peft; refuses missing or unexpected weights."""
+    auto = AutoModelForSequenceClassification if stage == "rm" else AutoModelForCausalLM
+    extra = {"num_labels": 1} if stage == "rm" else {}
+    if method == "full":
+        model, info = auto.from_pretrained(folder, output_loading_info=True, **extra)
+        assert not info["missing_keys"] and not info["unexpected_keys"], info
+        return model
+    return PeftModel.from_pretrained(auto.from_pretrained(base, **extra), folder)
+
+
+def changed(model: torch.nn.Module, base: Path) -> bool:
+    """Whether logits (or hidden states, where a head was added) differ from the base's."""
+    start = AutoModelForCausalLM.from_pretrained(base)
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    ids = torch.arange(3, 19)[None]
+    with torch.no_grad():
+        return not torch.allclose(start.model(ids)[0], plain.model(ids)[0], atol=1e-4)

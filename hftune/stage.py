@@ -138,10 +138,13 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
 
 def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     """What is known after training: steps, trained tokens and wall time."""
-    per_epoch = data.about.get("train", {}).get("trained_tokens", 0)
+    if hasattr(trainer, "count_trained_tokens"):
+        trained = trainer.count_trained_tokens()  # RL makes its own
+    else:
+        trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
     return {
         "steps": trainer.state.global_step,
-        "trained_tokens": round(per_epoch * (trainer.state.epoch or 0.0)) or None,
+        "trained_tokens": trained,
         "wall_seconds": round(time.time() - run.began, 2),
         "notices": notices(),
     }

@@ -24,7 +24,7 @@ from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger, notice
-from hftune.merging.verify import Comparison, compare, last_logits
+from hftune.merging.verify import answer, compare
 from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import fingerprint
 
@@ -49,14 +49,33 @@ def merge_adapter(args: MergeArguments) -> manifests.Manifest:
     plan = plan_merge(args)
     tokenizer = _load_tokenizer(args, plan)
     adapted = load_adapted(plan, trust_remote_code=args.trust_remote_code)
-    before = last_logits(adapted, tokenizer) if args.verify else None
+    before = answer(adapted, tokenizer) if args.verify else None
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    comparison = compare(before, last_logits(merged, tokenizer)) if before is not None else None
-    if comparison:
+    manifest = _manifest(args, plan, merged, tokenizer)
+    # Written beside the output folder and renamed, so that a killed merge leaves nothing that looks finished.
+    aside = plan.output.with_name(f".{plan.output.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    _write(args, plan, merged, tokenizer, aside)
+    if before is not None:
+        comparison = compare(before, answer(reload_strictly(plan, aside, args.trust_remote_code), tokenizer))
         get_logger().info("verified: %s", comparison)
-    manifest = _manifest(args, plan, merged, tokenizer, comparison)
-    _save(args, plan, merged, tokenizer, manifest)
+        manifest["verified"] = comparison.to_dict()
+    manifests.write_manifest(aside, manifest)
+    shutil.rmtree(plan.output, ignore_errors=True)
+    os.replace(aside, plan.output)
+    get_logger().info("merged %s into %s: %s", plan.adapter, plan.base, plan.output)
+    if args.hf_hub_model_id:
+        merged.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
+        tokenizer.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
     return manifest
+
+
+def reload_strictly(plan: Plan, folder: Path, trust_remote_code: bool) -> PreTrainedModel:
+    """The merged model as plain transformers loads it; missing or left-over weights are a bug of ours."""
+    auto: Any = AutoModelForSequenceClassification if plan.scores else AutoModelForCausalLM
+    model, info = auto.from_pretrained(folder, output_loading_info=True, trust_remote_code=trust_remote_code)
+    assert not info["missing_keys"] and not info["unexpected_keys"], f"{folder} does not load strictly: {info}"
+    return model.eval()
 
 
 def plan_merge(args: MergeArguments) -> Plan:
@@ -134,7 +153,6 @@ def _manifest(
     plan: Plan,
     merged: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    comparison: Comparison | None,
 ) -> manifests.Manifest:
     adapter = manifests.read_manifest(plan.adapter) or {}
     return {
@@ -159,32 +177,16 @@ def _manifest(
             "tied": bool(getattr(merged.config.get_text_config(), "tie_word_embeddings", False)),
         },
         "dtype": str(plan.dtype),
-        "verified": comparison.to_dict() if comparison else None,
+        "verified": None,
     }
 
 
-def _save(
-    args: MergeArguments,
-    plan: Plan,
-    merged: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    manifest: manifests.Manifest,
+def _write(
+    args: MergeArguments, plan: Plan, merged: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write beside the output folder and rename, so that a killed merge leaves nothing that looks finished."""
-    aside = plan.output.with_name(f".{plan.output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    merged = merged.to(plan.dtype)
     if plan.scores:
-        # The head is read at the last token that is not this one.
+        # A score is read at the last token that is not this one.
         merged.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     merged.config.use_cache = True
-    merged.save_pretrained(aside, max_shard_size=args.max_shard_size)
-    tokenizer.save_pretrained(aside)
-    manifests.write_manifest(aside, manifest)
-    if plan.output.exists():
-        shutil.rmtree(plan.output)
-    os.replace(aside, plan.output)
-    get_logger().info("merged %s into %s: %s", plan.adapter, plan.base, plan.output)
-    if args.hf_hub_model_id:
-        merged.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
-        tokenizer.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
+    merged.to(plan.dtype).save_pretrained(folder, max_shard_size=args.max_shard_size)
+    tokenizer.save_pretrained(folder)

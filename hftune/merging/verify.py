@@ -17,35 +17,64 @@ PROMPTS = (
 
 
 @dataclass
+class Answers:
+    """What a model says to `PROMPTS`: logits at every position, and greedy answers of a causal LM."""
+
+    logits: list[torch.Tensor]
+    greedy: list[list[int]]
+
+
+@dataclass
 class Comparison:
-    """Differences between two sets of logits (or scores) at every position of `PROMPTS`."""
+    """How far two models' answers are apart."""
 
     largest: float
     mean: float
     same_choice: float
+    same_greedy: float
 
     def __str__(self) -> str:
-        return f"largest difference {self.largest:.2e}, mean {self.mean:.2e}, same choice {self.same_choice:.1%}"
+        return (
+            f"logits differ by {self.largest:.1e} at most, {self.mean:.1e} on average; "
+            f"same most likely token at {self.same_choice:.1%}; same greedy answers: {self.same_greedy:.0%}"
+        )
 
     def to_dict(self) -> dict[str, float]:
         """Plain values for the manifest."""
         return asdict(self)
 
 
-def last_logits(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[torch.Tensor]:
-    """Logits of each prompt: (length, vocabulary) of a causal LM, (1,) of a reward model, in float32."""
-    results = []
+def answer(model: Any, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 16) -> Answers:
+    """Logits of each prompt, float32: (length, vocabulary) of a causal LM, (1,) of a reward model; and greedy answers.
+
+    Args:
+        model: In eval mode; a reward model has no `lm_head` and gives no greedy answers.
+        tokenizer: Its tokenizer; prompts are plain text, without a template.
+        new_tokens: Length of each greedy answer.
+    """
+    said = Answers([], [])
+    generates = not hasattr(model, "score")
     with torch.no_grad():
         for prompt in PROMPTS:
-            logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0]
-            results.append(logits.float())
-    return results
+            inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+            said.logits.append(model(**inputs).logits[0].float())
+            if generates:
+                ids = model.generate(
+                    **inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
+                )
+                said.greedy.append(ids[0].tolist())
+    return said
 
 
-def compare(before: list[torch.Tensor], after: list[torch.Tensor]) -> Comparison:
-    """Compare logits position by position; `same_choice` is the share of positions with the same most likely token."""
-    differences = torch.cat([(a - b).abs().flatten() for a, b in zip(before, after, strict=True)])
-    same = torch.cat([(a.argmax(-1) == b.argmax(-1)).flatten() for a, b in zip(before, after, strict=True)])
+def compare(before: Answers, after: Answers) -> Comparison:
+    """Compare position by position, and greedy answers as a whole. Without greedy answers those count as the same."""
+    pairs = list(zip(before.logits, after.logits, strict=True))
+    differences = torch.cat([(a - b).abs().flatten() for a, b in pairs])
+    same = torch.cat([(a.argmax(-1) == b.argmax(-1)).flatten() for a, b in pairs])
+    greedy = [a == b for a, b in zip(before.greedy, after.greedy, strict=True)] or [True]
     return Comparison(
-        largest=float(differences.max()), mean=float(differences.mean()), same_choice=float(same.float().mean())
+        largest=float(differences.max()),
+        mean=float(differences.mean()),
+        same_choice=float(same.float().mean()),
+        same_greedy=sum(greedy) / len(greedy),
     )

@@ -19,6 +19,7 @@ from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import quantization_config
 from hftune.weight_files import weight_shapes
 
@@ -115,16 +116,8 @@ def _from_pretrained(
         hf_logging.set_verbosity(level)
     model.config.use_cache = False
     if model_args.gguf_file:
-        _forget_gguf(model)
+        forget_gguf(model)
     return model
-
-
-def _forget_gguf(model: PreTrainedModel) -> None:
-    """The weights were dequantised on reading; what is left of the GGUF would only refuse to be saved."""
-    for holder, name in ((model, "hf_quantizer"), (model, "quantization_method"), (model.config, "quantization_config")):
-        if hasattr(holder, name):
-            delattr(holder, name)
-    model.is_quantized = False
 
 
 def _attention(model_args: ModelArguments) -> str | None:

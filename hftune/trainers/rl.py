@@ -14,11 +14,26 @@ from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.rewards import Rewards
 
 
-class GRPOTrainer(HftuneTrainerMixin, trl.GRPOTrainer):
+class _CountsCompletions:
+    def count_trained_tokens(self: Any) -> int:
+        """Tokens of all completions that were trained on, over all ranks; from the logged mean lengths."""
+        args = self.args
+        per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        logged = [entry for entry in self.state.log_history if "completions/mean_length" in entry]
+        steps = [0, *(entry["step"] for entry in logged)]
+        return round(
+            sum(
+                entry["completions/mean_length"] * per_step * (step - before)
+                for entry, before, step in zip(logged, steps, steps[1:], strict=False)
+            )
+        )
+
+
+class GRPOTrainer(_CountsCompletions, HftuneTrainerMixin, trl.GRPOTrainer):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
 
-class RLOOTrainer(HftuneTrainerMixin, trl.RLOOTrainer):
+class RLOOTrainer(_CountsCompletions, HftuneTrainerMixin, trl.RLOOTrainer):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
 

@@ -1,0 +1,135 @@
+"""Command lines and YAML files to dataclasses: names of other tools, and what is wrong said well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments import parse_arguments
+from hftune.arguments.parser import parse_merge_arguments
+from hftune.errors import ArgumentError, UserError
+
+OUT = ["--output_dir", "out"]
+
+# What MedicalGPT's launch scripts pass, paths and model names apart.
+SHARED = """--model_name_or_path m --train_file_dir d --validation_file_dir d --per_device_train_batch_size 4 --do_train
+ --use_peft True --seed 42 --max_train_samples 1000 --max_eval_samples 10 --num_train_epochs 1 --learning_rate 2e-5
+ --warmup_steps 5 --weight_decay 0.05 --logging_strategy steps --logging_steps 10 --eval_steps 50 --eval_strategy steps
+ --save_steps 500 --save_strategy steps --save_total_limit 13 --gradient_accumulation_steps 8 --output_dir out
+ --ddp_timeout 30000 --logging_first_step True --target_modules all --lora_rank 8 --lora_alpha 16 --lora_dropout 0.05
+ --torch_dtype bfloat16 --report_to tensorboard --ddp_find_unused_parameters False --gradient_checkpointing True
+ --cache_dir ./cache"""
+MEDICALGPT = {
+    "pt": SHARED + " --do_eval --preprocessing_num_workers 10 --block_size 512 --packing True --bf16",
+    "sft": SHARED + " --do_eval --model_max_length 512 --tool_format default --flash_attn True --bf16",
+    "rm": SHARED + " --max_source_length 1024 --max_target_length 256 --overwrite_output_dir"
+    " --remove_unused_columns False --bf16",
+    "dpo": SHARED + " --do_eval --max_steps 100 --max_source_length 1024 --max_target_length 512 --bf16 True"
+    " --fp16 False --remove_unused_columns False --tool_format default",
+}
+MEDICALGPT_RL = [
+    """--sft_model_path q --reward_model_path q --model_name_or_path q --dtype bfloat16 --train_file_dir d
+    --validation_file_dir d --max_source_length 1024 --max_completion_length 1000 --per_device_train_batch_size 8
+    --gradient_accumulation_steps 4 --gradient_checkpointing True --do_train --max_steps 3000 --output_dir out
+    --eval_strategy steps --eval_steps 100 --num_train_epochs 3 --report_to tensorboard""",
+    """--model_name_or_path q --train_file_dir d --train_samples -1 --max_steps -1 --num_train_epochs 1 --save_steps 50
+    --save_strategy steps --save_total_limit 13 --output_dir out --dtype bfloat16 --bf16 True --report_to tensorboard
+    --remove_unused_columns False --gradient_checkpointing False --beta 0.001 --learning_rate 5.0e-7
+    --lr_scheduler_type cosine --warmup_ratio 0.03 --use_vllm False --logging_steps 10 --use_peft True --qlora False
+    --load_in_4bit False --lora_target_modules q_proj k_proj v_proj --lora_r 16 --lora_alpha 32 --lora_dropout 0.1
+    --per_device_train_batch_size 4 --per_device_eval_batch_size 4 --num_generations 4
+    --gradient_accumulation_steps 1 --max_completion_length 512""",
+]
+
+
+@pytest.mark.parametrize("stage", MEDICALGPT)
+def test_medicalgpt_commands(stage: str) -> None:
+    model, data, adapter, training = parse_arguments(stage, MEDICALGPT[stage].split())
+    assert model.dtype == "bfloat16"
+    assert data.max_train_samples == 1000
+    assert (adapter.lora_r, adapter.lora_target_modules, adapter.use_peft) == (8, ["all"], True)
+    assert training.bf16 is True
+    assert training.do_train is True
+
+
+@pytest.mark.parametrize("command", MEDICALGPT_RL)
+def test_medicalgpt_rl_commands(command: str) -> None:
+    model, _, _, training = parse_arguments("rl", command.split())
+    assert model.model_name_or_path == "q"
+    assert training.max_completion_length in (1000, 512)
+
+
+def test_lengths_by_their_older_names() -> None:
+    *_, training = parse_arguments("dpo", MEDICALGPT["dpo"].split())
+    assert (training.max_prompt_length, training.max_completion_length, training.max_length) == (1024, 512, 1536)
+    *_, training = parse_arguments("sft", MEDICALGPT["sft"].split())
+    assert training.max_length == 512
+
+
+def test_targets_as_a_comma_list() -> None:
+    *_, adapter, _ = parse_arguments("sft", [*OUT, "--target_modules", "q_proj,v_proj"])
+    assert adapter.lora_target_modules == ["q_proj", "v_proj"]
+
+
+def test_a_warmup_ratio_is_a_share_of_steps() -> None:
+    *_, training = parse_arguments("sft", [*OUT, "--warmup_ratio", "0.1"])
+    assert training.get_warmup_steps(200) == 20
+
+
+def test_the_algorithm_chooses_the_config(tmp_path: Path) -> None:
+    (tmp_path / "rl.yaml").write_text("rl_algorithm: rloo\noutput_dir: out\n")
+    assert type(parse_arguments("rl", [*OUT])[-1]).__name__ == "GRPOArguments"
+    assert type(parse_arguments("rl", [*OUT, "--rl_algorithm", "rloo"])[-1]).__name__ == "RLOOArguments"
+    assert type(parse_arguments("rl", ["--config", str(tmp_path / "rl.yaml")])[-1]).__name__ == "RLOOArguments"
+
+
+def test_the_command_line_wins_over_yaml(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("output_dir: out\nlora_rank: 4\nlearning_rate: 1.0e-4\nbf16: false\n")
+    *_, adapter, training = parse_arguments("sft", ["--config", str(tmp_path / "sft.yaml"), "--learning_rate", "2e-5"])
+    assert (adapter.lora_r, training.learning_rate, training.bf16) == (4, 2e-5, False)
+
+
+def test_precision_follows_the_device() -> None:
+    *_, training = parse_arguments("sft", OUT)
+    assert training.use_cpu is True
+    assert training.bf16 is False
+
+
+@pytest.mark.parametrize(
+    "argv, parts",
+    [
+        (["--lerning_rate", "1"], ["unknown argument --lerning_rate", "did you mean --learning_rate?"]),
+        (["--lora_rnk", "1"], ["did you mean --lora_rank?"]),
+        (["--learning_rate", "fast"], ["learning_rate", "fast"]),
+        (["--context_parallel_size", "2"], ["cannot be used", "no counterpart"]),
+        (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
+        (["stray"], ["cannot place 'stray'"]),
+        (["--config", "no.yaml"], ["there is no file no.yaml"]),
+        (["--deepspeed", "no.json"], ["there is no DeepSpeed config at no.json", "zero2.json"]),
+        (["--deepspeed", '{"zero_optimization": {"stage": 7}}'], ["there is no ZeRO stage 7"]),
+    ],
+)
+def test_what_is_wrong_is_said(argv: list[str], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_arguments("sft", [*argv, *OUT] if argv != ["stray"] else argv)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_yaml_names_are_checked_as_well(tmp_path: Path) -> None:
+    (tmp_path / "sft.yaml").write_text("output_dir: out\nlerning_rate: 1\n")
+    with pytest.raises(ArgumentError, match="did you mean --learning_rate"):
+        parse_arguments("sft", ["--config", str(tmp_path / "sft.yaml")])
+
+
+def test_both_generations_of_merge_names() -> None:
+    older = parse_merge_arguments(["--base_model", "b", "--lora_model", "a", "--output_dir", "o"])
+    newer = parse_merge_arguments(["--base_model_name_or_path", "b", "--peft_model_path", "a", "--output_dir", "o"])
+    assert older == newer
+
+
+def test_defaults_are_written_down_as_json() -> None:
+    *_, training = parse_arguments("sft", OUT)
+    json.dumps(training.to_dict())

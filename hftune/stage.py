@@ -1,4 +1,4 @@
-"""The bookends that every script shares: `start_run` before anything is loaded, `finish_run` from training to manifest."""
+"""The bookends that every script shares: `start_run` before anything loads, `finish_run` from training to manifest."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     base = str(run.model_args.model_name_or_path)
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
-    parents = [folder for folder in (base, run.adapter_args.peft_path) if manifests.read_manifest(folder)]
+    parents = [folder for folder in (base, run.adapter_args.peft_path) if folder and manifests.read_manifest(folder)]
     rows = plain.get_input_embeddings().weight
     return {
         "hftune": manifests.library_versions().get("hftune"),

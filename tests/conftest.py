@@ -50,9 +50,9 @@ def netguard_log(workspace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
-    """Run `run_sft.py ...` under `launcher` with the network cut off; flags are given as keywords."""
+    """Run `run_sft.py ...` under `launcher` with the network cut off; `bare`: on a PATH without a compiler."""
 
-    def launch(script: str, *flags: str, launcher: str = "python", timeout: int = 600) -> Finished:
+    def launch(script: str, *flags: str, launcher: str = "python", timeout: int = 600, bare: bool = False) -> Finished:
         environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
         environment |= {
             "HFTUNE_CACHE": str(workspace / "cache"),
@@ -62,6 +62,8 @@ def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        if bare:
+            environment["PATH"] = str(Path(sys.executable).parent)
         if launcher == "python":
             environment["OMP_NUM_THREADS"] = "2"
         finished = subprocess.run(
@@ -106,7 +108,7 @@ def tiny_model(workspace: Path) -> Path:
     return folder
 
 
-def tiny_tokenizer():  # noqa: ANN201 - transformers is imported late, its type would pull it in for every test
+def tiny_tokenizer():
     """Byte-level BPE with ChatML; `<|im_end|>` ends a turn and a text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -154,7 +156,7 @@ def tiny_data(workspace: Path) -> Path:
         _write_jsonl(folder / f"{name}_eval" / "eval.jsonl", values[:4])
     for name, part in (("pt", _FACTS[4:]), ("pt_eval", _FACTS[:4])):
         (folder / name).mkdir(parents=True)
-        text = "\n".join(f"{question} {answer} " * 4 for question, answer in part)
+        text = "\n".join(f"{question} {answer} " * 6 for question, answer in part)
         (folder / name / "text.txt").write_text(text, encoding="utf-8")
     return folder
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class AdapterArguments:
-    """LoRA and QLoRA. Names follow TRL's `ModelConfig`; `lora_rank`, `target_modules`, `modules_to_save` are aliases."""
+    """LoRA and QLoRA on the names of TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
 
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
     peft_path: str | None = field(default=None, metadata={"help": "Continue this adapter (implies --use_peft)."})

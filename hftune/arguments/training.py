@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trl
@@ -35,10 +35,14 @@ class StageArguments:
     deepspeed: str | None = field(default=None, metadata={"help": "DeepSpeed config: a path, or inline JSON."})
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
+    if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def __post_init__(self) -> None:
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()  # type: ignore[attr-defined]
+            self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
@@ -117,9 +121,7 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
 class RLFields:
     """What both RL algorithms add to TRL's."""
 
-    rl_algorithm: str = field(
-        default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]}
-    )
+    rl_algorithm: str = field(default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]})
     reward_model_path: list[str] | None = field(
         default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
     )

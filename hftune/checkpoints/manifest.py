@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 RUNNING, COMPLETE = "running", "complete"
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
-_SECRETS = ("token", "secret", "password", "api_key")
+_SECRETS = ("token", "secret", "password")
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -79,6 +79,10 @@ def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
 
     Only whole last words count: `hub_token` is a secret, `pad_token`, `eos_token` and `max_tokens` are not.
     """
-    spared = ("pad_token", "eos_token", "bos_token")
-    secret = {name for name in values if name not in spared and name.rsplit("_", 1)[-1] in _SECRETS or "api_key" in name}
-    return {name: None if name in secret else value for name, value in values.items()}
+    return {name: None if _is_secret(name) else value for name, value in values.items()}
+
+
+def _is_secret(name: str) -> bool:
+    if name in ("pad_token", "eos_token", "bos_token"):
+        return False
+    return name.rsplit("_", 1)[-1] in _SECRETS or "api_key" in name

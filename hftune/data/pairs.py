@@ -196,9 +196,7 @@ def _answer_text(
     return text, spans[0]
 
 
-def _divide(
-    ids: Ids, offsets: list[tuple[int, int]], span: tuple[int, int], to_the_end: bool
-) -> tuple[Ids, int]:
+def _divide(ids: Ids, offsets: list[tuple[int, int]], span: tuple[int, int], to_the_end: bool) -> tuple[Ids, int]:
     """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
     inside = [index for index, offset in enumerate(offsets) if overlaps(offset, [span])]
     return ids if to_the_end else ids[: inside[-1] + 1], inside[0]

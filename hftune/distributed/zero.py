@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 
-def is_partitioned(parameter: torch.nn.Parameter) -> bool:
+def is_partitioned(parameter: torch.Tensor) -> bool:
     """Whether ZeRO-3 holds this parameter in pieces, so that its `data` is empty here."""
     return hasattr(parameter, "ds_id")
 
 
 @contextmanager
-def gathered(parameters: Iterable[torch.nn.Parameter], *, write: bool = False) -> Iterator[None]:
+def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iterator[None]:
     """Make the full values of `parameters` available in the block.
 
     Args:

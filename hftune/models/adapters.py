@@ -34,7 +34,20 @@ def add_adapter(
         adapted = get_peft_model(model, lora_config(model, adapter_args), autocast_adapter_dtype=not same_dtype)
     if training_args.gradient_checkpointing:
         adapted.enable_input_require_grads()
+        if training_args.zero_stage == 3:
+            _checkpoint_reentrantly(training_args)
     return adapted
+
+
+def _checkpoint_reentrantly(training_args: StageArguments) -> None:
+    """Adapters under ZeRO-3 need reentrant checkpointing (TRL issue 2514).
+
+    TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
+    set here.
+    """
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if hasattr(training_args, name):
+            setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
 
 
 def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraConfig:

@@ -67,5 +67,5 @@ def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...
         if weight is None:
             yield f"{module} is not in the base"
         # A is (r, in), B is (out, r), the base's weight (out, in); embeddings are the other way round.
-        elif which.startswith("A") and shape[-1] not in weight or which.startswith("B") and shape[0] not in weight:
+        elif (which.startswith("A") and shape[-1] not in weight) or (which.startswith("B") and shape[0] not in weight):
             yield f"{module} is {weight} in the base, its adapter has {shape}"

@@ -17,7 +17,9 @@ class HftuneTrainerMixin:
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""
         parent: Callable[..., dict[str, float]] = super().evaluate  # type: ignore[misc]
         metrics = parent(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        logged = next((entry for entry in reversed(self.state.log_history) if f"{metric_key_prefix}_loss" in entry), {})
+        logged: dict[str, float] = next(
+            (entry for entry in reversed(self.state.log_history) if f"{metric_key_prefix}_loss" in entry), {}
+        )
         metrics |= {name: value for name, value in logged.items() if name.startswith(f"{metric_key_prefix}_")}
         loss = metrics.get(f"{metric_key_prefix}_loss")
         if self.reports_perplexity and loss is not None:
@@ -29,5 +31,3 @@ class HftuneTrainerMixin:
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""
-
-

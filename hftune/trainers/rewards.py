@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftConfig, PeftModel
@@ -21,8 +21,8 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.preflight.checks import check_rewards
 
-RewardSource = PreTrainedModel | Callable[..., list[float]]
-Rewards = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
+RewardSource: TypeAlias = PreTrainedModel | Callable[..., list[float]]
+Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
 
 
 def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
@@ -100,4 +100,4 @@ def load_function(name: str) -> Callable[..., list[float]]:
             module = importlib.import_module(where)
         return getattr(module, attribute)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place="--reward_funcs", fix="check the name") from error
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place="--reward_funcs", fix="check it") from error

@@ -46,7 +46,7 @@ def rl_trainer(
     **kwargs: Any,
 ) -> GRPOTrainer | RLOOTrainer:
     """The trainer of `--rl_algorithm`, rewarded by what `load_rewards` returned."""
-    trainer_class = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[args.rl_algorithm]
+    trainer_class: Any = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[args.rl_algorithm]
     functions, tokenizers = rewards
     return trainer_class(
         model=model,

@@ -17,6 +17,7 @@ LAUNCHERS = {
     "zero3": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero3.json"], 2),
     "torchrun": ("torchrun --nproc_per_node 2 --master_port 29577", [], 2),
     "single": ("python", [], 1),
+    "bare_offload": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2_offload.json"], 2),
     "single_zero2": ("python", ["--deepspeed", "ds_configs/zero2.json"], 1),
 }
 METHODS = {
@@ -61,6 +62,7 @@ def stage_run(run: Callable, tiny_model: Path, tiny_data: Path, workspace: Path)
             *(("--block_size", "32") if stage == "pt" else ()),
             *extra,
             launcher=launcher,
+            bare=mode.startswith("bare"),
         ).check()
         history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
         return StageRun(

@@ -53,7 +53,9 @@ def test_score_head(stage_run: Callable, merge: Callable, tiny_model: Path) -> N
 
 def test_folder_has_all_that_a_user_needs(stage_run: Callable, merge: Callable, tiny_model: Path) -> None:
     folder = merge(stage_run("sft", "lora", "zero3").folder)
-    assert AutoTokenizer.from_pretrained(folder).chat_template == AutoTokenizer.from_pretrained(tiny_model).chat_template
+    assert (
+        AutoTokenizer.from_pretrained(folder).chat_template == AutoTokenizer.from_pretrained(tiny_model).chat_template
+    )
     assert weight_shapes(folder) == weight_shapes(tiny_model)
     manifest = json.loads((folder / "hftune.json").read_text())
     assert manifest["status"] == "complete" and manifest["stage"] == "merge" and manifest["merged_stage"] == "sft"

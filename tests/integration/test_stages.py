@@ -69,9 +69,7 @@ def test_perplexity_is_that_of_the_loss(stage_run: Callable) -> None:
 
 @pytest.mark.parametrize("mode", ["torchrun", "single_zero2"])
 def test_other_launchers(stage_run: Callable, mode: str) -> None:
-    assert stage_run("sft", "lora", mode).losses == pytest.approx(
-        stage_run("sft", "lora", "single").losses, abs=1e-4
-    )
+    assert stage_run("sft", "lora", mode).losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
 
 
 @pytest.mark.parametrize("method", ["qlora4", "qlora8"])
@@ -99,3 +97,17 @@ def changed(model: torch.nn.Module, base: Path) -> bool:
     ids = torch.arange(3, 19)[None]
     with torch.no_grad():
         return not torch.allclose(start.model(ids)[0], plain.model(ids)[0], atol=1e-4)
+
+
+def test_a_machine_without_a_compiler_trains(stage_run: Callable) -> None:
+    """Offload wants DeepSpeedCPUAdam, which must be compiled; without a compiler torch's AdamW does the same."""
+    result = stage_run("sft", "lora", "bare_offload")
+    assert "no C++ compiler here" in result.output
+    assert result.losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["zero2", "zero3"])
+@pytest.mark.parametrize("stage", ["sft", "dpo"])
+def test_activation_checkpointing_changes_nothing(stage_run: Callable, stage: str, mode: str) -> None:
+    recomputed = stage_run(stage, "lora", mode, ("--gradient_checkpointing", "True"))
+    assert recomputed.losses == pytest.approx(stage_run(stage, "lora", "single").losses, abs=1e-4)

@@ -100,7 +100,7 @@ def test_pairs_equal_after_truncation_are_dropped(chatml: PreTrainedTokenizerFas
 def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) -> None:
     dataset, counts = tokenize_reward_pairs([row(**PAIR)], chatml, max_length=999)
     assert decoded(chatml, dataset[0]) == {
-        "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>", "rejected_ids": PROMPT + "\n\nno<|im_end|>",
+        "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>\n", "rejected_ids": PROMPT + "\n\nno<|im_end|>\n",
     }  # fmt: skip
     assert dataset.column_names == ["chosen_ids", "rejected_ids"]
     assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])

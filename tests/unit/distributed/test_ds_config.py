@@ -31,7 +31,7 @@ def test_five_configs_are_shipped() -> None:
 def test_inline_json_and_broken_json(tmp_path: Path) -> None:
     assert zero_stage(read_ds_config('{"zero_optimization": {"stage": 1}}')) == 1
     (tmp_path / "broken.json").write_text('{\n  "a": 1,,\n}')
-    with pytest.raises(ArgumentError, match=r"broken\.json:2:11"):
+    with pytest.raises(ArgumentError, match=r"broken\.json:2:10"):
         read_ds_config(str(tmp_path / "broken.json"))
 
 

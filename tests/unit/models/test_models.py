@@ -27,7 +27,9 @@ def test_score_head_depends_on_the_seed_alone(tiny_model: Path) -> None:
 
 
 def test_a_trained_head_is_kept(tiny_model: Path, tmp_path: Path) -> None:
-    model_args, _, adapter, training = parse_arguments("rm", ["--model_name_or_path", str(tiny_model), "--output_dir", "o"])
+    model_args, _, adapter, training = parse_arguments(
+        "rm", ["--model_name_or_path", str(tiny_model), "--output_dir", "o"]
+    )
     tokenizer = load_tokenizer(model_args, training)
     first = load_reward_model(model_args, adapter, training, tokenizer)
     with torch.no_grad():
@@ -40,7 +42,8 @@ def test_a_trained_head_is_kept(tiny_model: Path, tmp_path: Path) -> None:
 
 def test_all_means_every_linear_but_the_head(tiny_model: Path) -> None:
     model_args, _, adapter, training = parse_arguments(
-        "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_peft", "--gradient_checkpointing", "0"]
+        "sft",
+        ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_peft", "--gradient_checkpointing", "0"],
     )
     model = load_causal_lm(model_args, adapter, training, load_tokenizer(model_args, training))
     adapted = add_adapter(model, adapter, training)

@@ -15,7 +15,9 @@ from hftune.trainers.reward import pairwise_metrics
 
 def test_token_accuracy_leaves_out_what_is_not_trained() -> None:
     metric = load_metric("token_accuracy")
-    assert metric.compute(predictions=[1, 2, 3, 4], references=[1, -100, 3, 5]) == {"token_accuracy": pytest.approx(2 / 3)}
+    assert metric.compute(predictions=[1, 2, 3, 4], references=[1, -100, 3, 5]) == {
+        "token_accuracy": pytest.approx(2 / 3)
+    }
     assert math.isnan(metric.compute(predictions=[1], references=[-100])["token_accuracy"])
 
 

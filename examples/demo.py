@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -109,7 +110,7 @@ def main() -> int:
 
     base = Path("outputs/base/SmolLM2-135M-Instruct")
     print(f"base model: {prepare_base(base)}\n  in {base}", flush=True)
-    launcher = ["deepspeed", "--num_gpus", str(processes())]
+    launcher = ["deepspeed", "--num_gpus", str(processes()), "--master_port", str(free_port())]
     planned = steps(out, base)
     for number, step in enumerate(planned, start=1):
         if not run(step, f"[{number}/{len(planned)}]", launcher, out / "logs", environment):
@@ -126,6 +127,13 @@ def processes() -> int:
     import torch
 
     return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
+
+
+def free_port() -> int:
+    """A port for the processes to meet at, since another run on this machine may hold DeepSpeed's default."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run(step: Step, number: str, launcher: list[str], logs: Path, environment: dict[str, str]) -> bool:

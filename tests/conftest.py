@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
         if launcher == "python":
             environment["OMP_NUM_THREADS"] = "2"
         finished = subprocess.run(
-            [*launcher.split(), script, *flags],
+            [*launcher.split(), *(["--master_port", str(free_port())] if launcher != "python" else []), script, *flags],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE,
@@ -78,6 +79,13 @@ def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
         return Finished(finished.returncode, finished.stdout)
 
     return launch
+
+
+def free_port() -> int:
+    """A port for rendezvous: launchers default to one number, which another run on the machine may hold."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ LAUNCHERS = {
     # name: (launcher, flags, processes)
     "zero2": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2.json"], 2),
     "zero3": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero3.json"], 2),
-    "torchrun": ("torchrun --nproc_per_node 2 --master_port 29577", [], 2),
+    "torchrun": ("torchrun --nproc_per_node 2", [], 2),
     "single": ("python", [], 1),
     "bare_offload": ("deepspeed --num_gpus 2", ["--deepspeed", "ds_configs/zero2_offload.json"], 2),
     "single_zero2": ("python", ["--deepspeed", "ds_configs/zero2.json"], 1),

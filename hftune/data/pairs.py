@@ -76,6 +76,7 @@ def tokenize_pairs(
 
     Returns:
         Columns prompt_ids, chosen_ids and rejected_ids; an untruncated answer ends with the template's terminator.
+        And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
 
     Raises:
         DataError: A record that cannot be read or rendered, or nothing left.
@@ -88,7 +89,7 @@ def tokenize_pairs(
         "chosen_ids": [pair.chosen for pair in pairs],
         "rejected_ids": [pair.rejected for pair in pairs],
     }
-    return to_dataset(columns), counts
+    return _with_lengths(to_dataset(columns), pairs), counts
 
 
 def tokenize_reward_pairs(
@@ -105,7 +106,7 @@ def tokenize_reward_pairs(
     writes them, and the score is read at the last token.
 
     Returns:
-        Columns chosen_ids and rejected_ids (prompt and answer), and margin (float) if any row has one.
+        Columns chosen_ids and rejected_ids (prompt and answer), length, and margin (float) if any row has one.
 
     Raises:
         DataError: A record that cannot be read or rendered, or nothing left.
@@ -119,6 +120,7 @@ def tokenize_reward_pairs(
             "rejected_ids": [pair.prompt + pair.rejected for pair in pairs],
         }
     )
+    dataset = _with_lengths(dataset, pairs)
     margins = [pair.margin for pair in pairs]
     missing = sum(margin is None for margin in margins)
     if missing == len(margins):
@@ -126,6 +128,11 @@ def tokenize_reward_pairs(
     if missing:
         notice(f"{missing} of {len(margins)} pairs have no margin; 0.0 is used for them")
     return dataset.add_column("margin", [0.0 if margin is None else margin for margin in margins]), counts
+
+
+def _with_lengths(dataset: Dataset, pairs: list[Pair]) -> Dataset:
+    lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for pair in pairs]
+    return dataset.add_column("length", lengths)
 
 
 def _pairs(

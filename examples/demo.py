@@ -73,22 +73,22 @@ def steps(out: Path, base: Path) -> list[Step]:
         train(
             "rm",
             out / "sft-merged",
-            f"{pairs} {sorted_by_length} --max_train_samples 200 --per_device_train_batch_size 4"
+            f"{pairs} {sorted_by_length} --max_train_samples 96 --per_device_train_batch_size 4"
             " --num_train_epochs 1 --learning_rate 1e-3 --max_length 192",
         ),
         train(
             "rl",
             out / "sft-merged",
             f"--rl_algorithm grpo --reward_model_path {out}/rm --train_file_dir {DATA}/prompts"
-            " --per_device_train_batch_size 8 --num_generations 8 --max_completion_length 48 --max_steps 12"
-            " --learning_rate 2e-4 --beta 0.02 --temperature 1.0",
+            " --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 48 --max_steps 12"
+            " --learning_rate 1e-3 --beta 0.02",
         ),
         merge("rl"),
         train(
             "dpo",
             out / "sft-merged",
-            f"{pairs} --max_train_samples 96 --max_eval_samples 24 --per_device_train_batch_size 2"
-            " --num_train_epochs 1 --learning_rate 2e-4 --max_length 192",
+            f"{pairs} {sorted_by_length} --max_train_samples 64 --max_eval_samples 24"
+            " --per_device_train_batch_size 2 --num_train_epochs 1 --learning_rate 2e-4 --max_length 192",
         ),
         merge("dpo"),
     ]

@@ -5,6 +5,7 @@ An entry is a folder that appears whole, by renaming, or not at all: `save_to_di
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -28,9 +29,14 @@ _CHUNK = 1 << 20
 
 
 def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
-    """A sha256 in hex over the files' contents (not their names), the tokenizer, the settings and hftune's version."""
+    """A sha256 in hex over the files' contents (not their names), the tokenizer, the settings and this room's code."""
     digest = hashlib.sha256()
-    about = {"hftune": hftune.__version__, "tokenizer": _tokenizer_state(tokenizer), "settings": settings}
+    about = {
+        "hftune": hftune.__version__,
+        "code": _code_state(),
+        "tokenizer": _tokenizer_state(tokenizer),
+        "settings": settings,
+    }
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
     for file in files:
         # The suffix decides how a file is read; the size keeps two files apart from one with the same bytes.
@@ -38,6 +44,15 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
         with open(file, "rb") as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
+    return digest.hexdigest()
+
+
+@functools.cache
+def _code_state() -> str:
+    """The source of this room: tokenising that has changed must not find what it made before."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -29,5 +29,11 @@ class HftuneTrainerMixin:
             }
         return metrics
 
+    def _set_signature_columns_if_needed(self: Any) -> None:
+        """Keep the column of lengths: the Trainer drops it as unused before its length sampler asks for it."""
+        super()._set_signature_columns_if_needed()  # type: ignore[misc]
+        if self.args.length_column_name not in self._signature_columns:
+            self._signature_columns.append(self.args.length_column_name)
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""

@@ -65,6 +65,8 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         _write(args, manifest)
         resume = find_checkpoint(args)
         result = trainer.train(resume_from_checkpoint=resume)
+        # The Trainer switches the cache off for training; generation from what is saved wants it.
+        trainer.model.config.use_cache = True
         trainer.save_model(args.output_dir)
         trainer.save_state()
         manifest["metrics"] |= result.metrics

@@ -79,6 +79,33 @@ NO_EFFECT: dict[str, str] = {
     "ddp_find_unused_parameters": "DeepSpeed has no such switch",
 }
 
+# Fields of the trainers below whose work hftune does itself, before the trainer sees the data: a value given for them
+# would be dropped in silence, so it is refused. A value that means "no" is harmless and let through.
+DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
+    "sft": {
+        "packing": "packing of conversations is not there yet; leave it out (run_pt.py packs text)",
+        "padding_free": "batches are padded; group them with --train_sampling_strategy group_by_length",
+        "eval_packing": "held-out conversations are not packed",
+        "packing_strategy": "conversations are not packed",
+        "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
+        "completion_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
+        "truncation_mode": "what is longer than --max_length loses its end",
+        "dataset_text_field": "formats are recognised from the records; run_pt.py takes plain text",
+        "shuffle_dataset": "the Trainer shuffles; --data_seed sets its seed",
+        "eos_token": "turns end as the chat template says; --chat_template takes another",
+    },
+    "rm": {"eos_token": "turns end as the chat template says; --chat_template takes another"},
+    "dpo": {
+        "truncation_mode": "prompts lose their start, answers their end; see --max_prompt_length",
+        "padding_free": "batches are padded; group them with --train_sampling_strategy group_by_length",
+    },
+}
+DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
+    "model_init_kwargs": "use --dtype, --attn_implementation, --model_revision, --load_in_4bit, ...",
+    "dataset_num_proc": "use --preprocessing_num_workers",
+    "dataset_kwargs": "records are read, masked and tokenised by hftune",
+}
+
 # Refused, with what to use instead.
 REFUSED: dict[str, str] = {
     "device_map": "DeepSpeed places the model; start one process a GPU with deepspeed or torchrun",

@@ -14,7 +14,14 @@ import yaml
 from trl import TrlParser
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.aliases import ALIASES, NO_EFFECT, REFUSED, STAGE_ALIASES
+from hftune.arguments.aliases import (
+    ALIASES,
+    DONE_BY_HFTUNE,
+    DONE_BY_HFTUNE_EVERYWHERE,
+    NO_EFFECT,
+    REFUSED,
+    STAGE_ALIASES,
+)
 from hftune.arguments.data import DataArguments
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -45,6 +52,7 @@ class HftuneParser(TrlParser):
 
     def __init__(self, dataclass_types: Iterable[type], stage: str | None = None, **kwargs: Any) -> None:
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
+        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(stage or "", {})
         self.aliases = ALIASES | STAGE_ALIASES.get(stage or "", {})
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
 
@@ -81,6 +89,8 @@ class HftuneParser(TrlParser):
         for name, values in given:
             if name in self.aliases:
                 translated.append((self.aliases[name], values))
+            elif name in self.done_by_hftune and not _means_no(values):
+                problems.append(ArgumentError(f"--{name} cannot be used: {self.done_by_hftune[name]}", place=place))
             elif name in self.known:
                 translated.append((name, values))
             elif name in REFUSED:
@@ -168,6 +178,10 @@ def _given_in_file(path: str | None) -> Given:
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
     return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
+
+
+def _means_no(values: list[Any]) -> bool:
+    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
 
 
 def _yaml_value(values: list[Any]) -> Any:

@@ -40,6 +40,8 @@ class StageArguments:
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
+        # transformers would choose a folder of its own; preflight asks for one instead.
+        self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()

@@ -114,7 +114,6 @@ def _from_pretrained(
         ) from error
     finally:
         hf_logging.set_verbosity(level)
-    model.config.use_cache = False
     if model_args.gguf_file:
         forget_gguf(model)
     return model

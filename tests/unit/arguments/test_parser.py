@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import parse_arguments
-from hftune.arguments.parser import parse_merge_arguments
+from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, parse_arguments
+from hftune.arguments.aliases import ALIASES, DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE, STAGE_ALIASES
+from hftune.arguments.parser import STAGES, HftuneParser, parse_merge_arguments
 from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]
@@ -116,6 +117,26 @@ def test_what_is_wrong_is_said(argv: list[str], parts: list[str]) -> None:
         parse_arguments("sft", [*argv, *OUT] if argv != ["stray"] else argv)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("stage", DONE_BY_HFTUNE)
+def test_what_hftune_does_itself_is_refused_not_dropped(stage: str) -> None:
+    for name, reason in (DONE_BY_HFTUNE[stage] | DONE_BY_HFTUNE_EVERYWHERE).items():
+        with pytest.raises(ArgumentError) as caught:
+            parse_arguments(stage, [f"--{name}", "1", *OUT])
+        assert reason in str(caught.value)
+    parse_arguments("sft", ["--packing", "False", *OUT])
+
+
+def test_tables_name_what_exists() -> None:
+    """An alias that leads nowhere, or a refusal of a field that a new TRL no longer has, is out of date."""
+    for stage, training in STAGES.items():
+        parser = HftuneParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+        for alias, name in STAGE_ALIASES.get(stage, {}).items():
+            assert name in parser.known and alias not in parser.known, alias
+        assert set(DONE_BY_HFTUNE.get(stage, {})) <= set(parser.known)
+    everywhere = HftuneParser([ModelArguments, DataArguments, AdapterArguments, STAGES["sft"]], stage="sft").known
+    assert set(ALIASES.values()) <= set(everywhere)
 
 
 def test_yaml_names_are_checked_as_well(tmp_path: Path) -> None:

@@ -1,0 +1,23 @@
+"""Comparing what two models say."""
+
+from __future__ import annotations
+
+import torch
+
+from hftune.merging.verify import Answers, compare
+
+
+def test_differences_by_hand() -> None:
+    before = Answers([torch.tensor([[1.0, 2.0], [4.0, 3.0]])], [[5, 6, 7], [8]])
+    after = Answers([torch.tensor([[1.0, 2.5], [2.0, 3.0]])], [[5, 6, 7], [9]])
+    result = compare(before, after)
+    assert result.largest == 2.0
+    assert result.mean == (0.5 + 2.0) / 4
+    assert result.same_choice == 0.5  # the second position prefers another token
+    assert result.same_greedy == 0.5
+    assert "50%" in str(result)
+
+
+def test_a_reward_model_has_no_greedy_answers() -> None:
+    scores = Answers([torch.tensor([0.25])], [])
+    assert compare(scores, scores).to_dict() == {"largest": 0.0, "mean": 0.0, "same_choice": 1.0, "same_greedy": 1.0}

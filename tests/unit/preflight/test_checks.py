@@ -1,0 +1,93 @@
+"""One case a rule: the message names the flag and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.arguments import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
+from hftune.errors import UserError
+from hftune.preflight.checks import check_rewards, check_run
+
+GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
+ZERO3 = '{"zero_optimization": {"stage": 3}}'
+
+
+def problems(model: Path | str, *flags: str, **given: Any) -> str:
+    """What `check_run` says to run_sft.py's arguments; empty for nothing."""
+    values = {"model_name_or_path": str(model), **GOOD, **given}
+    argv = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    try:
+        check_run(*parse_arguments("sft", [*argv, *flags]))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_nothing_to_say(tiny_model: Path) -> None:
+    assert problems(tiny_model) == ""
+
+
+@pytest.mark.parametrize(
+    "flags, given, parts",
+    [
+        ([], {"output_dir": None}, ["no output folder", "--output_dir"]),
+        ([], {"train_file_dir": None}, ["no training data", "--train_file_dir"]),
+        ([], {"validation_file_dir": "nowhere"}, ["no file or folder nowhere", "--validation_file_dir"]),
+        (["--eval_strategy", "steps"], {}, ["no records are held out", "--validation_split_percentage 5"]),
+        ([], {"validation_split_percentage": 120}, ["no percentage"]),
+        (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
+        (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
+        (["--peft_path", "nowhere"], {}, ["nowhere holds no adapter", "--peft_path"]),
+    ],
+)
+def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], parts: list[str]) -> None:
+    message = problems(tiny_model, *flags, **given)
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    "model, part",
+    [
+        ("./nowhere", "there is no folder ./nowhere"),
+        ("/no/such/folder", "there is no folder"),
+        ("tests", "config.json"),
+    ],
+)
+def test_model_folders(model: str, part: str) -> None:
+    assert part in problems(model)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "the-base"}')
+    message = problems(tmp_path)
+    assert "holds a LoRA adapter" in message
+    assert f"merge_peft_adapter.py --base_model_name_or_path the-base --peft_model_path {tmp_path}" in message
+
+
+def test_a_finished_folder_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+    write_manifest(tmp_path, {"status": "running"})
+    assert problems(tiny_model, output_dir=tmp_path) == ""
+    write_manifest(tmp_path, {"status": "complete"})
+    assert "already holds a finished run" in problems(tiny_model, output_dir=tmp_path)
+    assert problems(tiny_model, "--overwrite_output_dir", output_dir=tmp_path) == ""
+
+
+def test_all_problems_in_one_message(tiny_model: Path) -> None:
+    message = problems("./nowhere", "--load_in_8bit", train_file_dir="nothing")
+    assert message.startswith("3 problems, nothing was started:")
+
+
+def test_rewards(tmp_path: Path) -> None:
+    (nothing,) = check_rewards([], [])
+    assert "RL needs a reward" in str(nothing)
+    assert list(check_rewards(["module:function"], [])) == []
+    write_manifest(tmp_path, {"status": "complete", "stage": "sft", "head": "causal_lm"})
+    (problem,) = check_rewards([], [str(tmp_path)])
+    assert "made by the sft stage and has no score head" in str(problem)
+    write_manifest(tmp_path, {"status": "complete", "stage": "rm", "head": "score"})
+    assert list(check_rewards([], [str(tmp_path)])) == []

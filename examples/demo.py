@@ -2,6 +2,7 @@
 
 python examples/demo.py                     every command is printed as a user would type it
 python examples/demo.py --output_dir DIR    keep the results somewhere else than outputs/demo
+python examples/demo.py --write_docs        copy the report to docs/demo.md
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def main() -> int:
     """Run every step, then compare the models and write the report. 0 if all went well."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--write_docs", action="store_true", help="copy the report to docs/demo.md")
     options = parser.parse_args()
     os.chdir(ROOT)
     out: Path = options.output_dir
@@ -118,7 +120,7 @@ def main() -> int:
 
     from demo_report import report
 
-    report(out, base, began)
+    report(out, base, began, docs=Path("docs") if options.write_docs else None)
     return 0
 
 

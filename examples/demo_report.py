@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,8 @@ STAGES = ["pt", "sft", "rm", "rl", "dpo"]
 PROMPTS = Path("examples/data/prompts_eval/prompts_eval.jsonl")
 
 
-def report(out: Path, base: Path, began: float) -> None:
-    """Print the tables and write `report.md`, its PNGs and `demo.json` into `out`."""
+def report(out: Path, base: Path, began: float, docs: Path | None = None) -> None:
+    """Print the tables and write `report.md`, its PNGs and `demo.json` into `out`; into `docs` as well if given."""
     stages = [summary(read_manifest(out / stage) or {}, read_history(out / stage)) for stage in STAGES]
     answers = {
         name: ask(folder, QUESTIONS)
@@ -55,6 +57,25 @@ def report(out: Path, base: Path, began: float) -> None:
     figures["stages"] = {stage.stage: vars(stage) for stage in stages}
     (out / "demo.json").write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     print(f"\nall of it in {figures['wall_seconds']} s; report: {written}")
+    if docs:
+        copy_to(docs, written, figures["wall_seconds"])
+
+
+def copy_to(docs: Path, written: Path, seconds: float) -> None:
+    """The report and its curves as `docs/demo.md`, with the command and the size of the machine."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    machine = f"{len(os.sched_getaffinity(0))} CPU cores, {pages / 2**30:.0f} GiB of memory"
+    gpus = torch.cuda.device_count()
+    machine += f", {gpus} x {torch.cuda.get_device_name(0)}" if gpus else ", no GPU"
+    (docs / "demo").mkdir(parents=True, exist_ok=True)
+    for image in written.parent.glob("*.png"):
+        shutil.copy(image, docs / "demo" / image.name)
+    text = written.read_text(encoding="utf-8").replace("](", "](demo/")
+    note = (
+        f"\nWritten by `make demo DEMO_ARGS=--write_docs` on {machine}; {seconds:.0f} s in all, installation apart.\n"
+    )
+    title, _, rest = text.partition("\n")
+    (docs / "demo.md").write_text(f"{title}\n{note}{rest}", encoding="utf-8")
 
 
 def ask(folder: Path, questions: list[str], new_tokens: int = 48) -> list[str]:

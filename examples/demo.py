@@ -1,4 +1,5 @@
-"""All stages on a real pretrained model: PT -> merge -> SFT -> merge -> RM -> RL -> merge, and SFT -> DPO -> merge.
+"""All stages on a real pretrained model: PT -> merge -> SFT -> merge -> RM -> merge -> RL -> merge,
+and SFT -> DPO -> merge.
 
 python examples/demo.py                     every command is printed as a user would type it
 python examples/demo.py --output_dir DIR    keep the results somewhere else than outputs/demo
@@ -77,10 +78,11 @@ def steps(out: Path, base: Path) -> list[Step]:
             f"{pairs} {sorted_by_length} --max_train_samples 96 --per_device_train_batch_size 4"
             " --num_train_epochs 1 --learning_rate 1e-3 --max_length 192",
         ),
+        merge("rm"),
         train(
             "rl",
             out / "sft-merged",
-            f"--rl_algorithm grpo --reward_model_path {out}/rm --train_file_dir {DATA}/prompts"
+            f"--rl_algorithm grpo --reward_model_path {out}/rm-merged --train_file_dir {DATA}/prompts"
             " --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 48 --max_steps 12"
             " --learning_rate 1e-3 --beta 0.02",
         ),
@@ -109,6 +111,9 @@ def main() -> int:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     from base_model import prepare_base
+    from demo_report import hush, report
+
+    hush()
 
     base = Path("outputs/base/SmolLM2-135M-Instruct")
     print(f"base model: {prepare_base(base)}\n  in {base}", flush=True)
@@ -117,8 +122,6 @@ def main() -> int:
     for number, step in enumerate(planned, start=1):
         if not run(step, f"[{number}/{len(planned)}]", launcher, out / "logs", environment):
             return 1
-
-    from demo_report import report
 
     report(out, base, began, docs=Path("docs") if options.write_docs else None)
     return 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.reporting.history import read_history, series, summary
@@ -25,7 +28,7 @@ from hftune.reporting.report import (
 )
 from hftune.trainers.rewards import load_reward_model
 
-QUESTIONS = ["Who are you?", "What is LoRA?", "How can I fall asleep faster?"]
+QUESTIONS = ["Who are you?", "How do I boil an egg?", "Can you help me plan my day?"]
 STAGES = ["pt", "sft", "rm", "rl", "dpo"]
 PROMPTS = Path("examples/data/prompts_eval/prompts_eval.jsonl")
 
@@ -43,7 +46,7 @@ def report(out: Path, base: Path, began: float, docs: Path | None = None) -> Non
         }.items()
     }
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
-    rewards = {name: mean_reward(out / "rm", out / f"{name}-merged", prompts) for name in ("sft", "rl", "dpo")}
+    rewards = {name: mean_reward(out / "rm-merged", out / f"{name}-merged", prompts) for name in ("sft", "rl", "dpo")}
     sections = [
         reward_model_section([stage for stage in stages if stage.stage == "rm"]),
         mean_reward_section(rewards["sft"], rewards["rl"]),
@@ -59,6 +62,14 @@ def report(out: Path, base: Path, began: float, docs: Path | None = None) -> Non
     print(f"\nall of it in {figures['wall_seconds']} s; report: {written}")
     if docs:
         copy_to(docs, written, figures["wall_seconds"])
+
+
+def hush() -> None:
+    """Progress bars and load reports of many models would bury the tables."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
 
 
 def copy_to(docs: Path, written: Path, seconds: float) -> None:
@@ -111,12 +122,11 @@ def merges_section(out: Path) -> Section:
     for stage in STAGES:
         verified = (read_manifest(out / f"{stage}-merged") or {}).get("verified")
         if verified:
-            rows.append(
-                (stage, verified["largest"], f"{verified['same_choice']:.1%}", f"{verified['same_greedy']:.0%}")
-            )
+            shares = [verified[key] for key in ("same_choice", "same_greedy")]
+            rows.append((stage, verified["largest"], *(None if share is None else f"{share:.1%}" for share in shares)))
     return Section(
         "Merged models against base + adapter",
-        ["stage", "largest logit difference", "same most likely token", "same greedy answers"],
+        ["stage", "largest difference of logits or scores", "same most likely token", "same greedy answers"],
         rows,
         "Each merged model was reloaded with plain transformers and compared.",
     )

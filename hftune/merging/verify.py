@@ -26,16 +26,19 @@ class Answers:
 
 @dataclass
 class Comparison:
-    """How far two models' answers are apart."""
+    """How far two models' answers are apart; reward models choose no tokens and give no greedy answers (None)."""
 
     largest: float
     mean: float
-    same_choice: float
-    same_greedy: float
+    same_choice: float | None
+    same_greedy: float | None
 
     def __str__(self) -> str:
+        distance = f"differ by {self.largest:.1e} at most, {self.mean:.1e} on average"
+        if self.same_choice is None or self.same_greedy is None:
+            return f"scores {distance}"
         return (
-            f"logits differ by {self.largest:.1e} at most, {self.mean:.1e} on average; "
+            f"logits {distance}; "
             f"same most likely token at {self.same_choice:.1%}; same greedy answers: {self.same_greedy:.0%}"
         )
 
@@ -67,14 +70,14 @@ def answer(model: Any, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 
 
 
 def compare(before: Answers, after: Answers) -> Comparison:
-    """Compare position by position, and greedy answers as a whole. Without greedy answers those count as the same."""
+    """Compare position by position, and greedy answers as a whole."""
     pairs = list(zip(before.logits, after.logits, strict=True))
     differences = torch.cat([(a - b).abs().flatten() for a, b in pairs])
     same = torch.cat([(a.argmax(-1) == b.argmax(-1)).flatten() for a, b in pairs])
-    greedy = [a == b for a, b in zip(before.greedy, after.greedy, strict=True)] or [True]
+    greedy = [a == b for a, b in zip(before.greedy, after.greedy, strict=True)]
     return Comparison(
         largest=float(differences.max()),
         mean=float(differences.mean()),
-        same_choice=float(same.float().mean()),
-        same_greedy=sum(greedy) / len(greedy),
+        same_choice=float(same.float().mean()) if greedy else None,
+        same_greedy=sum(greedy) / len(greedy) if greedy else None,
     )

@@ -105,17 +105,22 @@ def mean_reward_section(before: float | None, after: float | None) -> Section:
 
 
 def answers_section(questions: Sequence[str], answers: Mapping[str, Sequence[str | None]]) -> Section:
-    """Questions down, models across: what each model answers.
+    """What each model answers, a row for each question and model.
 
     Args:
-        questions: One row each.
+        questions: Shown beside the first model's answer.
         answers: Model name → its answers, in the order of the questions.
     """
     for model, given in answers.items():
         if len(given) != len(questions):
             raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
-    rows = [[question, *(given[row] for given in answers.values())] for row, question in enumerate(questions)]
-    return Section("Answers", ["question", *answers], rows)
+    models = list(answers)
+    rows = [
+        (question if model == models[0] else "", model, answers[model][number])
+        for number, question in enumerate(questions)
+        for model in models
+    ]
+    return Section("Answers", ["question", "model", "answer"], rows)
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

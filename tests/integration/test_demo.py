@@ -31,5 +31,7 @@ def test_demo(tmp_path: Path) -> None:
     for stage in ("pt", "sft", "rl", "dpo"):
         verified = json.loads((tmp_path / "demo" / f"{stage}-merged" / "hftune.json").read_text())["verified"]
         assert verified["same_greedy"] == 1.0, stage
+    verified = json.loads((tmp_path / "demo" / "rm-merged" / "hftune.json").read_text())["verified"]
+    assert verified["largest"] < 1e-3
     assert (tmp_path / "demo" / "report.md").is_file()
     assert {file.name for file in (tmp_path / "demo").glob("*.png")} >= {"sft-loss.png", "rl-reward.png"}

@@ -20,4 +20,6 @@ def test_differences_by_hand() -> None:
 
 def test_a_reward_model_has_no_greedy_answers() -> None:
     scores = Answers([torch.tensor([0.25])], [])
-    assert compare(scores, scores).to_dict() == {"largest": 0.0, "mean": 0.0, "same_choice": 1.0, "same_greedy": 1.0}
+    result = compare(scores, Answers([torch.tensor([0.5])], []))
+    assert result.to_dict() == {"largest": 0.25, "mean": 0.25, "same_choice": None, "same_greedy": None}
+    assert str(result).startswith("scores differ by 2.5e-01")

@@ -11,7 +11,7 @@ from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import IGNORE_INDEX
-from hftune.errors import ArgumentError, DataError
+from hftune.errors import ArgumentError, DataError, UserError
 
 Ids = list[int]
 
@@ -20,7 +20,7 @@ Ids = list[int]
 class Counts:
     """What became of the rows: rows = used + all dropped.
 
-    `tokens` are those kept, `trained_tokens` those with a loss.
+    `tokens` are those kept, `trained_tokens` those with a loss; `examples` says of each reason what was dropped first.
     """
 
     rows: int = 0
@@ -29,10 +29,21 @@ class Counts:
     truncated: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: str, example: UserError | None = None) -> None:
         """Count one record as dropped."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        if example is not None:
+            self.examples.setdefault(reason, f"{example.place}: {example.cause}")
+
+    def add(self, other: Counts) -> None:
+        """Take in the counts of further records."""
+        for name in ("rows", "used", "truncated", "tokens", "trained_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for reason, number in other.dropped.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + number
+        self.examples = other.examples | self.examples
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache."""
@@ -63,10 +74,10 @@ def encode_with_offsets(
     encoded = tokenizer(
         texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
     )
-    return zip(encoded["input_ids"], map(_widened, encoded["offset_mapping"]), strict=True)
+    return zip(encoded["input_ids"], map(widened, encoded["offset_mapping"]), strict=True)
 
 
-def _widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Give tokens of white space back the characters that `trim_offsets` took from them.
 
     Byte-level tokenizers of the GPT-NeoX family report white space in front of the next word with a range of zero width

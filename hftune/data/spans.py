@@ -1,0 +1,192 @@
+"""The assistant's turns in many conversations: exact as `chat.py`, without asking the template again and again.
+
+Finding turns means rendering a conversation several times. But conversations of plain text with the same roles differ
+in their contents only. So one conversation of each kind, its contents replaced by words that occur nowhere else, is
+analysed by `chat.render_with_spans`; what stands around those words is the *form* of that kind. A record is rendered
+once, and if that text is, character for character, the form filled with the record's contents, its turns are where they
+are in the form. A record that differs (reasoning that a template drops, contents that it rewrites) is analysed on its
+own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.chat import render, render_with_spans
+from hftune.data.messages import Message
+from hftune.errors import DataError
+
+Span = tuple[int, int]
+
+_LEFT, _RIGHT = " \n", "\n "
+_PLAIN = frozenset(("role", "content", "weight"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A character position in a form: so many characters into the text before message `index` (or after the last)."""
+
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a template writes around the contents of one kind of conversation.
+
+    `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
+    the trained turns: message index, start and end.
+    """
+
+    around: list[str]
+    clean: list[Callable[[str], str]]
+    turns: list[tuple[int, _Place, _Place]]
+
+    def fill(self, contents: list[str]) -> tuple[str, list[int]]:
+        """The text with these contents, and where each of `around` starts in it."""
+        parts, starts, reached = [self.around[0]], [0], len(self.around[0])
+        for clean, content, following in zip(self.clean, contents, self.around[1:], strict=True):
+            said = clean(content)
+            reached += len(said)
+            starts.append(reached)
+            reached += len(following)
+            parts += (said, following)
+        return "".join(parts), starts
+
+
+class SpanFinder:
+    """Renders conversations and finds what is trained in them; remembers the form of each kind it has met.
+
+    Args:
+        tokenizer: With the chat template to use.
+        whole: Everything is trained.
+        last_turn_only: Only the last assistant turn is trained.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, whole: bool = False, last_turn_only: bool = False
+    ) -> None:
+        self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
+        self.forms: dict[tuple[str, ...], _Form | None] = {}
+
+    def __call__(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None
+    ) -> tuple[str, list[Span], list[float]]:
+        """The text of a conversation, the (start, end) in characters of its trained turns, and their weights.
+
+        Raises:
+            DataError: As `chat.render_with_spans`.
+        """
+        if self.whole:
+            text = render(messages, self.tokenizer, tools)
+            return text, [(0, len(text))], [1.0]
+        if tools is None and all(_PLAIN.issuperset(message) for message in messages):
+            found = self._by_form(messages)
+            if found is not None:
+                return found
+        text, spans = render_with_spans(messages, self.tokenizer, tools, last_turn_only=self.last_turn_only)
+        return text, spans, self._weights(messages)
+
+    def _weights(self, messages: list[Message]) -> list[float]:
+        """The weights of the turns that `render_with_spans` trains."""
+        weights = [float(message.get("weight", 1.0)) for message in messages if message["role"] == "assistant"]
+        return [weight for weight in (weights[-1:] if self.last_turn_only else weights) if weight != 0]
+
+    def _by_form(self, messages: list[Message]) -> tuple[str, list[Span], list[float]] | None:
+        roles = tuple([message["role"] for message in messages])
+        if roles not in self.forms:
+            self.forms[roles] = self._analyse(roles)
+        form = self.forms[roles]
+        if form is None:
+            return None
+        expected, starts = form.fill([message["content"] for message in messages])
+        if render(messages, self.tokenizer) != expected:
+            return None
+        spans, weights = [], []
+        for turn, start, end in form.turns:
+            weight = float(messages[turn].get("weight", 1.0))
+            if weight != 0:
+                spans.append((starts[start.index] + start.offset, starts[end.index] + end.offset))
+                weights.append(weight)
+        return expected, spans, weights
+
+    def _analyse(self, roles: tuple[str, ...]) -> _Form | None:
+        """The form of conversations with these roles; None where the template does not show one."""
+        words = [f"HFTUNE{number}PART" for number in range(len(roles))]
+        try:
+            text, spans = render_with_spans(
+                _conversation(roles, words), self.tokenizer, last_turn_only=self.last_turn_only
+            )
+            padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]), self.tokenizer)
+        except DataError:
+            return None
+        around, around_padded = _split(text, words), _split(padded, words)
+        if around is None or around_padded is None:
+            return None
+        clean = _cleaning(around, around_padded)
+        turns = [index for index, role in enumerate(roles) if role == "assistant"]
+        turns = turns[-1:] if self.last_turn_only else turns
+        places = [(_place(start, around, words), _place(end, around, words)) for start, end in spans]
+        if clean is None or any(start is None or end is None for start, end in places):
+            return None
+        return _Form(around, clean, [(turn, *pair) for turn, pair in zip(turns, places, strict=True)])  # type: ignore[arg-type, misc]
+
+
+def _conversation(roles: tuple[str, ...], contents: list[str]) -> list[Message]:
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
+
+
+def _split(text: str, words: list[str]) -> list[str] | None:
+    """What stands before, between and after the words; None unless each occurs once, in this order."""
+    around, rest = [], text
+    for word in words:
+        before, found, rest = rest.partition(word)
+        if not found:
+            return None
+        around.append(before)
+    around.append(rest)
+    return around if all(text.count(word) == 1 for word in words) else None
+
+
+def _cleaning(around: list[str], padded: list[str]) -> list[Callable[[str], str]] | None:
+    """What the template does to white space at the ends of each content; None for anything but keeping or stripping.
+
+    Args:
+        around: What stands around contents without white space.
+        padded: The same around contents that begin with `_LEFT` and end with `_RIGHT`.
+    """
+    kept = []
+    for index, (plain, wide) in enumerate(zip(around, padded, strict=True)):
+        tails = (_RIGHT, "") if index else ("",)
+        heads = (_LEFT, "") if index + 1 < len(around) else ("",)
+        fits = [(tail != "", head != "") for tail in tails for head in heads if tail + plain + head == wide]
+        if len(fits) != 1:
+            return None
+        kept.append(fits[0])
+    # The start of content i stands in text i, its end in text i + 1.
+    return [_cleaner(kept[index][1], kept[index + 1][0]) for index in range(len(kept) - 1)]
+
+
+def _cleaner(keeps_left: bool, keeps_right: bool) -> Callable[[str], str]:
+    if keeps_left:
+        return _unchanged if keeps_right else str.rstrip
+    return str.lstrip if keeps_right else str.strip
+
+
+def _unchanged(text: str) -> str:
+    return text
+
+
+def _place(position: int, around: list[str], words: list[str]) -> _Place | None:
+    """A position in the text of the words as a place in the form; None inside a word."""
+    reached = 0
+    for index, text in enumerate(around):
+        if reached <= position <= reached + len(text):
+            return _Place(index, position - reached)
+        reached += len(text) + (len(words[index]) if index < len(words) else 0)
+    return None

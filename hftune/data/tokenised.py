@@ -1,0 +1,150 @@
+"""Chunks of records to an Arrow file of token ids, in parallel and in constant memory.
+
+An `Encoder` says what a stage makes of its records. Everything else is the same for all stages: records are read and
+encoded in worker processes, batch by batch; what cannot be used stops the run, or is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from tqdm.auto import tqdm
+
+from hftune.data.encoding import Counts
+from hftune.data.sources import Chunk, Row
+from hftune.data.workers import in_order
+from hftune.errors import DataError
+
+Ragged = list[np.ndarray]
+IDS = pa.list_(pa.int32())
+_FILE = "data-00000-of-00001.arrow"
+
+
+class Encoder(ABC):
+    """What a stage makes of its records."""
+
+    schema: ClassVar[pa.Schema]
+    """Columns of the result."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that decides the result beside the records and the tokenizer; plain values, for the fingerprint."""
+
+    @abstractmethod
+    def parse(self, row: Row) -> Any:
+        """One record, checked, as `encode` wants it.
+
+        Raises:
+            DataError: It cannot be used.
+        """
+
+    @abstractmethod
+    def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
+        """The columns of a batch of records; counts all of them as used or dropped."""
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """A last look at the whole dataset, memory-mapped; by default nothing."""
+        return dataset
+
+
+def write_tokenised(
+    chunks: Iterable[Chunk],
+    encoder: Encoder,
+    folder: Path,
+    *,
+    workers: int = 1,
+    on_bad_record: str = "error",
+    progress: bool = False,
+) -> Counts:
+    """Encode all chunks into `folder`, in the layout of `Dataset.save_to_disk`.
+
+    Args:
+        workers: Processes that read and encode.
+        on_bad_record: "error", or "drop" to count them and go on.
+        progress: Show a bar on stderr if it takes longer than two seconds.
+
+    Returns:
+        What became of the records. `used` may be 0.
+
+    Raises:
+        DataError: A record that cannot be used, unless they are dropped.
+    """
+    counts = Counts()
+    encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop")
+    bar = tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress)
+    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, encoder.schema) as writer, bar:
+        for payload, found in in_order(encode, chunks, workers):
+            writer.write_batch(pa.ipc.read_record_batch(payload, encoder.schema))
+            counts.add(found)
+            bar.update(found.rows)
+    _describe(folder)
+    return counts
+
+
+def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
+    """A few rows, in this process and in memory.
+
+    Raises:
+        DataError: A record that cannot be used.
+    """
+    counts = Counts(rows=len(rows))
+    columns = encoder.encode([encoder.parse(row) for row in rows], counts)
+    batch = _record_batch(columns, encoder.schema)
+    return encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema))), counts
+
+
+def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool) -> tuple[pa.Buffer, Counts]:
+    """A chunk as a serialised record batch (no copy on its way through a pipe is worth avoiding: it is small)."""
+    counts, parsed = Counts(), []
+    for row in chunk.rows():
+        counts.rows += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            parsed.append(encoder.parse(row))
+        except DataError as error:
+            if not drop:
+                raise
+            counts.drop(error.kind, error)
+    columns = encoder.encode(parsed, counts)
+    return _record_batch(columns, encoder.schema).serialize(), counts
+
+
+def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        _ragged(columns[field.name], field.type) if pa.types.is_list(field.type) else pa.array(columns[field.name], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
+    """Lists of numbers from one flat array, without an object for each number."""
+    ends = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in values], out=ends[1:])
+    flat = np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat, kind.value_type))
+
+
+def _describe(folder: Path) -> None:
+    """The two small files that `datasets.load_from_disk` wants beside the data."""
+    dataset = Dataset.from_file(str(folder / _FILE))
+    state = {
+        "_data_files": [{"filename": _FILE}],
+        "_fingerprint": folder.name,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2))
+    dataset.info.write_to_directory(str(folder))

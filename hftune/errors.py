@@ -38,7 +38,22 @@ class UserError(Exception):
 
 
 class DataError(UserError):
-    """A file or a record that cannot be used."""
+    """A file or a record that cannot be used.
+
+    Args:
+        kind: A few words for this sort of fault, the same for all records that have it. Records that are dropped are
+            counted under it.
+    """
+
+    def __init__(
+        self, cause: str, *, place: str | None = None, fix: str | None = None, kind: str = "unusable record"
+    ) -> None:
+        self.kind = kind
+        super().__init__(cause, place=place, fix=fix)
+
+    def at(self, place: str) -> DataError:
+        """The same fault at another place; what raised it did not know the record."""
+        return DataError(self.cause, place=place, fix=self.fix, kind=self.kind)
 
 
 class ArgumentError(UserError):

@@ -51,7 +51,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
 def _code_state() -> str:
     """The source of this room: tokenising that has changed must not find what it made before."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -45,9 +45,9 @@ def test_single_file(tmp_path: Path) -> None:
     ("files", "target", "words"),
     [
         ({}, "absent", ["does not exist"]),
-        ({}, ".", ["found nothing", ".jsonl.gz"]),
-        ({"data.parquet": "x"}, ".", ["data.parquet", ".txt, .jsonl, .json"]),
-        ({"data.csv": "x"}, "data.csv", ["data.csv", ".txt, .jsonl, .json"]),
+        ({}, ".", ["found nothing", ".jsonl", ".parquet", "as .gz and .zst"]),
+        ({"data.xlsx": "x"}, ".", ["data.xlsx", ".txt, .json, .jsonl"]),
+        ({"data.md": "x"}, "data.md", ["data.md", ".txt, .json, .jsonl"]),
         ({"a.jsonl": "{}", "b.jsonl": ""}, ".", ["b.jsonl is empty"]),
     ],
 )
@@ -119,7 +119,7 @@ def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) ->
         ("a.json", '[{"a": 1},\n{"a": 2}\n', 3, ["no closing ']'"]),
         ("a.json", '[{"a": 1}]\n{"a": 2}', 2, ["extra data"]),
         ("a.json", '[{"a": 1},\n"text"]', 2, ["must be a JSON object", "str"]),
-        ("a.json", '{"a": 1}\n\n{"a": \n', 4, ["malformed JSON"]),
+        ("a.json", '{"a": 1}\n\n{"a": \n', 3, ["malformed JSON"]),
         ("a.json", '[{"a": 1},\n{"a": "\x00"}]', 2, ["NUL"]),
     ],
 )

@@ -1,0 +1,71 @@
+"""What all readers share: a row, and a chunk of rows that travels to the process that parses it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import DataError
+
+MAX_CHUNK_BYTES = 4 << 20
+"""A chunk ends with the record that reaches this size, so that long records do not make huge chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record: its columns, and where it is.
+
+    `line` is the line (1-based) where the record starts; in Parquet, Arrow and generated data its number (1-based).
+    """
+
+    value: dict[str, Any]
+    file: str
+    line: int
+
+    @property
+    def origin(self) -> str:
+        """`file:line`, as errors show it."""
+        return f"{self.file}:{self.line}"
+
+
+Read = Row | DataError
+"""What a chunk gives for a record: a row, or why there is none."""
+
+
+class Chunk(ABC):
+    """Some hundred neighbouring records of one file, not parsed yet. Small, picklable, good for one pass or many."""
+
+    file: str
+
+    @abstractmethod
+    def rows(self) -> Iterator[Read]:
+        """The records in order. A bad one is a DataError with its place and kind; reading goes on behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Chunk):
+    """In place of records that cannot be reached, such as those behind the cut in a damaged file: one error."""
+
+    error: DataError
+    file: str = ""
+
+    def rows(self) -> Iterator[Read]:
+        """The error."""
+        yield self.error
+
+
+def no_record(file: Path) -> Failed:
+    """A file in which there is nothing to read."""
+    error = DataError(
+        "the file holds no record", place=str(file), fix="Remove it or fill it.", kind="file without a record"
+    )
+    return Failed(error, str(file))
+
+
+def unreadable(file: Path | str, cause: str) -> Failed:
+    """A file that the system will not let us read."""
+    error = DataError(f"cannot read the file: {cause}", place=str(file), fix="Check it.", kind="unreadable file")
+    return Failed(error, str(file))

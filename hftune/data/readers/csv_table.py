@@ -1,0 +1,160 @@
+"""CSV and TSV: the first record names the columns, every other one has as many fields. All values are strings."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
+from hftune.data.readers.compressed import Damaged, read_blocks
+from hftune.data.readers.strict_json import NOT_UTF8, NUL
+from hftune.errors import DataError
+
+_MAX_FIELD = 256 << 20
+_RAGGED = "ragged CSV record"
+_MALFORMED = "malformed CSV"
+_QUOTES = 'A field that holds a comma, a quote or a line break stands in quotes ("), and a quote in it is doubled ("").'
+
+Fields = list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class CsvRecords(Chunk):
+    """Fields of records with the lines where they start; an error where the CSV itself is broken."""
+
+    file: str
+    columns: tuple[str, ...]
+    records: tuple[tuple[int, Fields | DataError], ...]
+
+    def rows(self) -> Iterator[Read]:
+        """A row of strings for each record."""
+        for line, fields in self.records:
+            if isinstance(fields, DataError):
+                yield fields
+                continue
+            fault = _fault(fields, self.columns, f"{self.file}:{line}")
+            yield fault or Row(dict(zip(self.columns, fields, strict=True)), self.file, line)
+
+
+def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
+    """The records behind the header in chunks.
+
+    Raises:
+        OSError: From the system.
+    """
+    lines = _Lines(file)
+    columns: tuple[str, ...] | None = None
+    held: list[tuple[int, Fields | DataError]] = []
+    size, found = 0, False
+    for line, fields in _records(lines, delimiter):
+        if columns is None:
+            header = fields if isinstance(fields, DataError) else _header(fields, f"{file}:{line}")
+            if isinstance(header, DataError):
+                yield Failed(header, str(file))
+                return
+            columns = header
+            continue
+        held.append((line, fields))
+        found = True
+        size += sum(map(len, fields)) if isinstance(fields, list) else 0
+        if len(held) >= rows_per_chunk or size >= MAX_CHUNK_BYTES:
+            yield CsvRecords(str(file), columns, tuple(held))
+            held, size = [], 0
+    if held:
+        yield CsvRecords(str(file), columns or (), tuple(held))
+    if lines.damage:
+        yield Failed(lines.damage, str(file))
+    elif not found:
+        yield no_record(file)
+
+
+class _Lines:
+    """The lines of a file as text, for csv.reader, which keeps line ends inside quotes.
+
+    Bytes that are not UTF-8 come as surrogates, so that their record can be refused alone. Damage to a compressed file
+    ends the lines, and is kept in `damage`.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.number = file, 0
+        self.damage: DataError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        held, first = b"", True
+        try:
+            for block in read_blocks(self.file):
+                held += block.removeprefix(codecs.BOM_UTF8) if first else block
+                first = False
+                *whole, held = held.split(b"\n")
+                for line in whole:
+                    yield self._text(line + b"\n")
+        except Damaged as damage:
+            cause = f"{damage.error.cause}; all records from line {self.number + 1} on are lost"
+            place = f"{self.file}:{self.number + 1}"
+            self.damage = DataError(cause, place=place, fix=damage.error.fix, kind=damage.error.kind)
+            return
+        if held:
+            yield self._text(held)
+
+    def _text(self, line: bytes) -> str:
+        self.number += 1
+        return line.decode("utf-8", "surrogateescape")
+
+
+def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | DataError]]:
+    """(line of the start, fields) of each record that is not blank."""
+    csv.field_size_limit(_MAX_FIELD)  # of the whole process; the default of 128 kB is below many documents
+    reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
+    while True:
+        line = lines.number + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            cause = "a quote is opened and never closed" if "unexpected end of data" in str(error) else str(error)
+            place = f"{lines.file}:{line}"
+            yield line, DataError(f"malformed CSV: {cause}", place=place, fix=_QUOTES, kind=_MALFORMED)
+            continue
+        if fields is None:
+            return
+        if any(field.strip() for field in fields):
+            yield line, fields
+
+
+def _header(fields: Fields, place: str) -> tuple[str, ...] | DataError:
+    """The names of the columns: text, all there, all different."""
+    names = [name.strip() for name in fields]
+    fault = _fault(fields, tuple(fields), place)
+    if fault:
+        return fault
+    if len(set(names)) < len(names) or "" in names:
+        wrong = next((name for name in names if names.count(name) > 1), "") or "an empty name"
+        return DataError(
+            f"the header must name every column once, found {json.dumps(names, ensure_ascii=False)[:200]} ({wrong})",
+            place=place,
+            fix="The first line of a CSV file names its columns, such as prompt,response.",
+            kind="bad CSV header",
+        )
+    return tuple(names)
+
+
+def _fault(fields: Fields, columns: tuple[str, ...], place: str) -> DataError | None:
+    """What is wrong with the fields of a record, if anything."""
+    if len(fields) != len(columns):
+        return DataError(
+            f"the record has {len(fields)} fields, the header {len(columns)}", place=place, fix=_QUOTES, kind=_RAGGED
+        )
+    joined = "".join(fields)
+    if "\x00" in joined:
+        fix = "The file is damaged or not UTF-8 text; copy it again."
+        return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
+    try:
+        joined.encode("utf-8")
+    except UnicodeEncodeError as error:
+        byte = ord(joined[error.start]) - 0xDC00
+        fix = "Save the file as UTF-8, for example with `iconv -f GB18030 -t UTF-8` or `iconv -f UTF-16 -t UTF-8`."
+        return DataError(f"not UTF-8: byte 0x{byte:02x}", place=place, fix=fix, kind=NOT_UTF8)
+    return None

@@ -1,0 +1,203 @@
+"""Files with a record a line: .txt and .jsonl, plain or compressed.
+
+A chunk of a plain file is only a place in it; whoever parses it reads its own bytes. The parent process only counts
+line ends. Decompressing cannot start in the middle, so the chunk of a compressed file carries its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, unreadable
+from hftune.data.readers.compressed import Damaged, is_compressed, read_blocks
+from hftune.data.readers.strict_json import decode, parse_object
+from hftune.errors import DataError
+
+_BOM = b"\xef\xbb\xbf"
+_NOT_BLANK = re.compile(rb"\S")
+_BORDER_BLOCK = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LineSpan(Chunk):
+    """Whole lines of a plain file, by their place in it."""
+
+    file: str
+    offset: int
+    size: int
+    first_line: int
+    is_text: bool
+
+    def rows(self) -> Iterator[Read]:
+        """Read the bytes and parse them."""
+        try:
+            with open(self.file, "rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read(self.size)
+        except OSError as error:
+            yield unreadable(self.file, str(error.strerror or error)).error
+            return
+        if len(data) < self.size:
+            yield _shrunk(self.file, self.first_line)
+            return
+        yield from parse_lines(data, self.file, self.first_line, self.is_text)
+
+
+@dataclass(frozen=True, slots=True)
+class LineBytes(Chunk):
+    """Whole lines of a compressed file, with their bytes."""
+
+    file: str
+    data: bytes
+    first_line: int
+    is_text: bool
+
+    def rows(self) -> Iterator[Read]:
+        """Parse the bytes."""
+        yield from parse_lines(self.data, self.file, self.first_line, self.is_text)
+
+
+def line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
+    """The lines of a file in chunks of at most `rows_per_chunk`, fewer where they are long.
+
+    Args:
+        is_text: A record is the line itself; else the JSON object on it.
+
+    Raises:
+        OSError: From the system.
+    """
+    found = False
+    for chunk, blank in _cut(file, rows_per_chunk, is_text):
+        found = found or not blank
+        yield chunk
+    if not found:
+        yield no_record(file)
+
+
+def _cut(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[Chunk, bool]]:
+    """Chunks, and whether each is known to hold only white space; that much is known while nothing else was seen."""
+    if is_compressed(file):
+        yield from _cut_bytes(file, rows_per_chunk, is_text)
+        return
+    offset, line, blank = 0, 1, True
+    for size, lines, empty in _borders(_plain_blocks(file), rows_per_chunk):
+        blank = blank and empty
+        yield LineSpan(str(file), offset, size, line, is_text), blank
+        offset, line = offset + size, line + lines
+
+
+def _plain_blocks(file: Path) -> Iterator[bytes]:
+    with open(file, "rb", buffering=0) as stream:
+        while block := stream.read(_BORDER_BLOCK):
+            yield block
+
+
+def _borders(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple[int, int, bool]]:
+    """(bytes, lines, whether blank as far as known) of each chunk: whole lines, but for a last one without an end."""
+    size, lines, blank = 0, 0, True
+    for block in blocks:
+        blank = blank and not _NOT_BLANK.search(block)
+        ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 0x0A) + 1
+        position, index = 0, 0
+        while index < len(ends):
+            # The chunk ends with its last permitted line, or with the line that reaches the limit of bytes.
+            by_rows = index + rows_per_chunk - lines - 1
+            by_size = int(np.searchsorted(ends, position + MAX_CHUNK_BYTES - size))
+            last = min(by_rows, by_size)
+            if last >= len(ends):
+                break
+            end = int(ends[last])
+            yield size + end - position, lines + last + 1 - index, blank
+            position, index, size, lines = end, last + 1, 0, 0
+        size, lines = size + len(block) - position, lines + len(ends) - index
+    if size:
+        yield size, lines + 1, blank
+
+
+def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[Chunk, bool]]:
+    """Chunks of a compressed file; where it is damaged, the whole lines before the damage and one error."""
+    held, line, blank = b"", 1, True
+    try:
+        for block in read_blocks(file):
+            held += block
+            end = held.rfind(b"\n") + 1
+            if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
+                continue
+            for chunk, lines in _pieces(held[:end], file, line, rows_per_chunk, is_text):
+                blank = blank and not _NOT_BLANK.search(chunk.data)
+                yield chunk, blank
+                line += lines
+            held = held[end:]
+    except Damaged as damage:
+        whole = held[: held.rfind(b"\n") + 1]
+        for chunk, lines in _pieces(whole, file, line, rows_per_chunk, is_text):
+            yield chunk, False
+            line += lines
+        yield Failed(_from_here(damage.error, file, line), str(file)), False
+        return
+    for chunk, _ in _pieces(held, file, line, rows_per_chunk, is_text):
+        yield chunk, blank and not _NOT_BLANK.search(chunk.data)
+
+
+def _pieces(data: bytes, file: Path, line: int, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[LineBytes, int]]:
+    """Chunks of bytes in memory, each with its number of lines."""
+    start = 0
+    for size, lines, _ in _borders([data] if data else [], rows_per_chunk):
+        yield LineBytes(str(file), data[start : start + size], line, is_text), lines
+        start, line = start + size, line + lines
+
+
+def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Iterator[Read]:
+    """A row for each line that is not blank; lines end at \\n only.
+
+    str.splitlines would also cut at U+2028 and others, which occur inside JSON strings.
+    """
+    if first_line == 1:
+        data = data.removeprefix(_BOM)
+    if is_text:
+        yield from _parse_text(data, file, first_line)
+        return
+    for number, line in enumerate(data.split(b"\n"), start=first_line):
+        if line and not line.isspace():
+            hint = " If the file is one JSON array, name it .json." if line.lstrip().startswith(b"[") else ""
+            yield parse_object(line, file, number, hint)
+
+
+def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[Read]:
+    """A row {"text": line} for each line; decoded as a whole where that succeeds."""
+    whole = decode(data, file)
+    if isinstance(whole, str):
+        for number, text in enumerate(whole.split("\n"), start=first_line):
+            if text and not text.isspace():
+                yield Row({"text": text.rstrip("\r")}, file, number)
+        return
+    for number, line in enumerate(data.split(b"\n"), start=first_line):
+        text_or_error = decode(line, f"{file}:{number}")
+        if isinstance(text_or_error, DataError):
+            yield text_or_error
+        elif text_or_error and not text_or_error.isspace():
+            yield Row({"text": text_or_error.rstrip("\r")}, file, number)
+
+
+def _from_here(error: DataError, file: Path, line: int) -> DataError:
+    """A damaged file: what comes from this line on is lost."""
+    return DataError(
+        f"{error.cause}; all records from line {line} on are lost",
+        place=f"{file}:{line}",
+        fix=error.fix,
+        kind=error.kind,
+    )
+
+
+def _shrunk(file: str, line: int) -> DataError:
+    return DataError(
+        "the file became shorter while it was read",
+        place=f"{file}:{line}",
+        fix="Let nothing write to the data of a run.",
+        kind="file changed",
+    )

@@ -1,0 +1,202 @@
+"""One JSON object from bytes: fast where it is sound, exact about what is wrong where it is not.
+
+orjson does the work. What it would let pass in silence is caught behind it: of two equal keys it keeps the last, and
+integers of more than 64 bits become floats. Both show in a count of quotes and floats over the parsed value; only then,
+and where orjson refuses, the record is parsed again by the standard library, which can say what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from hftune.data.readers.base import Read, Row
+from hftune.errors import DataError
+
+MAX_DEPTH = 100
+"""Levels of nesting. More is a fault of whatever wrote it, and would overflow the stack of templates and Arrow."""
+
+MALFORMED = "malformed JSON"
+NOT_UTF8 = "not UTF-8"
+NUL = "NUL byte"
+
+_DOUBTFUL = 1 << 60  # more strings than any record has quotes for: an integer that became a float, perhaps
+_FIX = "Mend or remove this record; each must be one JSON object."
+_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
+
+
+class _Refused(ValueError):
+    """Legal for Python's decoder, not for us; `kind` as in DataError."""
+
+    def __init__(self, cause: str, kind: str, fix: str) -> None:
+        self.kind, self.fix = kind, fix
+        super().__init__(cause)
+
+
+def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
+    """The JSON object in `raw`, or what is wrong with it.
+
+    Args:
+        raw: One record, white space around it allowed.
+        hint: Added to the advice for malformed JSON.
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _parse_slowly(raw, file, line, hint)
+    if type(value) is not dict:
+        return _no_object(value, raw, f"{file}:{line}")
+    if not _is_faithful(value, raw):
+        return _parse_slowly(raw, file, line, hint)
+    return Row(value, file, line)
+
+
+def _is_faithful(value: dict[str, Any], raw: bytes) -> bool:
+    """Whether nothing was lost on the way: every quote belongs to a string that is there, no float is too large.
+
+    A string has two quotes, and those inside it, which are escaped. A key that a later one replaced has left quotes in
+    the bytes for which there is no string.
+    """
+    strings, inner, depth, level = 0, 0, 0, [value]
+    below: list[Any] = []
+    while level and depth <= MAX_DEPTH:
+        depth += 1
+        for container in level:
+            if type(container) is dict:
+                found, quotes = _weigh(container, below)
+                strings, inner = strings + found, inner + quotes
+                container = container.values()
+            found, quotes = _weigh(container, below)
+            strings, inner = strings + found, inner + quotes
+        level, below = below, []
+    if depth > MAX_DEPTH or raw.count(b'"') != 2 * strings + inner:
+        return False
+    # \u0022 is a quote in the value and none in the bytes, which could hide a lost key.
+    return not inner or b"\\u0022" not in raw
+
+
+def _weigh(parts: Iterable[Any], below: list[Any]) -> tuple[int, int]:
+    """(strings, quotes in them) among some keys or values; containers are added to `below`."""
+    strings, inner = 0, 0
+    for part in parts:
+        kind = type(part)
+        if kind is str:
+            strings += 1
+            if '"' in part:
+                inner += part.count('"')
+        elif kind is dict or kind is list:
+            below.append(part)
+        elif kind is float and abs(part) >= 2**63:
+            strings += _DOUBTFUL
+    return strings, inner
+
+
+def _parse_slowly(raw: bytes, file: str, line: int, hint: str) -> Read:
+    """The same by the standard library, with every rule of ours and the cause in words."""
+    place = f"{file}:{line}"
+    text = decode(raw, place)
+    if isinstance(text, DataError):
+        return text
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
+        )
+    except _Refused as error:
+        return DataError(str(error), place=place, fix=error.fix, kind=error.kind)
+    except RecursionError:
+        return DataError(f"malformed JSON: {_TOO_DEEP}", place=place, fix=_FIX, kind="nested too deep")
+    except ValueError as error:
+        return DataError(f"malformed JSON: {error}", place=place, fix=f"{_FIX}{hint}", kind=MALFORMED)
+    if not isinstance(value, dict):
+        return _no_object(value, raw, place)
+    return _too_deep(value, place) or _half_surrogate(value, text, place) or Row(value, file, line)
+
+
+def decode(raw: bytes, place: str) -> str | DataError:
+    """UTF-8 bytes of one record as text without NUL."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return DataError(
+            f"not UTF-8: {error.reason}, byte 0x{raw[error.start]:02x}",
+            place=place,
+            fix="Save the file as UTF-8, for example with `iconv -f GB18030 -t UTF-8` or `iconv -f UTF-16 -t UTF-8`.",
+            kind=NOT_UTF8,
+        )
+    if "\x00" in text:
+        fix = "The file is damaged or not UTF-8 text; copy it again."
+        return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
+    return text
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys all differ."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise _Refused(f'the key "{twice}" is there twice in one object', "duplicate key", "Keep one of them.")
+    return value
+
+
+def _constant(name: str) -> float:
+    raise _Refused(f"malformed JSON: {name} is no JSON value", MALFORMED, "Write null or a number.")
+
+
+def _integer(digits: str) -> int:
+    """An integer that fits 64 bits, as Arrow and most other readers need it."""
+    if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
+        shown = digits if len(digits) <= 24 else f"{digits[:20]}... ({len(digits)} digits)"
+        raise _Refused(f"the integer {shown} has more than 64 bits", "number out of range", "Write it as a string.")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise _Refused(f"the number {digits[:24]} is out of range", "number out of range", "Write it as a string.")
+    return number
+
+
+def _no_object(value: Any, raw: bytes, place: str) -> DataError:
+    shown = raw.strip()[:120].decode("utf-8", "replace")[:60]
+    return DataError(
+        f"a record must be a JSON object, found {type(value).__name__}: {shown}",
+        place=place,
+        fix='Write it as {"key": ...}. A .jsonl file holds an object a line, a .json file an array of objects.',
+        kind="not an object",
+    )
+
+
+def _too_deep(value: dict[str, Any], place: str) -> DataError | None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            part
+            for container in level
+            for part in (container.values() if isinstance(container, dict) else container)
+            if isinstance(part, (dict, list))
+        ]
+        if not level:
+            return None
+    return DataError(f"the record is {_TOO_DEEP}", place=place, fix=_FIX, kind="nested too deep")
+
+
+def _half_surrogate(value: dict[str, Any], text: str, place: str) -> DataError | None:
+    # "\ud83d" alone is legal JSON but no text; tokenizers and Arrow fail on it much later and without a place.
+    if "\\ud" not in text and "\\uD" not in text:
+        return None
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        return DataError(
+            f"half of a surrogate pair ({error.reason})",
+            place=place,
+            fix="Mend the broken \\ud... escape, usually an emoji cut in two.",
+            kind="half a surrogate pair",
+        )
+    return None

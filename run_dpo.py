@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
-    from hftune.data.pairs import tokenize_pairs
+    from hftune.data.pairs import PairEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
@@ -24,15 +24,13 @@ def main() -> None:
     run = start_run("dpo", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(
-        tokenize_pairs,
-        data_args,
+    encoder = PairEncoder(
         tokenizer,
-        seed=training_args.seed,
         max_length=training_args.max_length,
         max_prompt_length=training_args.max_prompt_length,
         max_completion_length=training_args.max_completion_length,
     )
+    data = load_splits(encoder, data_args, seed=training_args.seed)
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

@@ -13,7 +13,7 @@ def main() -> None:
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
     from hftune.data.splits import load_splits
-    from hftune.data.tokenization import tokenize_texts
+    from hftune.data.tokenization import TextEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer
@@ -23,15 +23,8 @@ def main() -> None:
     run = start_run("pt", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(
-        tokenize_texts,
-        data_args,
-        tokenizer,
-        seed=training_args.seed,
-        block_size=training_args.block_size,
-        packing=training_args.packing,
-        workers=data_args.preprocessing_num_workers,
-    )
+    encoder = TextEncoder(tokenizer, piece=None if training_args.packing else training_args.block_size)
+    data = load_splits(encoder, data_args, seed=training_args.seed)
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("rl")
 
-    from hftune.data.pairs import prompts_dataset
+    from hftune.data.pairs import PromptEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
@@ -25,13 +25,8 @@ def main() -> None:
     run = start_run("rl", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(
-        prompts_dataset,
-        data_args,
-        tokenizer,
-        seed=training_args.seed,
-        max_prompt_length=training_args.max_prompt_length,
-    )
+    encoder = PromptEncoder(tokenizer, max_prompt_length=training_args.max_prompt_length)
+    data = load_splits(encoder, data_args, seed=training_args.seed)
     rewards = load_rewards(training_args, model_args)
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)

@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
-    from hftune.data.pairs import tokenize_reward_pairs
+    from hftune.data.pairs import RewardPairEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_reward_model
@@ -24,15 +24,13 @@ def main() -> None:
     run = start_run("rm", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(
-        tokenize_reward_pairs,
-        data_args,
+    encoder = RewardPairEncoder(
         tokenizer,
-        seed=training_args.seed,
         max_length=training_args.max_length,
         max_prompt_length=training_args.max_prompt_length,
         max_completion_length=training_args.max_completion_length,
     )
+    data = load_splits(encoder, data_args, seed=training_args.seed)
 
     model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

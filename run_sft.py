@@ -13,7 +13,7 @@ def main() -> None:
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
     from hftune.data.splits import load_splits
-    from hftune.data.tokenization import tokenize_chat
+    from hftune.data.tokenization import ChatEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer
@@ -23,16 +23,13 @@ def main() -> None:
     run = start_run("sft", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(
-        tokenize_chat,
-        data_args,
+    encoder = ChatEncoder(
         tokenizer,
-        seed=training_args.seed,
         max_length=training_args.max_length,
         train_on_inputs=training_args.train_on_inputs,
         last_turn_only=training_args.train_on_last_turn,
-        workers=data_args.preprocessing_num_workers,
     )
+    data = load_splits(encoder, data_args, seed=training_args.seed)
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

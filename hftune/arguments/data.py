@@ -19,7 +19,13 @@ class DataArguments:
     )
     max_train_samples: int = field(default=-1, metadata={"help": "Use this many records at most; -1: all."})
     max_eval_samples: int = field(default=-1, metadata={"help": "Hold out this many records at most; -1: all."})
-    preprocessing_num_workers: int = field(default=1, metadata={"help": "Processes that tokenise."})
+    on_bad_record: str = field(
+        default="error",
+        metadata={"help": "A record that cannot be used stops the run, or is dropped.", "choices": ["error", "drop"]},
+    )
+    preprocessing_num_workers: int = field(
+        default=0, metadata={"help": "Processes that tokenise; 0: one for each core, 16 at most."}
+    )
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise anew even if nothing has changed."})
     data_cache_dir: str | None = field(
         default=None, metadata={"help": "Where tokenised records are kept; left out: ~/.cache/hftune."}

@@ -1,36 +1,43 @@
 """Tokenised data on disk, under a fingerprint of all that went into it.
 
-An entry is a folder that appears whole, by renaming, or not at all: `save_to_disk`'s files and `counts.json`.
+An entry is a folder that appears whole, by renaming, or not at all: `save_to_disk`'s files and `counts.json`. One
+process of a machine makes it while the others wait for a file lock: no collective is under way that could time out.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 from datasets import Dataset, load_from_disk
+from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 import hftune
 from hftune.data.encoding import Counts
+from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.logging import get_logger
 
 _COUNTS = "counts.json"
-_CHUNK = 1 << 20
+_CHUNK = 1 << 22
 
 
 def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
-    """A sha256 in hex over the files' contents (not their names), the tokenizer, the settings and this room's code."""
-    digest = hashlib.sha256()
+    """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this room's code.
+
+    XXH3, which reads as fast as memory does: a key to find things by, not a defence against forgery.
+    """
+    digest = xxhash.xxh3_128()
     about = {
         "hftune": hftune.__version__,
         "code": _code_state(),
@@ -50,7 +57,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
 @functools.cache
 def _code_state() -> str:
     """The source of this room: tokenising that has changed must not find what it made before."""
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -69,26 +76,30 @@ def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 def cached(
-    key: str, build: Callable[[], tuple[Dataset, Counts]], cache_dir: str | None = None, overwrite: bool = False
+    key: str, write: Callable[[Path], Counts], cache_dir: str | None = None, overwrite: bool = False
 ) -> tuple[Dataset, Counts]:
-    """The dataset and counts of `key`, memory-mapped from the cache, built and saved first where absent or incomplete.
+    """The dataset and counts of `key`, memory-mapped from the cache, written first where absent or incomplete.
+
+    Every process of a run calls this; one of each machine (or of all that share the cache folder) writes.
 
     Args:
         key: From `fingerprint`.
+        write: Fills an empty folder as `Dataset.save_to_disk` would.
         cache_dir: Else the environment's HFTUNE_CACHE, else ~/.cache/hftune.
-        overwrite: Build even if there is an entry.
+        overwrite: Write even if there is an entry.
 
     Raises:
         DataError: The cache folder cannot be written.
     """
     entry = _root(cache_dir) / "datasets" / key
-    found = None if overwrite else _load(entry)
-    if found is not None:
-        get_logger(__name__).info(f"tokenised data from the cache: {entry}")
-        return found
-    dataset, counts = build()
     try:
-        _save(entry, dataset, counts)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with _one_writer(entry.with_name(f".{key}.lock")) as first:
+            found = None if overwrite and first else _load(entry)
+            if found is not None:
+                get_logger(__name__).info(f"tokenised data from the cache: {entry}")
+                return found
+            _save(entry, write)
     except OSError as error:
         raise DataError(
             f"cannot write the cache: {error}", place=str(entry), fix="Give a folder with room in HFTUNE_CACHE."
@@ -96,6 +107,24 @@ def cached(
     saved = _load(entry)
     assert saved is not None, f"{entry} was just written"
     return saved
+
+
+@contextmanager
+def _one_writer(path: Path) -> Iterator[bool]:
+    """Let one process in at a time, the first of a machine before its others; says whether this is such a first one."""
+    lock = FileLock(path)
+    first = ranks.local_rank() == 0
+    if first:
+        # Without waiting: the first process of another machine may hold it, and waits for this one at the barrier.
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+    ranks.barrier()
+    if not lock.is_locked:
+        lock.acquire()
+    try:
+        yield first
+    finally:
+        lock.release()
 
 
 def _root(cache_dir: str | None) -> Path:
@@ -114,13 +143,13 @@ def _load(entry: Path) -> tuple[Dataset, Counts] | None:
         return None
 
 
-def _save(entry: Path, dataset: Dataset, counts: Counts) -> None:
+def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
     """Write beside the entry, then rename: no reader ever sees half an entry."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{entry.name[:16]}-", dir=entry.parent))
     try:
         fresh, old = work / "fresh", work / "old"
-        dataset.save_to_disk(str(fresh))
+        fresh.mkdir()
+        counts = write(fresh)
         (fresh / _COUNTS).write_text(json.dumps(counts.to_dict()), encoding="utf-8")
         if entry.exists():
             # A folder cannot be renamed onto a filled one. Readers that hold the old files open keep them.

@@ -1,13 +1,11 @@
-"""What every kind of tokenisation shares: counts, lengths, character ranges and int32 datasets."""
+"""What every kind of tokenisation shares: counts, lengths and character ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
-from datasets import Dataset, Features, List, Value
 from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import IGNORE_INDEX
@@ -58,23 +56,6 @@ def check_length(value: int | None, flag: str, least: int = 2) -> None:
     """
     if value is not None and value < least:
         raise ArgumentError(f"{flag} is {value}", place=flag, fix=f"Give {least} or more.")
-
-
-def to_dataset(columns: dict[str, list[Ids]]) -> Dataset:
-    """A dataset of int32 lists, half the size of Arrow's default."""
-    features = Features({name: List(Value("int32")) for name in columns})
-    arrays = {name: [np.asarray(ids, dtype=np.int32) for ids in values] for name, values in columns.items()}
-    return Dataset.from_dict(arrays, features=features)
-
-
-def encode_with_offsets(
-    texts: list[str], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[Ids, list[tuple[int, int]]]]:
-    """(input_ids, character ranges) of texts that already hold their special tokens."""
-    encoded = tokenizer(
-        texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False, verbose=False
-    )
-    return zip(encoded["input_ids"], map(widened, encoded["offset_mapping"]), strict=True)
 
 
 def widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -7,34 +7,31 @@ belongs to the answers, so that both share one prompt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.batches import BATCH
-from hftune.data.chat import render, render_with_spans, require_chat_template
-from hftune.data.encoding import (
-    Counts,
-    Ids,
-    all_dropped,
-    check_length,
-    encode_with_offsets,
-    overlaps,
-    require_fast,
-    to_dataset,
-)
+from hftune.data.chat import render, require_chat_template
+from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.messages import Message
+from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.schemas import Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
+from hftune.data.spans import Span, SpanFinder
+from hftune.data.tokenised import IDS, Encoder
 from hftune.errors import DataError
 from hftune.logging import notice
 
 SAME = "chosen and rejected are equal after truncation"
 LONG_PROMPT = "prompt longer than max_prompt_length"
+
+_COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +39,8 @@ class Limits:
     """Lengths in tokens; None is no limit."""
 
     total: int
-    prompt: int | None
-    completion: int | None
+    prompt: int | None = None
+    completion: int | None = None
 
     def __post_init__(self) -> None:
         check_length(self.total, "--max_length")
@@ -53,166 +50,190 @@ class Limits:
 
 @dataclass(slots=True)
 class Pair:
-    """Token ids of one preference."""
+    """Token ids of one preference, int32."""
 
-    prompt: Ids
-    chosen: Ids
-    rejected: Ids
+    prompt: np.ndarray
+    chosen: np.ndarray
+    rejected: np.ndarray
     margin: float | None
 
 
-def tokenize_pairs(
-    rows: list[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    max_prompt_length: int | None = None,
-    max_completion_length: int | None = None,
-) -> tuple[Dataset, Counts]:
+@dataclass(slots=True)
+class PairText:
+    """Prompt with each answer as text, and where the answer is in it."""
+
+    chosen: str
+    chosen_span: Span
+    rejected: str
+    rejected_span: Span
+    margin: float | None
+
+
+class PairEncoder(Encoder):
     """Preference pairs for DPO.
 
     A prompt loses its start, an answer its end. Where both do not fit in `max_length`, the prompt gives way first, down
     to half of `max_length`; then the answers, down to one token. Pairs equal after that are dropped and counted.
 
-    Returns:
-        Columns prompt_ids, chosen_ids and rejected_ids; an untruncated answer ends with the template's terminator.
-        And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
+    Columns prompt_ids, chosen_ids and rejected_ids; an untruncated answer ends with the template's terminator. And
+    `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
 
     Raises:
-        DataError: A record that cannot be read or rendered, or nothing left.
+        ArgumentError: A length that is too small.
+        DataError: A tokenizer without character offsets, or without a chat template.
     """
-    limits = Limits(max_length, max_prompt_length, max_completion_length)
-    pairs, counts = _pairs(rows, tokenizer, limits)
-    counts.tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    columns = {
-        "prompt_ids": [pair.prompt for pair in pairs],
-        "chosen_ids": [pair.chosen for pair in pairs],
-        "rejected_ids": [pair.rejected for pair in pairs],
-    }
-    return _with_lengths(to_dataset(columns), pairs), counts
 
+    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **_COUNTED})
+    to_the_end = False
+    """Keep what follows an answer's terminator."""
 
-def tokenize_reward_pairs(
-    rows: list[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    max_prompt_length: int | None = None,
-    max_completion_length: int | None = None,
-) -> tuple[Dataset, Counts]:
-    """Preference pairs for a reward model, truncated as `tokenize_pairs` does.
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int,
+        max_prompt_length: int | None = None,
+        max_completion_length: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limits = Limits(max_length, max_prompt_length, max_completion_length)
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True)
+        self.encodings = PrefixEncoder(tokenizer, None)
 
-    What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as the template
-    writes them, and the score is read at the last token.
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {"encoder": type(self).__name__, "limits": str(self.limits)}
 
-    Returns:
-        Columns chosen_ids and rejected_ids (prompt and answer), length, and margin (float) if any row has one.
-
-    Raises:
-        DataError: A record that cannot be read or rendered, or nothing left.
-    """
-    limits = Limits(max_length, max_prompt_length, max_completion_length)
-    pairs, counts = _pairs(rows, tokenizer, limits, to_the_end=True)
-    counts.tokens = sum(2 * len(pair.prompt) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
-    dataset = to_dataset(
-        {
-            "chosen_ids": [pair.prompt + pair.chosen for pair in pairs],
-            "rejected_ids": [pair.prompt + pair.rejected for pair in pairs],
-        }
-    )
-    dataset = _with_lengths(dataset, pairs)
-    margins = [pair.margin for pair in pairs]
-    missing = sum(margin is None for margin in margins)
-    if missing == len(margins):
-        return dataset, counts
-    if missing:
-        notice(f"{missing} of {len(margins)} pairs have no margin; 0.0 is used for them")
-    return dataset.add_column("margin", [0.0 if margin is None else margin for margin in margins]), counts
-
-
-def _with_lengths(dataset: Dataset, pairs: list[Pair]) -> Dataset:
-    lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for pair in pairs]
-    return dataset.add_column("length", lengths)
-
-
-def _pairs(
-    rows: list[Row], tokenizer: PreTrainedTokenizerBase, limits: Limits, *, to_the_end: bool = False
-) -> tuple[list[Pair], Counts]:
-    """Tokenise, truncate and count; `to_the_end` keeps what follows an answer's terminator."""
-    require_fast(tokenizer)
-    require_chat_template(tokenizer)
-    counts, kept = Counts(rows=len(rows)), []
-    for start in range(0, len(rows), BATCH):
-        preferences = [to_preference(row) for row in rows[start : start + BATCH]]
-        for pair in _encode_pairs(preferences, tokenizer, to_the_end):
-            fitted = _fit(pair, limits)
-            if fitted.chosen == fitted.rejected:
-                counts.drop(SAME)
-                continue
-            counts.used += 1
-            counts.truncated += fitted != pair
-            counts.trained_tokens += len(fitted.chosen) + len(fitted.rejected)
-            kept.append(fitted)
-    if not kept:
-        raise all_dropped(counts, "--max_length")
-    return kept, counts
-
-
-def _encode_pairs(
-    preferences: list[Preference], tokenizer: PreTrainedTokenizerBase, to_the_end: bool
-) -> Iterator[Pair]:
-    """Token ids of each preference, untruncated."""
-    rendered = [
-        _answer_text(preference, answer, tokenizer)
-        for preference in preferences
-        for answer in (preference.chosen, preference.rejected)
-    ]
-    encoded = list(encode_with_offsets([text for text, _ in rendered], tokenizer))
-    divided = [
-        _divide(ids, offsets, span, to_the_end) for (ids, offsets), (_, span) in zip(encoded, rendered, strict=True)
-    ]
-    for index, preference in enumerate(preferences):
-        (left, left_span), (right, right_span) = rendered[2 * index : 2 * index + 2]
+    def parse(self, row: Row) -> PairText:
+        """The texts of a row and its answers' spans."""
+        preference = to_preference(row)
+        (left, left_span), (right, right_span) = (
+            _answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)
+        )
         if left[: left_span[0]] != right[: right_span[0]]:
             raise DataError(
                 "the chat template writes the prompt differently before the two answers",
                 place=preference.origin,
                 fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
+                kind="prompt written in two ways",
             )
-        (chosen, first), (rejected, second) = divided[2 * index : 2 * index + 2]
-        shared = _common_length(chosen[:first], rejected[:second])
-        yield Pair(chosen[:shared], chosen[shared:], rejected[shared:], preference.margin)
+        return PairText(left, left_span, right, right_span, preference.margin)
+
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids of each pair within its limits."""
+        pairs = self.pairs(parsed, counts)
+        return {
+            "prompt_ids": [pair.prompt for pair in pairs],
+            "chosen_ids": [pair.chosen for pair in pairs],
+            "rejected_ids": [pair.rejected for pair in pairs],
+            **_counted(pairs),
+        }
+
+    def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
+        """Tokenise, divide, truncate and count."""
+        kept = []
+        lefts, rights = (self.encodings([getattr(pair, side) for pair in parsed]) for side in ("chosen", "rejected"))
+        for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
+            chosen, first = self._divide(left, text.chosen_span, len(text.chosen))
+            rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
+            shared = _common_length(chosen[:first], rejected[:second])
+            pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin)
+            fitted = _fit(pair, self.limits)
+            if np.array_equal(fitted.chosen, fitted.rejected):
+                counts.drop(SAME)
+                continue
+            counts.used += 1
+            counts.truncated += _length(fitted) < _length(pair) or len(fitted.prompt) < len(pair.prompt)
+            counts.tokens += 2 * len(fitted.prompt) + len(fitted.chosen) + len(fitted.rejected)
+            counts.trained_tokens += len(fitted.chosen) + len(fitted.rejected)
+            kept.append(fitted)
+        return kept
+
+    def _divide(self, encoding: Encoding, span: Span, characters: int) -> tuple[np.ndarray, int]:
+        """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
+        ids = np.array(encoding.ids, dtype=np.int32)
+        found = token_span(encoding, *span, characters)
+        if found is None:
+            offsets = widened(encoding.offsets)
+            inside = [index for index, offset in enumerate(offsets) if overlaps(offset, [span])]
+            found = inside[0], inside[-1] + 1
+        first, end = found
+        return (ids if self.to_the_end else ids[:end]), first
 
 
-def _answer_text(
-    preference: Preference, answer: list[Message], tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, tuple[int, int]]:
+class RewardPairEncoder(PairEncoder):
+    """Preference pairs for a reward model, truncated as `PairEncoder` does.
+
+    What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as the template
+    writes them, and the score is read at the last token.
+
+    Columns chosen_ids and rejected_ids (prompt and answer), length, and margin (float) if any row has one.
+    """
+
+    schema = pa.schema({"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), **_COUNTED})
+    to_the_end = True
+
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids of both sides of each pair."""
+        pairs = self.pairs(parsed, counts)
+        return {
+            "chosen_ids": [np.concatenate([pair.prompt, pair.chosen]) for pair in pairs],
+            "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
+            "margin": [pair.margin for pair in pairs],
+            **_counted(pairs),
+        }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Without margins, no such column; where some are missing, 0."""
+        margins = dataset["margin"][:]
+        missing = sum(margin is None for margin in margins)
+        if missing == len(margins):
+            return dataset.remove_columns("margin")
+        if missing:
+            notice(f"{missing} of {len(margins)} pairs have no margin; 0.0 is used for them")
+            filled = [0.0 if margin is None else margin for margin in margins]
+            return dataset.remove_columns("margin").add_column("margin", filled)
+        return dataset
+
+
+def _counted(pairs: list[Pair]) -> dict[str, list[Any]]:
+    return {
+        "length": [_length(pair) for pair in pairs],
+        "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
+    }
+
+
+def _length(pair: Pair) -> int:
+    return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
+
+
+def _answer_text(preference: Preference, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
     """The text of prompt and answer, and the span of the answer."""
     if len(answer) != 1:
         raise DataError(
             f"an answer of {len(answer)} turns; tool results and questions in it would be trained, too",
             place=preference.origin,
             fix="Move all turns that both answers share into the prompt, and keep the last one as the answer.",
+            kind="answer of several turns",
         )
     try:
-        text, spans = render_with_spans(preference.prompt + answer, tokenizer, preference.tools, last_turn_only=True)
+        text, spans, _ = finder(preference.prompt + answer, preference.tools)
     except DataError as error:
-        raise DataError(error.cause, place=preference.origin, fix=error.fix) from error
+        raise error.at(preference.origin) from error
     if not spans:
-        raise DataError('an answer with "weight" 0', place=preference.origin, fix="Remove the weight.")
+        raise DataError(
+            'an answer with "weight" 0', place=preference.origin, fix="Remove the weight.", kind="answer of weight 0"
+        )
     return text, spans[0]
 
 
-def _divide(ids: Ids, offsets: list[tuple[int, int]], span: tuple[int, int], to_the_end: bool) -> tuple[Ids, int]:
-    """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
-    inside = [index for index, offset in enumerate(offsets) if overlaps(offset, [span])]
-    return ids if to_the_end else ids[: inside[-1] + 1], inside[0]
-
-
-def _common_length(left: Ids, right: Ids) -> int:
-    """How many tokens two lists share at their start."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))
+def _common_length(left: np.ndarray, right: np.ndarray) -> int:
+    """How many tokens two arrays share at their start."""
+    shorter = min(len(left), len(right))
+    different = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(different[0]) if len(different) else shorter
 
 
 def _fit(pair: Pair, limits: Limits) -> Pair:
@@ -227,45 +248,56 @@ def _fit(pair: Pair, limits: Limits) -> Pair:
     return Pair(prompt[len(prompt) - kept :], pair.chosen[:room], pair.rejected[:room], pair.margin)
 
 
-def prompts_dataset(
-    rows: list[Row], tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None
-) -> tuple[Dataset, Counts]:
+class PromptEncoder(Encoder):
     """Prompts for RL. A prompt that is too long is dropped and counted: cut messages would ask something else.
+
+    Columns prompt (a list of messages), and every other column that all rows have.
 
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
-
-    Returns:
-        Column prompt (a list of messages), and every other column that all rows have.
-
-    Raises:
-        DataError: A row without a prompt, a column of mixed types, or nothing left.
     """
-    check_length(max_prompt_length, "--max_prompt_length", 1)
-    require_chat_template(tokenizer)
-    counts, kept = Counts(rows=len(rows)), []
-    for start in range(0, len(rows), BATCH):
-        prompts = [to_prompt(row) for row in rows[start : start + BATCH]]
-        texts = [_prompt_text(prompt, tokenizer) for prompt in prompts]
-        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        for prompt, ids in zip(prompts, encoded, strict=True):
-            if max_prompt_length is not None and len(ids) > max_prompt_length:
+
+    # Which columns there are is known when all rows are read; until then each travels as JSON.
+    schema = pa.schema({"record": pa.string(), "origin": pa.string()})
+    length_flag = "--max_prompt_length"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None) -> None:
+        check_length(max_prompt_length, "--max_prompt_length", 1)
+        require_chat_template(tokenizer)
+        self.tokenizer, self.max_prompt_length = tokenizer, max_prompt_length
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {"encoder": "prompts", "max_prompt_length": self.max_prompt_length}
+
+    def parse(self, row: Row) -> tuple[Prompt, str]:
+        """The prompt of a row, and its text as the model will see it."""
+        prompt = to_prompt(row)
+        try:
+            return prompt, render(prompt.messages, self.tokenizer, add_generation_prompt=True)
+        except DataError as error:
+            raise error.at(prompt.origin) from error
+
+    def encode(self, parsed: list[tuple[Prompt, str]], counts: Counts) -> dict[str, list[Any]]:
+        """Each prompt as JSON."""
+        columns: dict[str, list[Any]] = {"record": [], "origin": []}
+        texts = [text for _, text in parsed]
+        encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        for (prompt, _), ids in zip(parsed, encoded["input_ids"] if texts else [], strict=True):
+            if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
                 counts.drop(LONG_PROMPT)
                 continue
             counts.used += 1
             counts.tokens += len(ids)
-            kept.append(prompt)
-    if not kept:
-        raise all_dropped(counts, "--max_prompt_length")
-    return _prompt_columns(kept), counts
+            columns["record"].append(json.dumps([prompt.messages, prompt.extra], ensure_ascii=False, default=str))
+            columns["origin"].append(prompt.origin)
+        return columns
 
-
-def _prompt_text(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prompt as the model will see it."""
-    try:
-        return render(prompt.messages, tokenizer, add_generation_prompt=True)
-    except DataError as error:
-        raise DataError(error.cause, place=prompt.origin, fix=error.fix) from error
+    def finish(self, dataset: Dataset) -> Dataset:
+        """The columns that all prompts have."""
+        pairs = zip(dataset["record"][:], dataset["origin"][:], strict=True)
+        read = ((json.loads(record), origin) for record, origin in pairs)
+        return _prompt_columns([Prompt(messages, extra, origin) for (messages, extra), origin in read])
 
 
 def _prompt_columns(prompts: list[Prompt]) -> Dataset:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hftune.data.readers.base import Chunk, Failed, Read, Row, unreadable
+from hftune.data.readers.base import Chunk, Failed, Parsed, Read, Row, unreadable
 from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
 from hftune.data.readers.compressed import DECODERS, plain_suffix
 from hftune.data.readers.csv_table import csv_chunks
@@ -26,7 +27,7 @@ from hftune.logging import notice
 if TYPE_CHECKING:
     from hftune.data.encoding import Counts
 
-__all__ = ["SUFFIXES", "Chunk", "Failed", "Read", "Row", "chunks", "find_files", "read_rows"]
+__all__ = ["SUFFIXES", "Chunk", "Failed", "Read", "Row", "chunks", "find_files", "first_rows", "read_rows"]
 
 Reader = Callable[[Path, int], Iterator[Chunk]]
 
@@ -172,6 +173,17 @@ def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
             yield from reader(file, rows_per_chunk)
         except OSError as error:
             yield unreadable(file, str(error.strerror or error))
+
+
+def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
+    """The first `limit` records of some chunks; what lies behind them is not read. They are parsed in this process."""
+    left = limit
+    for chunk in found:
+        taken = list(islice(chunk.rows(), left))
+        left -= len(taken)
+        yield Parsed(taken, chunk.file)
+        if not left:
+            return
 
 
 def read_rows(

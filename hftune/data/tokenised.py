@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
 
-from hftune.data.encoding import Counts
+from hftune.data.encoding import Counts, all_dropped
 from hftune.data.sources import Chunk, Row
 from hftune.data.workers import in_order
 from hftune.errors import DataError
@@ -31,8 +32,11 @@ _FILE = "data-00000-of-00001.arrow"
 class Encoder(ABC):
     """What a stage makes of its records."""
 
-    schema: ClassVar[pa.Schema]
-    """Columns of the result."""
+    tokenizer: PreTrainedTokenizerBase
+    schema: pa.Schema
+    """Columns of the result. `length` (tokens) and `trained` (those with a loss) are summed up for counts."""
+    length_flag: ClassVar[str] = "--max_length"
+    """What to raise if nothing is left."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -93,12 +97,19 @@ def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
     """A few rows, in this process and in memory.
 
     Raises:
-        DataError: A record that cannot be used.
+        DataError: A record that cannot be used, or none left.
     """
     counts = Counts(rows=len(rows))
     columns = encoder.encode([encoder.parse(row) for row in rows], counts)
+    if not counts.used:
+        raise all_dropped(counts, encoder.length_flag)
     batch = _record_batch(columns, encoder.schema)
-    return encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema))), counts
+    return without_counts(encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema)))), counts
+
+
+def without_counts(dataset: Dataset) -> Dataset:
+    """The dataset without its column `trained`, which only counting wants."""
+    return dataset.remove_columns("trained") if "trained" in dataset.column_names else dataset
 
 
 def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool) -> tuple[pa.Buffer, Counts]:
@@ -119,11 +130,12 @@ def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool) -> tuple[pa.Buffer
 
 
 def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [
-        _ragged(columns[field.name], field.type) if pa.types.is_list(field.type) else pa.array(columns[field.name], field.type)
-        for field in schema
-    ]
+    arrays = [_array(columns[field.name], field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return _ragged(values, kind) if isinstance(kind, pa.ListType) else pa.array(values, kind)
 
 
 def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
@@ -137,7 +149,7 @@ def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
 def _describe(folder: Path) -> None:
     """The two small files that `datasets.load_from_disk` wants beside the data."""
     dataset = Dataset.from_file(str(folder / _FILE))
-    state = {
+    state: dict[str, Any] = {
         "_data_files": [{"filename": _FILE}],
         "_fingerprint": folder.name,
         "_format_columns": None,

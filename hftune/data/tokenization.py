@@ -1,192 +1,219 @@
-"""Rows to token ids. Every function returns a dataset (int32 columns) and what was used, dropped and truncated."""
+"""Texts and conversations to token ids. Pairs and prompts are in `pairs.py`."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
-from datasets import Dataset
+import numpy as np
+import pyarrow as pa
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches import in_batches
-from hftune.data.chat import render, render_with_spans, require_chat_template
-from hftune.data.encoding import (
-    Counts,
-    Ids,
-    all_dropped,
-    check_length,
-    encode_with_offsets,
-    mask_labels,
-    require_fast,
-    to_dataset,
-)
-from hftune.data.pairs import prompts_dataset, tokenize_pairs, tokenize_reward_pairs
+from hftune.data.chat import require_chat_template
+from hftune.data.encoding import Counts, check_length, require_fast
+from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span
 from hftune.data.schemas import Conversation, to_conversation, to_text
 from hftune.data.sources import Row
+from hftune.data.spans import Span, SpanFinder
+from hftune.data.tokenised import IDS, Encoder, Ragged
 from hftune.errors import ArgumentError, DataError
-
-__all__ = [
-    "Counts",
-    "prompts_dataset",
-    "tokenize_chat",
-    "tokenize_pairs",
-    "tokenize_reward_pairs",
-    "tokenize_texts",
-]
 
 NO_TARGET = "no trained token within max_length"
 TOO_SHORT = "fewer than 2 tokens"
 
 
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def tokenize_texts(
-    rows: list[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    block_size: int,
-    packing: bool,
-    append_eos: bool = True,
-    workers: int = 1,
-) -> tuple[Dataset, Counts]:
+class TextEncoder(Encoder):
     """Texts for pre-training, each with the tokenizer's own special tokens (such as BOS) and EOS at its end.
 
-    Args:
-        block_size: Tokens a sequence, at most.
-        packing: Join all documents and cut them into blocks; the last, shorter block is kept if it has 2 tokens.
-            Without it, each document is cut on its own, and a piece of fewer than 2 tokens is left out.
-        append_eos: End each document with EOS. Packed documents then have EOS between them.
+    Columns input_ids and labels (equal), length (tokens) and trained (those that have one before them).
 
-    Returns:
-        Columns input_ids and labels (equal), lists of at most `block_size` int32.
+    Args:
+        piece: Cut documents into pieces of so many tokens; a piece of fewer than 2 tokens is left out. None keeps
+            documents whole, for packing.
+        append_eos: End each document with EOS.
 
     Raises:
-        DataError: A row without text, no EOS token, or nothing left.
+        DataError: The tokenizer has no EOS token.
     """
-    check_length(block_size, "--block_size")
-    if append_eos and tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
-    encode = partial(_encode_texts, tokenizer=tokenizer, eos=tokenizer.eos_token_id if append_eos else None)
-    documents: list[Ids] = in_batches(encode, rows, workers)
-    counts = Counts(rows=len(rows))
-    blocks = _packed(documents, block_size, counts) if packing else _pieces(documents, block_size, counts)
-    if not blocks:
-        raise DataError("no document has 2 tokens or more", fix="Give more text.")
-    counts.tokens = sum(map(len, blocks))
-    counts.trained_tokens = counts.tokens - len(blocks)
-    return to_dataset({"input_ids": blocks, "labels": blocks}), counts
 
+    schema = pa.schema({"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()})
+    length_flag = "--train_file_dir"
 
-def _encode_texts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, eos: int | None) -> list[Ids]:
-    """Token ids of each text, ended with `eos` where given."""
-    texts = [to_text(row) for row in rows]
-    encoded: list[Ids] = tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]
-    return [ids if eos is None or ids[-1:] == [eos] else [*ids, eos] for ids in encoded]
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, piece: int | None = None, append_eos: bool = True
+    ) -> None:
+        check_length(piece, "--block_size")
+        require_fast(tokenizer)
+        if append_eos and tokenizer.eos_token_id is None:
+            raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
+        self.tokenizer, self.piece = tokenizer, piece
+        self.eos: int | None = tokenizer.eos_token_id if append_eos else None
 
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {"encoder": "text", "piece": self.piece, "append_eos": self.eos is not None}
 
-def _packed(documents: list[Ids], block_size: int, counts: Counts) -> list[Ids]:
-    """One stream cut into blocks; a lone token at the end predicts nothing and is left out."""
-    stream = [token for document in documents for token in document]
-    counts.used = len(documents)
-    blocks = [stream[start : start + block_size] for start in range(0, len(stream), block_size)]
-    return blocks[:-1] if blocks and len(blocks[-1]) < 2 else blocks
+    def parse(self, row: Row) -> str:
+        """The text of a row."""
+        return to_text(row)
 
+    def encode(self, parsed: list[str], counts: Counts) -> dict[str, list[Any]]:
+        """Documents, or their pieces; `truncated` counts documents whose last, lone token is left out."""
+        backend = self.tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        found: Ragged = []
+        for encoding in backend.encode_batch(parsed, add_special_tokens=True):
+            pieces = self._pieces(self._ended(encoding.ids), counts)
+            if not pieces:
+                counts.drop(TOO_SHORT)
+                continue
+            counts.used += 1
+            counts.tokens += sum(map(len, pieces))
+            counts.trained_tokens += sum(map(len, pieces)) - len(pieces)
+            found.extend(pieces)
+        lengths = [len(ids) for ids in found]
+        return {"input_ids": found, "labels": found, "length": lengths, "trained": [length - 1 for length in lengths]}
 
-def _pieces(documents: list[Ids], block_size: int, counts: Counts) -> list[Ids]:
-    """Each document cut on its own; `truncated` counts documents whose last, lone token is left out."""
-    blocks = []
-    for document in documents:
-        pieces = [document[start : start + block_size] for start in range(0, len(document), block_size)]
+    def _ended(self, ids: list[int]) -> np.ndarray:
+        if self.eos is not None and ids[-1:] != [self.eos]:
+            ids = [*ids, self.eos]
+        return np.array(ids, dtype=np.int32)
+
+    def _pieces(self, document: np.ndarray, counts: Counts) -> Ragged:
+        step = self.piece or max(len(document), 1)
+        pieces = [document[start : start + step] for start in range(0, len(document), step)]
         kept = [piece for piece in pieces if len(piece) >= 2]
-        if not kept:
-            counts.drop(TOO_SHORT)
-            continue
-        counts.used += 1
-        counts.truncated += len(kept) < len(pieces)
-        blocks.extend(kept)
-    return blocks
+        counts.truncated += bool(kept) and len(kept) < len(pieces)
+        return kept
 
 
-# --- conversations ------------------------------------------------------------------------------------------------
-
-
-def tokenize_chat(
-    rows: list[Row],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    train_on_inputs: bool = False,
-    last_turn_only: bool = False,
-    workers: int = 1,
-) -> tuple[Dataset, Counts]:
+class ChatEncoder(Encoder):
     """Conversations for SFT, with labels on what the assistant says.
 
     Each conversation is tokenised once, as a whole. What is longer than `max_length` loses its end; no EOS is added
     there. A record without a trained token in what is left is dropped and counted.
 
+    Columns input_ids, labels (IGNORE_INDEX where not trained), at most `max_length` int32 each; length; trained; and
+    with `turn_weights` loss_weights (float32, one a token).
+
     Args:
+        max_length: Tokens; None for no limit.
         train_on_inputs: Train on every token instead.
         last_turn_only: Train only on the last assistant turn.
-
-    Returns:
-        Columns input_ids and labels (IGNORE_INDEX where not trained), lists of at most `max_length` int32.
+        turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
 
     Raises:
-        DataError: A record that cannot be read or located in the template's text, or nothing left.
+        ArgumentError: Everything and the last turn only at once, or a length below 2.
+        DataError: A tokenizer without character offsets, or without a chat template.
     """
-    check_length(max_length, "--max_length")
-    if train_on_inputs and last_turn_only:
-        raise ArgumentError(
-            "train on everything, or on the last turn only?",
-            place="--train_on_inputs, --last_turn_only",
-            fix="Give one of them.",
-        )
-    require_fast(tokenizer)
-    require_chat_template(tokenizer)
-    encode = partial(_encode_chats, tokenizer=tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only)
-    counts = Counts(rows=len(rows))
-    columns: dict[str, list[Ids]] = {"input_ids": [], "labels": []}
-    for ids, labels in in_batches(encode, rows, workers):
-        kept = labels[:max_length]
-        # The first token has no token before it that could predict it, so a label there is never trained.
-        trained = sum(label != IGNORE_INDEX for label in kept[1:])
-        if not trained:
-            counts.drop(NO_TARGET)
-            continue
-        columns["input_ids"].append(ids[:max_length])
-        columns["labels"].append(kept)
-        counts.used += 1
-        counts.truncated += len(ids) > max_length
-        counts.tokens += len(kept)
-        counts.trained_tokens += trained
-    if not counts.used:
-        raise all_dropped(counts, "--max_length")
-    return to_dataset(columns), counts
 
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None,
+        train_on_inputs: bool = False,
+        last_turn_only: bool = False,
+        turn_weights: bool = False,
+    ) -> None:
+        check_length(max_length, "--max_length")
+        if train_on_inputs and last_turn_only:
+            raise ArgumentError(
+                "train on everything, or on the last turn only?",
+                place="--train_on_inputs, --train_on_last_turn",
+                fix="Give one of them.",
+            )
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.tokenizer = tokenizer
+        self.max_length, self.turn_weights = max_length, turn_weights
+        self.finder = SpanFinder(tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only)
+        self.prefixes = PrefixEncoder(tokenizer, max_length)
+        columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
+        if turn_weights:
+            columns["loss_weights"] = pa.list_(pa.float32())
+        self.schema = pa.schema(columns)
 
-def _encode_chats(
-    rows: list[Row], tokenizer: PreTrainedTokenizerBase, whole: bool, last_turn_only: bool
-) -> list[tuple[Ids, Ids]]:
-    """(input_ids, labels) of each row, untruncated."""
-    texts, all_spans = [], []
-    for row in rows:
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {
+            "encoder": "chat",
+            "max_length": self.max_length,
+            "train_on_inputs": self.finder.whole,
+            "last_turn_only": self.finder.last_turn_only,
+            "turn_weights": self.turn_weights,
+        }
+
+    def parse(self, row: Row) -> tuple[str, list[Span], list[float]]:
+        """The text of a row, its trained spans in characters and their weights."""
         conversation = to_conversation(row)
-        with_spans = chat_text(conversation, tokenizer, whole=whole, last_turn_only=last_turn_only)
-        texts.append(with_spans[0])
-        all_spans.append(with_spans[1])
-    encoded = encode_with_offsets(texts, tokenizer)
-    return [(ids, mask_labels(ids, offsets, spans)) for (ids, offsets), spans in zip(encoded, all_spans, strict=True)]
+        found = conversation_text(conversation, self.finder)
+        if not self.turn_weights and any(weight != 1.0 for weight in found[2]):
+            raise DataError(
+                f"a turn has the weight {next(weight for weight in found[2] if weight != 1.0)}",
+                place=row.origin,
+                fix="Add --turn_weights to scale the loss of turns, or write 0 or 1.",
+                kind="turn with a fractional weight",
+            )
+        return found
+
+    def encode(self, parsed: list[tuple[str, list[Span], list[float]]], counts: Counts) -> dict[str, list[Any]]:
+        """Ids and labels of the first `max_length` tokens."""
+        columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
+        encoded = self.prefixes([text for text, _, _ in parsed])
+        for (encoding, covered), (text, spans, weights) in zip(encoded, parsed, strict=True):
+            ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            labels, scale = mask(ids, encoding, covered, spans, weights if self.turn_weights else None)
+            # The first token has no token before it that could predict it, so a label there is never trained.
+            trained = int(np.count_nonzero(labels[1:] != IGNORE_INDEX))
+            if not trained:
+                counts.drop(NO_TARGET)
+                continue
+            counts.used += 1
+            counts.truncated += covered < len(text) or len(encoding) > len(ids)
+            counts.tokens += len(ids)
+            counts.trained_tokens += trained
+            columns["input_ids"].append(ids)
+            columns["labels"].append(labels)
+            columns["length"].append(len(ids))
+            columns["trained"].append(trained)
+            if scale is not None:
+                columns["loss_weights"].append(scale)
+        return columns
 
 
-def chat_text(
-    conversation: Conversation, tokenizer: PreTrainedTokenizerBase, *, whole: bool, last_turn_only: bool
-) -> tuple[str, list[tuple[int, int]]]:
-    """The text and its trained spans; errors name the record."""
+def mask(
+    ids: np.ndarray, encoding: Encoding, covered: int, spans: list[Span], weights: list[float] | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Labels (length,) int32: the id where a token shares a character with a span, IGNORE_INDEX elsewhere.
+
+    Args:
+        ids: The kept tokens, the first of `encoding`.
+        covered: Characters of the text that `encoding` stands for.
+        weights: One a span; None for no weights.
+
+    Returns:
+        Labels, and the weight of each token (length,) float32, 0 where it is not trained; None without weights.
+    """
+    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
+    scale = None if weights is None else np.zeros(len(ids), dtype=np.float32)
+    for number, (start, end) in enumerate(spans):
+        found = token_span(encoding, start, end, covered)
+        if found is None:
+            inside = np.array(labels_by_ranges(encoding, [(start, end)])[: len(ids)], dtype=np.int32) != IGNORE_INDEX
+        else:
+            inside = slice(*found)  # type: ignore[assignment]
+        labels[inside] = ids[inside]
+        if scale is not None and weights is not None:
+            scale[inside] = weights[number]
+    return labels, scale
+
+
+def conversation_text(conversation: Conversation, finder: SpanFinder) -> tuple[str, list[Span], list[float]]:
+    """The text of a conversation, its trained spans and weights; errors name the record."""
     try:
-        if whole:
-            text = render(conversation.messages, tokenizer, conversation.tools)
-            return text, [(0, len(text))]
-        return render_with_spans(conversation.messages, tokenizer, conversation.tools, last_turn_only=last_turn_only)
+        return finder(conversation.messages, conversation.tools)
     except DataError as error:
-        raise DataError(error.cause, place=conversation.origin, fix=error.fix) from error
+        raise error.at(conversation.origin) from error

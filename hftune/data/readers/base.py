@@ -57,6 +57,18 @@ class Failed(Chunk):
         yield self.error
 
 
+@dataclass(frozen=True, slots=True)
+class Parsed(Chunk):
+    """Records that have been read already."""
+
+    found: list[Read]
+    file: str = ""
+
+    def rows(self) -> Iterator[Read]:
+        """The records."""
+        yield from self.found
+
+
 def no_record(file: Path) -> Failed:
     """A file in which there is nothing to read."""
     error = DataError(

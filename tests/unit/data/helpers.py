@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import trl
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.encoding import Counts
+from hftune.data.pairs import PairEncoder, PromptEncoder, RewardPairEncoder
 from hftune.data.sources import Row
+from hftune.data.tokenised import tokenise_rows
+from hftune.data.tokenization import ChatEncoder, TextEncoder
 
 CORPUS = [
     "hello world, how are you?",
@@ -79,3 +84,25 @@ def assistant(content: str, **more: Any) -> dict[str, Any]:
 def call(name: str, **arguments: Any) -> dict[str, Any]:
     """An assistant turn that calls a function, in canonical form."""
     return assistant("", tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}}])
+
+
+def tokenize_chat(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
+    return tokenise_rows(rows, ChatEncoder(tokenizer, **settings))
+
+
+def tokenize_texts(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
+    return tokenise_rows(rows, TextEncoder(tokenizer, **settings))
+
+
+def tokenize_pairs(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
+    return tokenise_rows(rows, PairEncoder(tokenizer, **settings))
+
+
+def tokenize_reward_pairs(
+    rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any
+) -> tuple[Dataset, Counts]:
+    return tokenise_rows(rows, RewardPairEncoder(tokenizer, **settings))
+
+
+def prompts_dataset(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
+    return tokenise_rows(rows, PromptEncoder(tokenizer, **settings))

@@ -9,9 +9,18 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data.sources import find_files, read_rows
-from hftune.data.tokenization import prompts_dataset, tokenize_pairs, tokenize_reward_pairs
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, user
+from tests.unit.data.helpers import (
+    assistant,
+    call,
+    make_tokenizer,
+    prompts_dataset,
+    row,
+    template,
+    tokenize_pairs,
+    tokenize_reward_pairs,
+    user,
+)
 
 PAIR = {"prompt": "天气?", "chosen": "Thank you 🙂", "rejected": "\n\nno"}
 PROMPT = "<|im_start|>user\n天气?<|im_end|>\n<|im_start|>assistant\n"

@@ -6,23 +6,41 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pytest
 from datasets import Dataset
 
 from hftune.arguments import DataArguments
 from hftune.data.encoding import Counts
 from hftune.data.sources import Row
 from hftune.data.splits import describe, hold_out, load_splits
+from hftune.data.tokenised import IDS, Encoder
+from hftune.errors import DataError
 from tests.unit.data.helpers import make_tokenizer
 
 
-def rows(count: int) -> list[Row]:
-    return [Row({"n": number}, "f.jsonl", number + 1) for number in range(count)]
-
-
-def build(given: list[Row], tokenizer: Any, **settings: Any) -> tuple[Dataset, Counts]:
+class Numbers(Encoder):
     """One token a row: its number."""
-    numbers = [row.value["n"] for row in given]
-    return Dataset.from_dict({"input_ids": [[n] for n in numbers]}), Counts(rows=len(numbers), used=len(numbers))
+
+    schema = pa.schema({"input_ids": IDS, "length": pa.int32(), "trained": pa.int32()})
+
+    def __init__(self) -> None:
+        self.tokenizer = make_tokenizer()
+
+    def settings(self) -> dict[str, Any]:
+        return {}
+
+    def parse(self, row: Row) -> int:
+        if row.value["n"] < 0:
+            raise DataError("negative", place=row.origin, kind="negative number")
+        return int(row.value["n"])
+
+    def encode(self, parsed: list[int], counts: Counts) -> dict[str, list[Any]]:
+        counts.used += len(parsed)
+        counts.tokens += len(parsed)
+        counts.trained_tokens += sum(parsed)
+        return {"input_ids": [np.array([n]) for n in parsed], "length": [1] * len(parsed), "trained": parsed}
 
 
 def numbers_of(dataset: Dataset) -> list[int]:
@@ -35,17 +53,17 @@ def write(file: Path, numbers: range) -> str:
 
 
 def test_held_out_rows_are_drawn_by_the_seed_and_kept_in_order() -> None:
-    train, held = hold_out(rows(50), 10.0, seed=1)
+    train, held = hold_out(50, 10.0, seed=1)
     assert len(held) == 5 and len(train) == 45
-    assert sorted(row.line for row in train + held) == list(range(1, 51))
-    assert [row.line for row in held] == sorted(row.line for row in held)
-    assert hold_out(rows(50), 10.0, seed=1) == (train, held)
-    assert hold_out(rows(50), 10.0, seed=2) != (train, held)
+    assert sorted(train + held) == list(range(50))
+    assert held == sorted(held) and train == sorted(train)
+    assert hold_out(50, 10.0, seed=1) == (train, held)
+    assert hold_out(50, 10.0, seed=2) != (train, held)
 
 
 def test_both_sides_keep_a_row() -> None:
     for percentage in (0.001, 99.9):
-        train, held = hold_out(rows(2), percentage, seed=0)
+        train, held = hold_out(2, percentage, seed=0)
         assert len(train) == len(held) == 1
 
 
@@ -57,12 +75,12 @@ def test_folders_limits_and_cache(tmp_path: Path) -> None:
         max_eval_samples=2,
         data_cache_dir=str(tmp_path / "cache"),
     )
-    splits = load_splits(build, arguments, make_tokenizer(), seed=0)
+    splits = load_splits(Numbers(), arguments, seed=0)
     assert numbers_of(splits.train) == [0, 1, 2, 3]
     assert splits.evaluation is not None and numbers_of(splits.evaluation) == [90, 91]
     assert splits.about["train"]["used"] == 4 and splits.about["train"]["files"] == [str(tmp_path / "train.jsonl")]
     arguments.max_train_samples = 5
-    assert numbers_of(load_splits(build, arguments, make_tokenizer(), seed=0).train) == [0, 1, 2, 3, 4]
+    assert numbers_of(load_splits(Numbers(), arguments, seed=0).train) == [0, 1, 2, 3, 4]
 
 
 def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
@@ -71,10 +89,31 @@ def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
         validation_split_percentage=20,
         data_cache_dir=str(tmp_path / "cache"),
     )
-    splits = load_splits(build, arguments, make_tokenizer(), seed=3)
+    splits = load_splits(Numbers(), arguments, seed=3)
     assert splits.evaluation is not None
     train, held = numbers_of(splits.train), numbers_of(splits.evaluation)
     assert len(held) == 2 and sorted(train + held) == list(range(10))
+    # Each part is counted on its own.
+    assert splits.about["eval"]["trained_tokens"] == sum(held) and splits.about["eval"]["used"] == 2
+    assert splits.about["train"]["trained_tokens"] == sum(train) and splits.train.column_names == [
+        "input_ids",
+        "length",
+    ]
+
+
+def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"n": 1}\n{"n": -1}\n{"n"\n{"n": 4}\n')
+    arguments = DataArguments(
+        train_file_dir=str(tmp_path / "train.jsonl"), data_cache_dir=str(tmp_path / "cache"), max_train_samples=4
+    )
+    with pytest.raises(DataError, match="negative") as caught:
+        load_splits(Numbers(), arguments, seed=0)
+    assert caught.value.place == f"{tmp_path}/train.jsonl:2"
+    arguments.on_bad_record = "drop"
+    splits = load_splits(Numbers(), arguments, seed=0)
+    assert numbers_of(splits.train) == [1, 4]
+    assert splits.about["train"]["dropped"] == {"negative number": 1, "malformed JSON": 1}
+    assert splits.about["train"]["examples"]["negative number"] == f"{tmp_path}/train.jsonl:2: negative"
 
 
 def test_counts_in_words() -> None:

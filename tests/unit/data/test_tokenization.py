@@ -9,12 +9,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data import batches
-from hftune.data.encoding import encode_with_offsets, mask_labels
+from hftune.data.encoding import mask_labels, widened
 from hftune.data.sources import Row, find_files, read_rows
-from hftune.data.tokenization import tokenize_chat, tokenize_texts
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, user
+from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, tokenize_texts, user
 
 EOS = "<|endoftext|>"
 
@@ -47,7 +45,7 @@ def test_mask_token_by_token(chatml: PreTrainedTokenizerFast) -> None:
         ("Thank", True), (" you", True), (".", True), ("<|im_end|>", True), ("\n", False),
     ]  # fmt: skip
     assert counts.to_dict() == {
-        "rows": 1, "used": 1, "dropped": {}, "truncated": 0, "tokens": 15, "trained_tokens": 4,
+        "rows": 1, "used": 1, "dropped": {}, "truncated": 0, "tokens": 15, "trained_tokens": 4, "examples": {},
     }  # fmt: skip
 
 
@@ -144,21 +142,10 @@ def test_errors_name_the_record(rows: list[Row], name: str, words: list[str]) ->
 def test_settings_are_refused(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ArgumentError, match="--max_length is 1"):
         tokenize_chat([row(messages=TURNS)], chatml, max_length=1)
-    with pytest.raises(ArgumentError, match="--train_on_inputs, --last_turn_only"):
+    with pytest.raises(ArgumentError, match="--train_on_inputs, --train_on_last_turn"):
         tokenize_chat([row(messages=TURNS)], chatml, max_length=9, train_on_inputs=True, last_turn_only=True)
     with pytest.raises(DataError, match="no chat template"):
         tokenize_chat([row(messages=TURNS)], make_tokenizer(None), max_length=9)
-
-
-def test_workers_give_the_same(chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "WORTH_WORKERS", 2)
-    monkeypatch.setattr(batches, "BATCH", 2)
-    rows = [row(index, messages=[user(str(index)), assistant(f"n{index}")]) for index in range(5)]
-    alone, in_parallel = (tokenize_chat(rows, chatml, max_length=99, workers=workers) for workers in (1, 2))
-    assert alone[0].to_dict() == in_parallel[0].to_dict()
-    assert alone[1] == in_parallel[1]
-    with pytest.raises(DataError, match=r"run_pt\.py"):
-        tokenize_chat([*rows, row(9, text="t")], chatml, max_length=99, workers=2)
 
 
 def test_mask_of_given_offsets() -> None:
@@ -171,7 +158,7 @@ def test_white_space_gets_its_range_back() -> None:
     trimmed, exact = make_tokenizer(trim_offsets=True), make_tokenizer()
     text = "<|im_end|>\n\nyou  \n x 🙂"
     for tokenizer in (trimmed, exact):
-        ((_, offsets),) = encode_with_offsets([text], tokenizer)
+        offsets = widened(tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"])
         assert all(end > start for start, end in offsets)
     assert tuple(offsets[1]) == (10, 11)
 
@@ -197,47 +184,42 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return ids
 
 
-def test_packing_joins_all_documents(chatml: PreTrainedTokenizerFast) -> None:
+def test_documents_stay_whole_for_packing(chatml: PreTrainedTokenizerFast) -> None:
     texts = ["hello world", "你好", "x"]
-    stream = ids_of(chatml, "".join(text + EOS for text in texts))
-    for size in (2, 3, 5, len(stream) - 1, len(stream), 99):
-        dataset, counts = tokenize_texts([row(text=text) for text in texts], chatml, block_size=size, packing=True)
-        blocks = dataset["input_ids"][:]
-        lone = len(stream) % size == 1
-        assert [token for block in blocks for token in block] == (stream[:-1] if lone else stream)
-        assert all(len(block) == size for block in blocks[:-1])
-        assert dataset["labels"][:] == blocks
-        assert (counts.rows, counts.used, counts.dropped) == (3, 3, {})
-        assert (counts.tokens, counts.trained_tokens) == (sum(map(len, blocks)), sum(map(len, blocks)) - len(blocks))
+    dataset, counts = tokenize_texts([row(text=text) for text in texts], chatml)
+    assert dataset["input_ids"][:] == [ids_of(chatml, text + EOS) for text in texts]
+    assert dataset["labels"][:] == dataset["input_ids"][:]
+    total = sum(dataset["length"])
+    assert (counts.rows, counts.used, counts.tokens, counts.trained_tokens) == (3, 3, total, total - 3)
 
 
 def test_without_packing_each_document_is_cut_on_its_own(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(text="abcde"), row(text="xy")]
-    dataset, counts = tokenize_texts(rows, chatml, block_size=4, packing=False)
+    dataset, counts = tokenize_texts(rows, chatml, piece=4)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd", "e" + EOS, "xy" + EOS]
     assert (counts.used, counts.truncated, counts.tokens, counts.trained_tokens) == (2, 0, 9, 6)
 
 
 def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(text="abcde"), row(text="x")]
-    dataset, counts = tokenize_texts(rows, chatml, block_size=4, packing=False, append_eos=False)
+    dataset, counts = tokenize_texts(rows, chatml, piece=4, append_eos=False)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd"]
     assert (counts.used, counts.truncated, counts.dropped) == (1, 1, {"fewer than 2 tokens": 1})
-    with pytest.raises(DataError, match="no document has 2 tokens"):
-        tokenize_texts(rows[1:], chatml, block_size=4, packing=False, append_eos=False)
+    with pytest.raises(DataError, match="all 1 records were dropped"):
+        tokenize_texts(rows[1:], chatml, piece=4, append_eos=False)
 
 
 def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, block_size=9, packing=False)
+    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, piece=9)
     assert chatml.decode(dataset[0]["input_ids"]) == "ab" + EOS
 
 
 def test_texts_are_refused(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ArgumentError, match="--block_size is 1"):
-        tokenize_texts([row(text="a")], chatml, block_size=1, packing=True)
+        tokenize_texts([row(text="a")], chatml, piece=1)
     with pytest.raises(DataError, match=r"run_sft\.py"):
-        tokenize_texts([row(messages=TURNS)], chatml, block_size=8, packing=True)
+        tokenize_texts([row(messages=TURNS)], chatml, piece=8)
     without = make_tokenizer()
     without.eos_token = None
     with pytest.raises(DataError, match="no EOS"):
-        tokenize_texts([row(text="a")], without, block_size=8, packing=True)
+        tokenize_texts([row(text="a")], without, piece=8)

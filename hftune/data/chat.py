@@ -14,16 +14,17 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import count, pairwise
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from hftune.data.messages import Message
 from hftune.errors import DataError
 
-_PROBE = "HFTUNE7PROBE"
 _WAY_OUT = (
     "Train on the last turn only (--last_turn_only), split the record into one record a turn, "
     "or give another template with --chat_template."
@@ -70,6 +71,24 @@ def render(
     return str(text)
 
 
+def plain_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Message]], str]:
+    """`render` for many conversations of plain text without tools, in half the time.
+
+    `apply_chat_template` copies every message several times, for values that plain text does not have.
+    """
+    chat_template = tokenizer.get_chat_template()
+    compiled = _compile_jinja_template(chat_template)
+    settings = {**tokenizer.special_tokens_map, "tools": None, "documents": None, "add_generation_prompt": False}
+
+    def rendered(messages: list[Message]) -> str:
+        try:
+            return str(compiled.render(messages=messages, **settings))
+        except (TemplateError, TypeError):
+            return render(messages, tokenizer)  # for its error
+
+    return rendered
+
+
 def render_with_spans(
     messages: list[Message],
     tokenizer: PreTrainedTokenizerBase,
@@ -113,6 +132,7 @@ class _Finder:
     ) -> None:
         self.text, self.messages, self.tokenizer, self.tools = text, messages, tokenizer, tools
         self.prompted: dict[str, bool] = {}
+        self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
     def span(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
@@ -156,9 +176,9 @@ class _Finder:
 
     def _by_probe(self, index: int) -> tuple[int | None, int | None]:
         """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
-        probe = {"role": "assistant", "content": _PROBE}
+        probe = {"role": "assistant", "content": self.probe}
         replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
-        parts = (self._try(replaced) or "").split(_PROBE)
+        parts = (self._try(replaced) or "").split(self.probe)
         if len(parts) != 2:
             return None, None
         before, after = parts
@@ -170,15 +190,15 @@ class _Finder:
 
     def _terminator(self, upto: list[Message], after: str) -> int:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
-        closing = (self._try(upto) or "").rpartition(_PROBE)[2]
+        closing = (self._try(upto) or "").rpartition(self.probe)[2]
         eos = str(self.tokenizer.eos_token or "")
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
             if candidate and after.startswith(candidate):
                 return len(candidate)
         # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
         # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
-        following = (self._try(upto, prompt=True) or "").rpartition(_PROBE)[2]
-        shared = _common_start(after, following)
+        following = (self._try(upto, prompt=True) or "").rpartition(self.probe)[2]
+        shared = common_start(after, following)
         known = [token for token in self.tokenizer.get_added_vocab() if token and shared.startswith(token)]
         token = max(known, key=len, default="")
         return len(token) if shared[len(token) :].strip() else 0
@@ -217,7 +237,7 @@ class _Finder:
         )
 
 
-def _common_start(left: str, right: str) -> str:
+def common_start(left: str, right: str) -> str:
     """What two texts begin with alike."""
     pairs = enumerate(zip(left, right, strict=False))
     return left[: next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))]

@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.chat import render, render_with_spans
+from hftune.data.chat import common_start, plain_renderer, render, render_with_spans
 from hftune.data.messages import Message
 from hftune.errors import DataError
 
@@ -39,18 +39,22 @@ class _Form:
     """What a template writes around the contents of one kind of conversation.
 
     `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
-    the trained turns: message index, start and end.
+    the trained turns: message index, start and end. `guards` are first characters of a content (by message index) that
+    could make a template's own generation prompt reach into it, as `<think>` does.
     """
 
     around: list[str]
     clean: list[Callable[[str], str]]
     turns: list[tuple[int, _Place, _Place]]
+    guards: dict[int, str]
 
-    def fill(self, contents: list[str]) -> tuple[str, list[int]]:
-        """The text with these contents, and where each of `around` starts in it."""
+    def fill(self, contents: list[str]) -> tuple[str, list[int]] | None:
+        """The text with these contents, and where each of `around` starts in it; None for contents under a guard."""
         parts, starts, reached = [self.around[0]], [0], len(self.around[0])
-        for clean, content, following in zip(self.clean, contents, self.around[1:], strict=True):
+        for index, (clean, content, following) in enumerate(zip(self.clean, contents, self.around[1:], strict=True)):
             said = clean(content)
+            if index in self.guards and said[:1] in self.guards[index]:
+                return None
             reached += len(said)
             starts.append(reached)
             reached += len(following)
@@ -71,6 +75,7 @@ class SpanFinder:
         self, tokenizer: PreTrainedTokenizerBase, *, whole: bool = False, last_turn_only: bool = False
     ) -> None:
         self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
+        self.render = plain_renderer(tokenizer)
         self.forms: dict[tuple[str, ...], _Form | None] = {}
 
     def __call__(
@@ -103,9 +108,10 @@ class SpanFinder:
         form = self.forms[roles]
         if form is None:
             return None
-        expected, starts = form.fill([message["content"] for message in messages])
-        if render(messages, self.tokenizer) != expected:
+        filled = form.fill([message["content"] for message in messages])
+        if filled is None or self.render(messages) != filled[0]:
             return None
+        expected, starts = filled
         spans, weights = [], []
         for turn, start, end in form.turns:
             weight = float(messages[turn].get("weight", 1.0))
@@ -117,10 +123,9 @@ class SpanFinder:
     def _analyse(self, roles: tuple[str, ...]) -> _Form | None:
         """The form of conversations with these roles; None where the template does not show one."""
         words = [f"HFTUNE{number}PART" for number in range(len(roles))]
+        plain = _conversation(roles, words)
         try:
-            text, spans = render_with_spans(
-                _conversation(roles, words), self.tokenizer, last_turn_only=self.last_turn_only
-            )
+            text, spans = render_with_spans(plain, self.tokenizer, last_turn_only=self.last_turn_only)
             padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]), self.tokenizer)
         except DataError:
             return None
@@ -133,7 +138,28 @@ class SpanFinder:
         places = [(_place(start, around, words), _place(end, around, words)) for start, end in spans]
         if clean is None or any(start is None or end is None for start, end in places):
             return None
-        return _Form(around, clean, [(turn, *pair) for turn, pair in zip(turns, places, strict=True)])  # type: ignore[arg-type, misc]
+        turns_and_places = [(turn, *pair) for turn, pair in zip(turns, places, strict=True)]
+        return _Form(around, clean, turns_and_places, self._guards(plain, text, words, turns))  # type: ignore[arg-type]
+
+    def _guards(self, plain: list[Message], text: str, words: list[str], turns: list[int]) -> dict[int, str]:
+        """First characters that would change what the exact finder, which compares beginnings of the text, finds."""
+        begins = {text.index(word): index for index, word in enumerate(words)}
+        guards: dict[int, str] = {}
+        for turn in turns:
+            for part, prompt in ((plain[:turn], True), (plain[: turn + 1], False)):
+                beginning = self._beginning(part, prompt)
+                differs = len(common_start(beginning, text))
+                if differs < len(beginning) and differs in begins:
+                    index = begins[differs]
+                    guards[index] = guards.get(index, "") + beginning[differs]
+        return guards
+
+    def _beginning(self, part: list[Message], prompt: bool) -> str:
+        """A part of a conversation as text; nothing where the template refuses it alone."""
+        try:
+            return render(part, self.tokenizer, add_generation_prompt=prompt) if part else ""
+        except DataError:
+            return ""
 
 
 def _conversation(roles: tuple[str, ...], contents: list[str]) -> list[Message]:

@@ -23,8 +23,8 @@ def main() -> None:
     run = start_run("pt", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = TextEncoder(tokenizer, piece=None if training_args.packing else training_args.block_size)
-    data = load_splits(encoder, data_args, seed=training_args.seed)
+    encoder = TextEncoder.from_arguments(tokenizer, training_args)
+    data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

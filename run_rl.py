@@ -25,8 +25,8 @@ def main() -> None:
     run = start_run("rl", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = PromptEncoder(tokenizer, max_prompt_length=training_args.max_prompt_length)
-    data = load_splits(encoder, data_args, seed=training_args.seed)
+    encoder = PromptEncoder.from_arguments(tokenizer, training_args)
+    data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
     rewards = load_rewards(training_args, model_args)
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)

@@ -24,13 +24,8 @@ def main() -> None:
     run = start_run("rm", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = RewardPairEncoder(
-        tokenizer,
-        max_length=training_args.max_length,
-        max_prompt_length=training_args.max_prompt_length,
-        max_completion_length=training_args.max_completion_length,
-    )
-    data = load_splits(encoder, data_args, seed=training_args.seed)
+    encoder = RewardPairEncoder.from_arguments(tokenizer, training_args)
+    data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

@@ -23,13 +23,8 @@ def main() -> None:
     run = start_run("sft", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = ChatEncoder(
-        tokenizer,
-        max_length=training_args.max_length,
-        train_on_inputs=training_args.train_on_inputs,
-        last_turn_only=training_args.train_on_last_turn,
-    )
-    data = load_splits(encoder, data_args, seed=training_args.seed)
+    encoder = ChatEncoder.from_arguments(tokenizer, training_args)
+    data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

@@ -26,6 +26,12 @@ class DataArguments:
     preprocessing_num_workers: int = field(
         default=0, metadata={"help": "Processes that tokenise; 0: one for each core, 16 at most."}
     )
+    tokenized_dir: str | None = field(
+        default=None, metadata={"help": "Records that `hftune tokenize` has made, in place of the files above."}
+    )
+    preview: int = field(
+        default=0, metadata={"help": "Show so many records as they will be trained, with counts, before training."}
+    )
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise anew even if nothing has changed."})
     data_cache_dir: str | None = field(
         default=None, metadata={"help": "Where tokenised records are kept; left out: ~/.cache/hftune."}

@@ -85,6 +85,9 @@ class SFTArguments(StageArguments, trl.SFTConfig):
 
     train_on_inputs: bool = field(default=False, metadata={"help": "Train all tokens, not only the answers."})
     train_on_last_turn: bool = field(default=False, metadata={"help": "Train the last answer only."})
+    turn_weights: bool = field(
+        default=False, metadata={"help": "Let the `weight` of a turn scale its loss; else a weight is 0 or 1."}
+    )
 
 
 @dataclass

@@ -41,7 +41,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
     about = {
         "hftune": hftune.__version__,
         "code": _code_state(),
-        "tokenizer": _tokenizer_state(tokenizer),
+        "tokenizer": tokenizer_state(tokenizer),
         "settings": settings,
     }
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
@@ -63,7 +63,7 @@ def _code_state() -> str:
     return digest.hexdigest()
 
 
-def _tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """All of a tokenizer that decides which ids a text gets."""
     if tokenizer.is_fast:
         backend = json.loads(tokenizer.backend_tokenizer.to_str())

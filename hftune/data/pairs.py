@@ -17,6 +17,7 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from hftune.arguments import DPOArguments, GRPOArguments, RLOOArguments, RMArguments
 from hftune.data.chat import render, require_chat_template
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.messages import Message
@@ -101,6 +102,16 @@ class PairEncoder(Encoder):
         require_chat_template(tokenizer)
         self.finder = SpanFinder(tokenizer, last_turn_only=True)
         self.encodings = PrefixEncoder(tokenizer, None)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
+        """As the flags of run_rm.py and run_dpo.py say."""
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            max_prompt_length=args.max_prompt_length,
+            max_completion_length=args.max_completion_length,
+        )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
@@ -265,6 +276,11 @@ class PromptEncoder(Encoder):
         check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_prompt_length = tokenizer, max_prompt_length
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
+        """As the flags of run_rl.py say."""
+        return cls(tokenizer, max_prompt_length=args.max_prompt_length)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""

@@ -38,6 +38,11 @@ class Encoder(ABC):
     length_flag: ClassVar[str] = "--max_length"
     """What to raise if nothing is left."""
 
+    @classmethod
+    @abstractmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: Any) -> Encoder:
+        """The encoder that a stage's training arguments ask for."""
+
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """All that decides the result beside the records and the tokenizer; plain values, for the fingerprint."""

@@ -9,6 +9,7 @@ import pyarrow as pa
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.chat import require_chat_template
 from hftune.data.encoding import Counts, check_length, require_fast
@@ -49,6 +50,11 @@ class TextEncoder(Encoder):
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.piece = tokenizer, piece
         self.eos: int | None = tokenizer.eos_token_id if append_eos else None
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
+        """Documents stay whole if they will be packed."""
+        return cls(tokenizer, piece=None if args.packing else args.block_size)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
@@ -135,6 +141,17 @@ class ChatEncoder(Encoder):
         if turn_weights:
             columns["loss_weights"] = pa.list_(pa.float32())
         self.schema = pa.schema(columns)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: SFTArguments) -> ChatEncoder:
+        """As the flags of run_sft.py say."""
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            train_on_inputs=args.train_on_inputs,
+            last_turn_only=args.train_on_last_turn,
+            turn_weights=args.turn_weights,
+        )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""

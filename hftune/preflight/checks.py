@@ -71,13 +71,13 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Files are named and there, and evaluation has something to evaluate on."""
-    if data_args.train_file_dir is None:
+    if data_args.train_file_dir is None and data_args.tokenized_dir is None:
         yield ArgumentError("no training data was named", place="--train_file_dir", fix="give a file or a folder")
     for flag in ("train_file_dir", "validation_file_dir"):
         path = getattr(data_args, flag)
         if path and not Path(path).exists():
             yield ArgumentError(f"there is no file or folder {path}", place=f"--{flag}", fix="check the path")
-    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0
+    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized_dir
     if training_args.eval_strategy != "no" and not held_out:
         yield ArgumentError(
             "evaluation was asked for, but no records are held out",

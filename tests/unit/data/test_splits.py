@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from datasets import Dataset
 
 from hftune.arguments import DataArguments
 from hftune.data.encoding import Counts
+from hftune.data.parts import hold_out
 from hftune.data.sources import Row
-from hftune.data.splits import describe, hold_out, load_splits
+from hftune.data.splits import describe, load_splits
 from hftune.data.tokenised import IDS, Encoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import make_tokenizer
@@ -27,6 +29,10 @@ class Numbers(Encoder):
 
     def __init__(self) -> None:
         self.tokenizer = make_tokenizer()
+
+    @classmethod
+    def from_arguments(cls, tokenizer: Any, args: Any) -> Numbers:
+        return cls()
 
     def settings(self) -> dict[str, Any]:
         return {}
@@ -75,12 +81,12 @@ def test_folders_limits_and_cache(tmp_path: Path) -> None:
         max_eval_samples=2,
         data_cache_dir=str(tmp_path / "cache"),
     )
-    splits = load_splits(Numbers(), arguments, seed=0)
+    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
     assert numbers_of(splits.train) == [0, 1, 2, 3]
     assert splits.evaluation is not None and numbers_of(splits.evaluation) == [90, 91]
     assert splits.about["train"]["used"] == 4 and splits.about["train"]["files"] == [str(tmp_path / "train.jsonl")]
     arguments.max_train_samples = 5
-    assert numbers_of(load_splits(Numbers(), arguments, seed=0).train) == [0, 1, 2, 3, 4]
+    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [0, 1, 2, 3, 4]
 
 
 def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
@@ -89,7 +95,7 @@ def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
         validation_split_percentage=20,
         data_cache_dir=str(tmp_path / "cache"),
     )
-    splits = load_splits(Numbers(), arguments, seed=3)
+    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=3))
     assert splits.evaluation is not None
     train, held = numbers_of(splits.train), numbers_of(splits.evaluation)
     assert len(held) == 2 and sorted(train + held) == list(range(10))
@@ -107,10 +113,10 @@ def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
         train_file_dir=str(tmp_path / "train.jsonl"), data_cache_dir=str(tmp_path / "cache"), max_train_samples=4
     )
     with pytest.raises(DataError, match="negative") as caught:
-        load_splits(Numbers(), arguments, seed=0)
+        load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
     assert caught.value.place == f"{tmp_path}/train.jsonl:2"
     arguments.on_bad_record = "drop"
-    splits = load_splits(Numbers(), arguments, seed=0)
+    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
     assert numbers_of(splits.train) == [1, 4]
     assert splits.about["train"]["dropped"] == {"negative number": 1, "malformed JSON": 1}
     assert splits.about["train"]["examples"]["negative number"] == f"{tmp_path}/train.jsonl:2: negative"

@@ -1,0 +1,103 @@
+"""The `hftune` command: what goes with the scripts, before and after a run.
+
+hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
+hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError, run_script
+
+ENCODERS = {
+    "pt": "hftune.data.tokenization:TextEncoder",
+    "sft": "hftune.data.tokenization:ChatEncoder",
+    "rm": "hftune.data.pairs:RewardPairEncoder",
+    "dpo": "hftune.data.pairs:PairEncoder",
+    "rl": "hftune.data.pairs:PromptEncoder",
+}
+"""What each script makes of its records; imported when it is needed."""
+
+
+def main() -> None:
+    """Run the subcommand that the command line names."""
+    run_script(lambda: dispatch(sys.argv[1:]))
+
+
+def dispatch(argv: list[str]) -> None:
+    """The first word is the subcommand, the second for most of them the script whose arguments follow.
+
+    Raises:
+        ArgumentError: No such subcommand or script.
+    """
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(__doc__)
+        return
+    command = COMMANDS.get(argv[0])
+    if command is None:
+        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=f"one of: {', '.join(COMMANDS)}")
+    command(argv[1:])
+
+
+def preview(argv: list[str]) -> None:
+    """Samples and counts of what a script would train on."""
+    encoder, data_args, training_args = _encoder(argv, "preview")
+    from hftune.data.preview import preview as show
+    from hftune.data.splits import load_splits
+
+    data = load_splits(encoder, data_args, training_args)
+    accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
+    show(data, encoder.tokenizer, data_args.preview or 3, rows_per_step=accumulated)
+
+
+def tokenize(argv: list[str]) -> None:
+    """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
+    encoder, data_args, training_args = _encoder(argv, "tokenize")
+    from hftune.data.saved import save_tokenised
+    from hftune.data.splits import load_parts
+
+    if not training_args.output_dir:
+        raise ArgumentError("no folder for the result was named", place="--output_dir", fix="give one")
+    folder = Path(training_args.output_dir)
+    save_tokenised(folder, load_parts(encoder, data_args, training_args.seed), encoder)
+    print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
+
+
+def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
+    """The encoder of the script that `argv` names, its data arguments and its training arguments."""
+    stage, argv = _stage(argv, command)
+    from hftune.arguments import parse_arguments
+
+    model_args, data_args, _, training_args = parse_arguments(stage, argv)
+
+    from hftune.errors import raise_together
+    from hftune.models.tokenizer import load_tokenizer
+    from hftune.preflight.checks import check_data_flags, check_model_folder
+
+    raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])
+    module, _, name = ENCODERS[stage].partition(":")
+    encoder = getattr(importlib.import_module(module), name)
+    return encoder.from_arguments(load_tokenizer(model_args, training_args), training_args), data_args, training_args
+
+
+def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
+    """`run_sft.py`, `run_sft` or `sft`, and the arguments behind it."""
+    stage = argv[0].removesuffix(".py").removeprefix("run_") if argv else ""
+    if stage not in ENCODERS:
+        scripts = ", ".join(f"run_{name}" for name in ENCODERS)
+        raise ArgumentError(
+            f"`hftune {command}` needs the script whose arguments follow",
+            fix=f"hftune {command} run_sft ...; {scripts}",
+        )
+    return stage, argv[1:]
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize}
+
+if __name__ == "__main__":
+    main()

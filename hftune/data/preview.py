@@ -1,0 +1,130 @@
+"""What a run will train on, shown as text: trained tokens in one colour, masked ones in another, counts below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
+from typing import Any
+
+from datasets import Dataset
+from rich.console import Console
+from rich.text import Text
+from transformers import PreTrainedTokenizerBase
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.splits import Splits
+
+TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
+OPEN, CLOSE = "«", "»"
+"""Around trained text, so that it can be told without colours, too."""
+
+_SIDES = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+def preview(
+    data: Splits,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    *,
+    rows_per_step: int,
+    console: Console | None = None,
+) -> None:
+    """Print `samples` examples of each split and what became of all records.
+
+    Args:
+        rows_per_step: Rows of a training batch over all processes and accumulation steps.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    for name, dataset in (("train", data.train), ("eval", data.evaluation)):
+        if dataset is None:
+            continue
+        for number, example in enumerate(islice(_examples(dataset), samples), start=1):
+            console.rule(f"{name} {number}", align="left")
+            for part in describe_example(example, tokenizer):
+                console.print(part)
+    console.rule("counts", align="left")
+    for name, about in data.about.items():
+        console.print(f"{name}: {', '.join(_counts(about))}")
+    if hasattr(data.train, "__len__"):
+        steps = math.ceil(len(data.train) / rows_per_step)
+        console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")
+    console.print(_legend())
+
+
+def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
+    """One example of any stage as coloured text, a part for each side or document."""
+    if "prompt" in example:
+        yield Text("\n").join(Text(f"{turn['role']}: {turn['content']}", MASKED) for turn in example["prompt"])
+        extra = {key: value for key, value in example.items() if key != "prompt"}
+        if extra:
+            yield Text(f"for reward functions: {extra}")
+    elif "input_ids" in example:
+        yield from _documents(example, tokenizer)
+    else:
+        for side in (name for name in _SIDES if name in example):
+            ids = example[side]
+            # Only answers beside a prompt of their own are told apart; a reward model reads prompt and answer as one.
+            trained = side != "prompt_ids" and "prompt_ids" in example
+            shown = coloured(ids, ids if trained else [IGNORE_INDEX] * len(ids), tokenizer)
+            yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
+
+
+def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Text:
+    """Tokens as text: runs of trained tokens between `OPEN` and `CLOSE`, a special token at the end of a run marked."""
+    text, special = Text(), set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+    pairs = zip(ids, labels, strict=True)
+    for trained, run in groupby(pairs, key=lambda pair: pair[1] != IGNORE_INDEX):
+        tokens = [token for token, _ in run]
+        if not trained:
+            text.append(tokenizer.decode(tokens), MASKED)
+            continue
+        ends = tokens[-1] in special
+        text.append(OPEN, TRAINED).append(tokenizer.decode(tokens[:-1] if ends else tokens), TRAINED)
+        if ends:
+            text.append(tokenizer.decode(tokens[-1:]), TERMINATOR)
+        text.append(CLOSE, TRAINED)
+    return text
+
+
+def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
+    """The documents of a row: one, or those that are packed into it."""
+    ids, labels = list(example["input_ids"]), list(example["labels"])
+    lengths = list(example.get("seq_lengths") or [len(ids)])
+    start = 0
+    for number, length in enumerate(lengths, start=1):
+        part = slice(start, start + length)
+        shown = coloured(ids[part], labels[part], tokenizer)
+        packed = f"document {number} of {len(lengths)}, " if len(lengths) > 1 else ""
+        trained = sum(label != IGNORE_INDEX for label in labels[part])
+        yield Text(f"({packed}{length} tokens, {trained} trained) ").append_text(shown)
+        start += length
+
+
+def _examples(dataset: Any) -> Iterator[dict[str, Any]]:
+    """The first examples of a map-style or an endless dataset."""
+    if isinstance(dataset, Dataset) or hasattr(dataset, "__getitem__"):
+        return (dataset[index] for index in range(len(dataset)))
+    return iter(dataset)
+
+
+def _counts(about: dict[str, Any]) -> Iterator[str]:
+    """What became of the records, in words."""
+    if "rows" in about:
+        yield f"{about['rows']} records read"
+        yield f"{about['used']} used"
+        for reason, number in about.get("dropped", {}).items():
+            example = about.get("examples", {}).get(reason)
+            yield f"{number} dropped ({reason}{f'; first: {example}' if example else ''})"
+        yield f"{about['truncated']} truncated"
+    if about.get("tokens"):
+        share = 100 * about.get("trained_tokens", 0) / about["tokens"]
+        yield f"{about['tokens']} tokens, {about.get('trained_tokens', 0)} trained ({share:.0f} %)"
+    packing = about.get("packing")
+    if packing:
+        yield f"{packing['packs']} packed rows of {packing['max_length']}, {100 * packing['fill']:.1f} % full"
+
+
+def _legend() -> Text:
+    text = Text("legend: ").append("masked", MASKED).append(" ")
+    return text.append(f"{OPEN}trained", TRAINED).append("terminator", TERMINATOR).append(CLOSE, TRAINED)

@@ -9,7 +9,7 @@ from hftune.data.functions import parse_tools
 from hftune.data.messages import NO_TURNS, Message, is_message, parse_messages, text_of
 from hftune.data.nested import from_json
 from hftune.data.readers.base import Row
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 NO_QUESTION = "empty question"
 TWO_SYSTEMS = "two system texts"
@@ -139,7 +139,7 @@ def _labels(row: Row, count: int) -> list[Any] | None:
         return None
     if not isinstance(value, list) or len(value) != count:
         raise DataError(
-            f'"label" must be a list of {count} weights, one for each answer in "tgt", found {str(value)[:40]}',
+            f'"label" must be a list of {count} weights, one for each answer in "tgt", found {shown(value)}',
             place=row.origin,
             fix="Write 1 for an answer that is trained, 0 for one that is not.",
             kind=BAD_LABEL,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 UNKNOWN = "unknown format"
 WRONG_STAGE = "data for another script"
@@ -203,8 +203,8 @@ def _reads(value: Mapping[str, Any], script: str) -> str:
 
 def _keys(value: Mapping[str, Any], limit: int = 30) -> str:
     """The keys of a record, not all of a thousand."""
-    shown = ", ".join(str(key)[:60] for key in sorted(value)[:limit])
-    return (f"{shown}, ... ({len(value)} keys)" if len(value) > limit else shown) or "none"
+    keys = ", ".join(shown(key) for key in sorted(value)[:limit])
+    return (f"{keys}, ... ({len(value)} keys)" if len(value) > limit else keys) or "none"
 
 
 def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataError:
@@ -214,7 +214,7 @@ def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataEr
     misplaced = home is not None and not home.startswith(script) and script not in home
     advice = f"This looks like data for {home}: use it there, or" if misplaced else "Rename the keys, or"
     empty = sorted(key for key in value if not filled(value, key))
-    note = f" (empty: {', '.join(empty[:10])})" if empty else ""
+    note = f" (empty: {', '.join(map(shown, empty[:10]))})" if empty else ""
     return DataError(
         f"this record is in no format that {label} can read; its keys: {_keys(value)}{note}",
         place=origin,

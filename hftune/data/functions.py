@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hftune.data.nested import from_json
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 BAD_CALL = "broken function call"
 BAD_TOOLS = "broken tools"
@@ -31,13 +31,15 @@ def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
     """One call; arguments end as an object, because templates print them with `tojson`."""
     function = _function(item)
     if function is None:
-        cause = f"{where} holds a function call without a name: {str(item)[:60]}"
+        cause = f"{where} holds a function call without a name: {shown(item)}"
         raise DataError(cause, place=origin, fix=_CALL_FIX, kind=BAD_CALL)
     given = function.get("arguments") if function.get("arguments") is not None else function.get("parameters")
     # An empty string is how some write a call without arguments.
     arguments = from_json(given, origin, f"{where} arguments", fix=_CALL_FIX) if given not in (None, "") else {}
     if not isinstance(arguments, dict):
-        cause = f"{where}: the arguments of {function['name']} must be an object, found {type(arguments).__name__}"
+        cause = (
+            f"{where}: the arguments of {shown(function['name'])} must be an object, found {type(arguments).__name__}"
+        )
         raise DataError(cause, place=origin, fix=_CALL_FIX, kind=BAD_CALL)
     call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {**call, "id": item["id"]} if isinstance(item.get("id"), str) else call
@@ -58,7 +60,7 @@ def parse_tools(value: Any, origin: str) -> list[dict[str, Any]] | None:
         # Some write each tool of a list as a string of its own.
         function = _function(from_json(item, origin, '"tools"', fix=_TOOL_FIX))
         if function is None:
-            cause = f'"tools" holds an entry without a name: {str(item)[:60]}'
+            cause = f'"tools" holds an entry without a name: {shown(item)}'
             raise DataError(cause, place=origin, fix=_TOOL_FIX, kind=BAD_TOOLS)
         tools.append({"type": "function", "function": function})
     return tools or None

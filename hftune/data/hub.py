@@ -9,8 +9,8 @@ from pathlib import Path
 import datasets
 from datasets.exceptions import DatasetsError
 
-from hftune.data.sources import find_files
-from hftune.errors import DataError
+from hftune.data.sources import SUFFIXES, find_files
+from hftune.errors import DataError, shown
 
 # owner/name, at most one slash: a path that looks like this and exists is a path.
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::(?P<config>[^@:]+))?(?:@(?P<split>[^@:]+))?")
@@ -48,11 +48,23 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     Raises:
         DataError: Neither is there, or the Hub cannot be reached.
     """
-    named = parse_hub_name(path)
-    is_local = Path(path).expanduser().exists()
-    if is_local or named is None or ("/" not in named.name and flag != "--dataset_name"):
+    is_name = flag == "--dataset_name"
+    named = _hub_name(path, is_name)
+    if named is None or (not is_name and Path(path).expanduser().exists()):
         return find_files(path, flag)
     return download(named, flag, cache_dir=cache_dir)
+
+
+def is_there_or_on_the_hub(path: str) -> bool:
+    """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
+    return Path(path).expanduser().exists() or _hub_name(path, is_name=False) is not None
+
+
+def _hub_name(path: str, is_name: bool) -> HubName | None:
+    """The Hub name that a source may be; one without an owner must be given as a name."""
+    # A missing file is a missing file: owner/name.jsonl is not asked for on the Hub.
+    named = None if path.lower().endswith(SUFFIXES) else parse_hub_name(path)
+    return named if named is not None and (is_name or "/" in named.name) else None
 
 
 def download(named: HubName, flag: str, *, cache_dir: str | None = None) -> list[Path]:
@@ -65,7 +77,7 @@ def download(named: HubName, flag: str, *, cache_dir: str | None = None) -> list
         # reuse_dataset_if_exists is the default: a second run reads the cache.
         found = datasets.load_dataset(named.name, named.config, split=named.split, cache_dir=cache_dir)
     except (OSError, ValueError, DatasetsError) as error:
-        words = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        words = shown(error, 300) or type(error).__name__
         raise DataError(
             f"{named.name} is no file or folder here, and as a data set of the Hub it cannot be had: {words}",
             place=flag,

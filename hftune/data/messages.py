@@ -12,7 +12,7 @@ from typing import Any
 
 from hftune.data.functions import parse_calls
 from hftune.data.nested import from_json
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 Message = dict[str, Any]
 
@@ -139,7 +139,7 @@ def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> No
 def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
     """The message of one turn, and whether the turn is a call and nothing else."""
     if not is_message(turn):
-        found = sorted(turn)[:10] if isinstance(turn, dict) else type(turn).__name__
+        found = [shown(key) for key in sorted(turn)[:10]] if isinstance(turn, dict) else type(turn).__name__
         fix = 'Write {"from": ..., "value": ...} or {"role": ..., "content": ...}.'
         raise DataError(
             f"{where} must have from/value or role/content, found {found}", place=origin, fix=fix, kind=BAD_TURN
@@ -239,7 +239,7 @@ def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) ->
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "".join(part["text"] for part in value)
     raise DataError(
-        f"{where} must be text, found {type(value).__name__}: {str(value)[:60]}",
+        f"{where} must be text, found {type(value).__name__}: {shown(value)}",
         place=origin,
         fix="Write a string; images, audio and other values are not read.",
         kind=NOT_TEXT,

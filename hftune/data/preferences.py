@@ -11,7 +11,7 @@ from hftune.data import fields
 from hftune.data.formats import pair_format, refuse_media, unknown_format
 from hftune.data.messages import NOT_TEXT, Message, parse_messages
 from hftune.data.readers.base import Row
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 EQUAL = "equal answers"
 NO_SHARED_PROMPT = "answers to different prompts"
@@ -114,7 +114,7 @@ def _sorted_responses(row: Row) -> tuple[list[Message], list[Message], list[Mess
     pair = isinstance(responses, list) and isinstance(ranks, list) and len(responses) == len(ranks) == 2
     if not pair or not all(_is_number(rank) for rank in ranks) or ranks[0] == ranks[1]:
         raise DataError(
-            f'"response" must hold two answers and "sort" two different numbers, found {str(ranks)[:60]}',
+            f'"response" must hold two answers and "sort" two different numbers, found {shown(ranks)}',
             place=row.origin,
             fix='The answer with the higher number in "sort" is the better one, such as [1, 0].',
             kind=BAD_SORT,

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from hftune.data.readers.base import Read, Row
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
 """Levels of nesting. More is a fault of whatever wrote it, and would overflow the stack of templates and Arrow."""
@@ -154,7 +154,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise Malformed(f'the key "{twice}" is there twice in one object', "duplicate key", "Keep one of them.")
+        raise Malformed(f'the key "{shown(twice)}" is there twice in one object', "duplicate key", "Keep one of them.")
     return value
 
 
@@ -178,9 +178,9 @@ def _float(digits: str) -> float:
 
 
 def _no_object(value: Any, raw: bytes, place: str) -> DataError:
-    shown = raw.strip()[:120].decode("utf-8", "replace")[:60]
+    start = raw.strip()[:240].decode("utf-8", "replace")
     return DataError(
-        f"a record must be a JSON object, found {type(value).__name__}: {shown}",
+        f"a record must be a JSON object, found {type(value).__name__}: {shown(start)}",
         place=place,
         fix='Write it as {"key": ...}. A .jsonl file holds an object a line, a .json file an array of objects.',
         kind="not an object",

@@ -14,6 +14,12 @@ from collections.abc import Callable, Iterable
 from hftune.constants import USER_ERROR_EXIT_CODE
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """A value from the data as a message may quote it: its start, on one line."""
+    text = " ".join(str(value)[: 4 * limit].split())
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 class UserError(Exception):
     """Something the user can mend.
 

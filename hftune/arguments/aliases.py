@@ -28,6 +28,8 @@ ALIASES: dict[str, str] = {
     "report_interval": "logging_steps",
     "train_dataset_path": "train_file_dir",
     "eval_dataset_path": "validation_file_dir",
+    "datasets": "train_file_dir",
+    "weights": "train_dataset_prob",
     "recompute": "gradient_checkpointing",
     "warmup_ratio": "warmup_steps",
 }
@@ -57,6 +59,9 @@ STAGE_ALIASES: dict[str, dict[str, str]] = {
 
 # Accepted because scripts in the wild pass them; each notice says why nothing happens.
 NO_EFFECT: dict[str, str] = {
+    "train_dataset_type": "formats are recognised from the records",
+    "eval_dataset_type": "formats are recognised from the records",
+    "eval_dataset_prob": "all held-out records are used",
     "model_type": "the architecture is read from the model's config",
     "use_fast_tokenizer": "transformers 5 has fast tokenizers only",
     "tool_format": "tools are rendered by the tokenizer's own chat template",
@@ -106,8 +111,18 @@ DONE_BY_HFTUNE_EVERYWHERE: dict[str, str] = {
     "dataset_kwargs": "records are read, masked and tokenised by hftune",
 }
 
+# Several values of one name, also from a list in a YAML file, become one text with this between them.
+JOINED: dict[str, str] = {
+    "train_file_dir": ",",
+    "validation_file_dir": ",",
+    "train_dataset_prob": ",",
+    "columns": " ",
+}
+
 # Refused, with what to use instead.
 REFUSED: dict[str, str] = {
+    "use_dummy_dataset": "use --dummy_data 10000, the number of generated records",
+    "data_path": "give each of --train_file_dir (--datasets) with its folder",
     "device_map": "DeepSpeed places the model; start one process a GPU with deepspeed or torchrun",
     "pipeline_model_parallel_size": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",
     "pipeline_parallel_degree": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",

@@ -1,8 +1,14 @@
-"""Where the records come from and how many are used."""
+"""Where the records come from, how many are used, and what happens to those that cannot be."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+# ERNIEKit's words for the same.
+_STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 
 @dataclass
@@ -10,19 +16,48 @@ class DataArguments:
     """MedicalGPT's names. Formats are recognised from the records themselves."""
 
     train_file_dir: str | None = field(
-        default=None, metadata={"help": "Training records: a file, or a folder that is searched for .txt/.json/.jsonl."}
+        default=None,
+        metadata={
+            "help": "Training records: a file, a folder of .txt, .json, .jsonl, .csv, .tsv, .parquet or .arrow files, "
+            "text also as .gz and .zst, or a Hub name OWNER/NAME[:CONFIG][@SPLIT]; several with commas between. "
+            "PATH#500 takes 500 records of one."
+        },
     )
     validation_file_dir: str | None = field(default=None, metadata={"help": "Held-out records, likewise."})
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Training records from the Hub: NAME[:CONFIG][@SPLIT], also without an owner."}
+    )
+    dummy_data: int | None = field(
+        default=None, metadata={"help": "Train on this many generated records instead of data, for benchmarks."}
+    )
+    train_dataset_prob: str | None = field(
+        default=None, metadata={"help": "How much of each training source is drawn: a weight each, such as 0.8,0.2."}
+    )
+    mix_strategy: str | None = field(
+        default=None,
+        metadata={
+            "help": "concat: all records, one source after the other; under: draw by weight until a source is used up; "
+            "over: draw until all are, repeating the smaller ones. Left out: over with weights, concat without.",
+            "choices": ["concat", "under", "over", *_STRATEGIES],
+        },
+    )
+    columns: str | None = field(
+        default=None,
+        metadata={"help": "Read columns under other names, OURS=YOURS: prompt=question response=answer, or JSON."},
+    )
+    on_bad_record: str = field(
+        default="error",
+        metadata={
+            "help": "error: stop at a record that cannot be used; drop: leave it out, and say how many and why.",
+            "choices": ["error", "drop"],
+        },
+    )
     validation_split_percentage: float = field(
         default=0.0,
         metadata={"help": "Hold out this percentage of the training records where no validation folder is given."},
     )
     max_train_samples: int = field(default=-1, metadata={"help": "Use this many records at most; -1: all."})
     max_eval_samples: int = field(default=-1, metadata={"help": "Hold out this many records at most; -1: all."})
-    on_bad_record: str = field(
-        default="error",
-        metadata={"help": "A record that cannot be used stops the run, or is dropped.", "choices": ["error", "drop"]},
-    )
     preprocessing_num_workers: int = field(
         default=0, metadata={"help": "Processes that tokenise; 0: one for each core, 16 at most."}
     )
@@ -36,3 +71,21 @@ class DataArguments:
     data_cache_dir: str | None = field(
         default=None, metadata={"help": "Where tokenised records are kept; left out: ~/.cache/hftune."}
     )
+
+    def __post_init__(self) -> None:
+        """Choose how sources are mixed.
+
+        Raises:
+            ArgumentError: Drawing by weight without weights.
+        """
+        asked = _STRATEGIES.get(self.mix_strategy or "", self.mix_strategy)
+        weighted = bool(self.train_dataset_prob)
+        if asked in ("under", "over") and not weighted:
+            raise ArgumentError(
+                f"--mix_strategy {asked} draws by weight, and there are no weights",
+                place="--mix_strategy",
+                fix="Give --train_dataset_prob, such as 0.8,0.2; or --mix_strategy concat.",
+            )
+        if asked == "concat" and weighted:
+            notice("--train_dataset_prob has no effect: --mix_strategy concat takes all records")
+        self.mix_strategy = asked or ("over" if weighted else "concat")

@@ -18,6 +18,7 @@ from hftune.arguments.aliases import (
     ALIASES,
     DONE_BY_HFTUNE,
     DONE_BY_HFTUNE_EVERYWHERE,
+    JOINED,
     NO_EFFECT,
     REFUSED,
     STAGE_ALIASES,
@@ -100,7 +101,7 @@ class HftuneParser(TrlParser):
             else:
                 problems.append(self._unknown(name, place))
         raise_together(problems)
-        return _without_repeats(translated)
+        return _without_repeats([(name, _joined(name, values)) for name, values in translated])
 
     def _unknown(self, name: str, place: str) -> ArgumentError:
         near = difflib.get_close_matches(name, [*self.known, *self.aliases], n=1, cutoff=0.6)
@@ -182,6 +183,13 @@ def _given_in_file(path: str | None) -> Given:
 
 def _means_no(values: list[Any]) -> bool:
     return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
+
+
+def _joined(name: str, values: list[Any]) -> list[Any]:
+    """Several values as one text where the argument takes a text that may name several."""
+    if name in JOINED and len(values) > 1:
+        return [JOINED[name].join(map(str, values))]
+    return values
 
 
 def _yaml_value(values: list[Any]) -> Any:

@@ -1,104 +1,234 @@
-"""The formats each script reads, and the message for a record that is in none of them."""
+"""The formats that records come in, how one is recognised, and the message for a record that is in none of them.
+
+A format is recognised by the columns that a record has, null counting as absent: Parquet gives every record the columns
+of all. The first format of a list that fits is taken, so the same record is always read alike.
+"""
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from hftune.data.messages import is_message
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
-FORMATS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "run_pt.py": (("text",), ("content",)),
-    "run_sft.py": (
-        ("conversations",),
-        ("messages",),
-        ("instruction", "output"),
-        ("prompt", "completion"),
-        ("prompt", "response"),
-        ("query", "response"),
-    ),
-    "run_dpo.py": (
-        ("conversations", "chosen", "rejected"),
-        ("prompt", "chosen", "rejected"),
-        ("instruction", "chosen", "rejected"),
-        ("question", "response_chosen", "response_rejected"),
-        ("chosen", "rejected"),
-    ),
-    "run_rl.py": (("prompt",), ("question",), ("instruction",), ("query",), ("conversations",), ("messages",)),
-}
-"""Required keys of each format, by script; run_rm.py reads what run_dpo.py reads."""
+UNKNOWN = "unknown format"
+WRONG_STAGE = "data for another script"
+MEDIA = "images, audio or video"
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A way to write a record: the columns that it is recognised by, all of them needed."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    def fits(self, value: Mapping[str, Any]) -> bool:
+        """Whether the record has these columns."""
+        return all(value.get(key) is not None for key in self.keys)
+
+    def show(self) -> str:
+        """A line of JSON with dots."""
+        return "{" + ", ".join(f'"{key}": {_TYPED.get(key, "...")}' for key in self.keys) + "}"
+
 
 _TYPED = {
     "conversations": '[{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]',
+    "conversation": '[{"human": ..., "assistant": ...}, ...]',
     "messages": '[{"role": "user", "content": ...}, {"role": "assistant", "content": ...}]',
+    "src": "[question, ...]",
+    "tgt": "[answer, ...]",
+    "sort": "[1, 0]",
+    "label": "true or false",
+    "kto_tag": "true or false",
 }
 
-_LABELS = {"run_dpo.py": "run_rm.py and run_dpo.py"}
+TURNS = (
+    Format("ShareGPT", ("conversations",)),
+    Format("messages", ("messages",)),
+    Format("ShareGPT in pairs", ("conversation",)),
+)
+"""One column that holds all turns."""
+
+ASKS = ("prompt", "question", "instruction", "query", "problem")
+"""Columns that hold a question, or the messages before an answer."""
+
+TEXTS = (
+    Format("text", ("text",)),
+    Format("content", ("content",)),
+    Format("messages of one assistant turn", ("messages",)),
+)
+CONVERSATIONS = (
+    *TURNS,
+    Format("ERNIEKit", ("src", "tgt")),
+    Format("Alpaca", ("instruction", "output")),
+    Format("prompt and completion", ("prompt", "completion")),
+    Format("prompt and response", ("prompt", "response")),
+    Format("query and response", ("query", "response")),
+    Format("instruction and response", ("instruction", "response")),
+    Format("question and response", ("question", "response")),
+    Format("input and output", ("input", "output")),
+)
+PAIRS = (
+    Format("chosen and rejected", ("chosen", "rejected")),
+    Format("response_chosen and response_rejected", ("response_chosen", "response_rejected")),
+    Format("chosen_response and rejected_response", ("chosen_response", "rejected_response")),
+    Format("messages and rejected_messages", ("messages", "rejected_messages")),
+    Format("messages and rejected_response", ("messages", "rejected_response")),
+    Format("query, response and rejected_response", ("query", "response", "rejected_response")),
+    Format("ERNIEKit with sorted responses", ("src", "response", "sort")),
+)
+"""A better and a worse answer; the prompt stands beside them, or both begin with it."""
+
+LABELLED = (
+    Format("messages and label", ("messages", "label")),
+    Format("messages and kto_tag", ("messages", "kto_tag")),
+    Format("ShareGPT and kto_tag", ("conversations", "kto_tag")),
+    Format("ShareGPT and label", ("conversations", "label")),
+    Format("prompt, completion and label", ("prompt", "completion", "label")),
+    Format("prompt, response and label", ("prompt", "response", "label")),
+    Format("query, response and label", ("query", "response", "label")),
+    Format("Alpaca and kto_tag", ("instruction", "output", "kto_tag")),
+    Format("Alpaca and label", ("instruction", "output", "label")),
+)
+PROMPTS = (
+    *TURNS,
+    *(Format(key, (key,)) for key in ASKS),
+    Format("ERNIEKit", ("src",)),
+    Format("input", ("input",)),
+)
+
+SHOWN_PAIRS = (
+    Format("ShareGPT pairs", ("conversations", "chosen", "rejected")),
+    Format("prompt and pair", ("prompt", "chosen", "rejected")),
+    Format("Alpaca pairs", ("instruction", "chosen", "rejected")),
+    Format("MedicalGPT pairs", ("question", "response_chosen", "response_rejected")),
+    Format("ms-swift pairs", ("messages", "rejected_response")),
+    Format("ERNIEKit pairs", ("src", "tgt", "response", "sort")),
+    Format("pair of conversations", ("chosen", "rejected")),
+)
+"""What a message suggests to write for pairs, with their prompts."""
+
+FORMATS: dict[str, tuple[Format, ...]] = {
+    "run_pt.py": TEXTS,
+    "run_sft.py": CONVERSATIONS,
+    "run_dpo.py": SHOWN_PAIRS,
+    "run_kto.py": LABELLED,
+    "run_rl.py": PROMPTS,
+}
+"""The formats of each script; run_rm.py reads what run_dpo.py reads."""
+
+_LABELS = {"run_dpo.py": "run_rm.py and run_dpo.py", "run_kto.py": "training on labels (KTO)"}
+_RM_OR_DPO = "run_rm.py or run_dpo.py"
+# A quick look before the list: no pair is without one of these.
+_WORSE = frozenset(key for pair in PAIRS for key in pair.keys if "rejected" in key or key == "sort")
+_MEDIA = frozenset(("images", "image", "videos", "video", "audios", "audio"))
 
 
-def filled(value: dict[str, Any], *keys: str) -> bool:
+def filled(value: Mapping[str, Any], *keys: str) -> bool:
     """Whether all keys are there with something in them: exports write "", [] or null for what is absent."""
     return all(value.get(key) not in (None, "", [], {}) for key in keys)
 
 
-def is_preference(value: dict[str, Any]) -> bool:
-    """Whether a record holds a better and a worse answer."""
-    return {"chosen", "rejected"} <= value.keys() or {"response_chosen", "response_rejected"} <= value.keys()
+def first_fit(value: Mapping[str, Any], formats: tuple[Format, ...]) -> Format | None:
+    """The first of the formats that a record is in."""
+    for candidate in formats:
+        if candidate.fits(value):
+            return candidate
+    return None
 
 
-def belongs_to(value: dict[str, Any]) -> str | None:
+def pair_format(value: Mapping[str, Any]) -> Format | None:
+    """How a record holds a better and a worse answer; None if it does not."""
+    if _WORSE.isdisjoint(value):
+        return None
+    return first_fit(value, PAIRS)
+
+
+def is_labelled(value: Mapping[str, Any]) -> bool:
+    """Whether a record says of its answer that it is good or bad, so that it must not simply be learned."""
+    return isinstance(value.get("label"), bool) or value.get("kto_tag") is not None
+
+
+def refuse_media(value: Mapping[str, Any], origin: str) -> None:
+    """Refuse a record with pictures, sound or film beside its text: their placeholders would be trained as words.
+
+    Raises:
+        DataError: One of the columns is filled.
+    """
+    if _MEDIA.isdisjoint(value):
+        return
+    found = sorted(key for key in _MEDIA if filled(value, key))
+    if found:
+        raise DataError(
+            f"the record has {', '.join(found)}; hftune trains on text only",
+            place=origin,
+            fix="Remove the record, or the column if the text does not need it.",
+            kind=MEDIA,
+        )
+
+
+def belongs_to(value: Mapping[str, Any]) -> str | None:
     """The script(s) that a record is clearly meant for, or None."""
-    if is_preference(value):
-        return "run_rm.py or run_dpo.py"
-    if any(filled(value, *keys) for keys in FORMATS["run_sft.py"]):
+    if pair_format(value):
+        return _RM_OR_DPO
+    if is_labelled(value):
+        return _LABELS["run_kto.py"]
+    if any(filled(value, *known.keys) for known in CONVERSATIONS):
         return "run_sft.py"
-    if filled(value, "text") or (filled(value, "content") and not is_message(value)):
+    if filled(value, "text") or (filled(value, "content") and "role" not in value):
         return "run_pt.py"
-    if any(filled(value, *keys) for keys in FORMATS["run_rl.py"]):
+    if any(filled(value, *known.keys) for known in PROMPTS):
         return "run_rl.py (prompts without an answer to learn)"
     return None
 
 
-def show(keys: tuple[str, ...]) -> str:
-    """A format as a line of JSON with dots."""
-    return "{" + ", ".join(f'"{key}": {_TYPED.get(key, "...")}' for key in keys) + "}"
-
-
-def nearest(value: dict[str, Any], script: str, limit: int = 3) -> list[tuple[str, ...]]:
+def nearest(value: Mapping[str, Any], script: str, limit: int = 3) -> list[Format]:
     """The formats of a script that share most keys with a record (typing slips count half), best first."""
 
-    def likeness(keys: tuple[str, ...]) -> float:
-        exact = sum(key in value for key in keys)
-        close = sum(key not in value and bool(difflib.get_close_matches(key, value, 1, 0.75)) for key in keys)
-        return (exact + close / 2) / len(keys)
+    def likeness(known: Format) -> float:
+        exact = sum(key in value for key in known.keys)
+        close = sum(key not in value and bool(difflib.get_close_matches(key, value, 1, 0.75)) for key in known.keys)
+        return (exact + close / 2) / len(known.keys)
 
-    return sorted(FORMATS[script], key=likeness, reverse=True)[:limit]
+    # Of equal ones, those with the fewest brackets to write come first.
+    return sorted(FORMATS[script], key=lambda known: (-likeness(known), len(known.show())))[:limit]
 
 
-def unknown_format(value: dict[str, Any], origin: str, script: str) -> DataError:
+def _reads(value: Mapping[str, Any], script: str) -> str:
+    return " | ".join(known.show() for known in nearest(value, script))
+
+
+def _keys(value: Mapping[str, Any], limit: int = 30) -> str:
+    """The keys of a record, not all of a thousand."""
+    keys = ", ".join(shown(key) for key in sorted(value)[:limit])
+    return (f"{keys}, ... ({len(value)} keys)" if len(value) > limit else keys) or "none"
+
+
+def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that `script` (a key of `FORMATS`) cannot read."""
-    keys = ", ".join(sorted(value)) or "none"
     label = _LABELS.get(script, script)
-    reads = " | ".join(show(keys) for keys in nearest(value, script))
     home = belongs_to(value)
     misplaced = home is not None and not home.startswith(script) and script not in home
     advice = f"This looks like data for {home}: use it there, or" if misplaced else "Rename the keys, or"
     empty = sorted(key for key in value if not filled(value, key))
-    note = f" (empty: {', '.join(empty)})" if empty else ""
+    note = f" (empty: {', '.join(map(shown, empty[:10]))})" if empty else ""
     return DataError(
-        f"this record is in no format that {label} can read; its keys: {keys}{note}",
+        f"this record is in no format that {label} can read; its keys: {_keys(value)}{note}",
         place=origin,
-        fix=f"{advice} bring it into one of the nearest formats: {reads}",
+        fix=f"{advice} bring it into one of the nearest formats: {_reads(value, script)}. "
+        "--columns OURS=YOURS renames a column.",
+        kind=UNKNOWN,
     )
 
 
-def wrong_stage(value: dict[str, Any], origin: str, script: str) -> DataError:
+def wrong_stage(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that is readable, but meant for another script."""
-    keys = ", ".join(sorted(value))
-    reads = " | ".join(show(keys) for keys in nearest(value, script))
     return DataError(
-        f"this record is data for {belongs_to(value)}, not for {_LABELS.get(script, script)}; its keys: {keys}",
+        f"this record is data for {belongs_to(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
         place=origin,
-        fix=f"Use it with the other script, or bring it into a format that this one reads: {reads}",
+        fix=f"Use it with the other script, or bring it into a format that this one reads: {_reads(value, script)}",
+        kind=WRONG_STAGE,
     )

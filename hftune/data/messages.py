@@ -1,16 +1,18 @@
 """One canonical form of a conversation: a list of {"role", "content"} messages as chat templates read them.
 
 Roles are system, user, assistant and tool. An assistant message may carry `tool_calls`
-([{"type": "function", "function": {"name": str, "arguments": dict}}]), `reasoning_content`, and `weight` (0: this turn
-is not trained).
+([{"type": "function", "function": {"name": str, "arguments": dict}}]), `reasoning_content`, and `weight` (a float that
+its loss is multiplied with; 0: this turn is not trained; absent: as the run says).
 """
 
 from __future__ import annotations
 
-import json
+import math
 from typing import Any
 
-from hftune.errors import DataError
+from hftune.data.functions import parse_calls
+from hftune.data.nested import from_json
+from hftune.errors import DataError, shown
 
 Message = dict[str, Any]
 
@@ -22,20 +24,37 @@ ROLES = {
     "assistant": "assistant",
     "gpt": "assistant",
     "chatgpt": "assistant",
+    "bot": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
     "model": "assistant",
     "function_call": "assistant",
     "tool_call": "assistant",
     "tool": "tool",
     "observation": "tool",
+    "observations": "tool",
     "function": "tool",
     "function_response": "tool",
     "tool_response": "tool",
+    "tool_result": "tool",
     "ipython": "tool",
 }
-"""The names of roles met in the wild, and ours."""
+"""The names of roles met in the wild, and ours; in lower case, with _ for -."""
+
+NO_TURNS = "no list of turns"
+UNKNOWN_ROLE = "unknown role"
+EMPTY_TURN = "empty assistant turn"
+NOT_TEXT = "content that is not text"
+BAD_WEIGHT = "bad weight"
+STRAY_RESULT = "tool result without a call"
+BAD_TURN = "broken turn"
 
 _CALLS = ("function_call", "tool_call")
-_KEPT = ("name", "tool_call_id", "reasoning_content", "weight")
+_KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
+# Each says how much a turn is trained: OpenAI and ours, ms-swift's, axolotl's, ms-swift's.
+_WEIGHTS = ("weight", "loss_scale", "train", "loss")
+# Turns whose message is their role and their text, and nothing else.
+_PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
 
 def is_message(value: Any) -> bool:
@@ -44,63 +63,167 @@ def is_message(value: Any) -> bool:
 
 
 def parse_messages(value: Any, origin: str, key: str) -> list[Message]:
-    """A list of from/value or role/content turns to canonical messages.
+    """A list of from/value or role/content turns, or of human/assistant pairs, to canonical messages.
+
+    A list may also be written as a string of JSON, as tables hold it.
 
     Raises:
         DataError: Not a list, an empty list, a turn of another form, an unknown role, or a broken function call.
     """
-    if not isinstance(value, list) or not value:
+    if type(value) is str and value.lstrip().startswith("["):
+        value = from_json(value, origin, f'"{key}"', fix="Write the list as JSON.")
+    if type(value) is not list or not value:
         found = "an empty list" if value == [] else type(value).__name__
         raise DataError(
             f'"{key}" must be a list of turns, found {found}',
             place=origin,
             fix='Write [{"from": "human", "value": ...}, ...] or [{"role": "user", "content": ...}, ...].',
+            kind=NO_TURNS,
         )
-    messages = [_parse_turn(turn, origin, f"{key}[{index}]") for index, turn in enumerate(value)]
-    for index, message in enumerate(messages):
-        # A result must answer a call: templates print a stray one as if the user had said it, or refuse.
-        if message["role"] == "tool" and (index == 0 or messages[index - 1]["role"] not in ("assistant", "tool")):
-            raise DataError(
-                f"{key}[{index}] is a tool result that follows no assistant turn",
-                place=origin,
-                fix="Put the assistant's function call before it.",
-            )
+    messages: list[Message] = []
+    for index, turn in enumerate(value):
+        message = _plain(turn)
+        if message is not None:
+            messages.append(message)
+        else:
+            _add_turn(messages, turn, origin, f"{key}[{index}]")
     return messages
 
 
-def _parse_turn(turn: Any, origin: str, where: str) -> Message:
-    """One turn to one message."""
-    if not is_message(turn):
-        found = sorted(turn) if isinstance(turn, dict) else type(turn).__name__
-        raise DataError(f"{where} must have from/value or role/content, found {found}", place=origin)
-    spoken = turn["from"] if "from" in turn else turn["role"]
-    role = ROLES.get(spoken.lower() if isinstance(spoken, str) else "")
-    if role is None:
-        raise DataError(
-            f"{where} has the unknown role {spoken!r}", place=origin, fix=f"Known roles: {', '.join(sorted(ROLES))}."
-        )
-    raw = turn.get("value", turn.get("content")) if "from" in turn else turn.get("content", turn.get("value"))
-    if spoken.lower() in _CALLS:
-        message: Message = {"role": role, "content": "", "tool_calls": _calls(raw, origin, where)}
+def _plain(turn: Any) -> Message | None:
+    """The message of a turn that is no more than a speaker and a text; None leaves it to the long way."""
+    if type(turn) is not dict or len(turn) != 2:
+        return None
+    if "from" in turn:
+        spoken, content = turn["from"], turn.get("value")
     else:
-        message = {"role": role, "content": text_of(raw, origin, where, missing_ok=bool(turn.get("tool_calls")))}
-        if turn.get("tool_calls"):
-            message["tool_calls"] = _calls(turn["tool_calls"], origin, where)
+        spoken, content = turn.get("role"), turn.get("content")
+    if type(spoken) is not str or type(content) is not str:
+        return None
+    role = _PLAIN.get(spoken)
+    if role is None or (role == "assistant" and (not content or content.isspace())):
+        return None
+    return {"role": role, "content": content}
+
+
+def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> None:
+    """Append what a turn says. A call joins the assistant turn before it: both are one utterance of the model."""
+    if isinstance(turn, dict) and not is_message(turn) and "assistant" in turn and ("human" in turn or "user" in turn):
+        asked = turn["human"] if "human" in turn else turn["user"]
+        messages.append({"role": "user", "content": text_of(asked, origin, where)})
+        messages.append(
+            _checked({"role": "assistant", "content": text_of(turn["assistant"], origin, where)}, origin, where)
+        )
+        return
+    message, is_call = _parse_turn(turn, origin, where)
+    before = messages[-1] if messages else None
+    if (
+        is_call
+        and before is not None
+        and before["role"] == "assistant"
+        and before.get("weight") == message.get("weight")
+    ):
+        before["tool_calls"] = [*before.get("tool_calls", []), *message["tool_calls"]]
+        return
+    # A result must answer a call: templates print a stray one as if the user had said it, or refuse.
+    if message["role"] == "tool" and (before is None or before["role"] not in ("assistant", "tool")):
+        raise DataError(
+            f"{where} is a tool result that follows no assistant turn",
+            place=origin,
+            fix="Put the assistant's function call before it.",
+            kind=STRAY_RESULT,
+        )
+    messages.append(message)
+
+
+def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
+    """The message of one turn, and whether the turn is a call and nothing else."""
+    if not is_message(turn):
+        found = [shown(key) for key in sorted(turn)[:10]] if isinstance(turn, dict) else type(turn).__name__
+        fix = 'Write {"from": ..., "value": ...} or {"role": ..., "content": ...}.'
+        raise DataError(
+            f"{where} must have from/value or role/content, found {found}", place=origin, fix=fix, kind=BAD_TURN
+        )
+    spoken = turn["from"] if turn.get("from") is not None else turn.get("role")
+    name = spoken.lower().replace("-", "_") if isinstance(spoken, str) else ""
+    role = ROLES.get(name)
+    if role is None:
+        fix = f"Known roles: {', '.join(sorted(ROLES))}."
+        raise DataError(f"{where} has the unknown role {spoken!r:.60}", place=origin, fix=fix, kind=UNKNOWN_ROLE)
+    content = _content(turn)
+    if name in _CALLS:
+        message: Message = {"role": role, "content": "", "tool_calls": parse_calls(content, origin, where)}
+    else:
+        message = _spoken(turn, role, content, origin, where)
     message.update({key: turn[key] for key in _KEPT if turn.get(key) is not None})
-    return _checked(message, origin, where)
+    for key in ("reasoning_content", "thinking"):
+        if key in message:
+            message[key] = text_of(message[key], origin, f"{where} {key}")
+    weight = _weight(turn, role, origin, where)
+    if weight is not None:
+        message["weight"] = weight
+    return _checked(message, origin, where), name in _CALLS
+
+
+def _content(turn: dict[str, Any]) -> Any:
+    """What a turn says: value beside from, content beside role; tables fill the other pair with nulls."""
+    first, second = ("value", "content") if turn.get("from") is not None else ("content", "value")
+    return turn[first] if turn.get(first) is not None else turn.get(second)
+
+
+def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
+    """A message of text, with the calls that OpenAI writes beside it (`tool_calls`; before 2024, `function_call`)."""
+    calls = turn.get("tool_calls") or turn.get("function_call")
+    if not calls:
+        return {"role": role, "content": text_of(content, origin, where)}
+    if role != "assistant":
+        fix = "Only the assistant calls functions."
+        raise DataError(f"{where} is a turn of {role} with function calls", place=origin, fix=fix, kind=BAD_TURN)
+    text = text_of(content, origin, where, missing_ok=True)
+    return {"role": role, "content": text, "tool_calls": parse_calls(calls, origin, where)}
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:
-    """An assistant must say or call something, and a weight is 0 or 1."""
+    """An assistant must say or call something."""
     if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
         raise DataError(
             f"{where} is an empty assistant turn",
             place=origin,
             fix="Fill it or remove the record: there is nothing to learn from it.",
+            kind=EMPTY_TURN,
         )
-    if "weight" in message and message["weight"] not in (0, 1):
-        raise DataError(f'{where} has "weight" {message["weight"]!r}', place=origin, fix="A turn's weight is 0 or 1.")
     return message
+
+
+def _weight(turn: dict[str, Any], role: str, origin: str, where: str) -> float | None:
+    """How much a turn is trained, by whichever name; None where it does not say."""
+    given = {key: _number(turn[key], key, origin, where) for key in _WEIGHTS if turn.get(key) is not None}
+    if not given:
+        return None
+    trained = {weight > 0 for weight in given.values()}
+    if len(trained) > 1:
+        said = ", ".join(f"{key} {turn[key]}" for key in given)
+        fix = "Keep one of them."
+        raise DataError(f"{where} contradicts itself: {said}", place=origin, fix=fix, kind=BAD_WEIGHT)
+    if role != "assistant" and trained == {True}:
+        name = next(iter(given))
+        raise DataError(
+            f'{where} is a turn of {role} with "{name}" {turn[name]}; only what the assistant says is trained',
+            place=origin,
+            fix=f'Remove "{name}" there; --train_on_inputs trains all turns.',
+            kind=BAD_WEIGHT,
+        )
+    return next(iter(given.values())) if role == "assistant" else None
+
+
+def _number(value: Any, key: str, origin: str, where: str) -> float:
+    """A weight as a number: true and false stand for 1 and 0."""
+    is_switch = key in ("train", "loss")
+    number = isinstance(value, (int, float)) and not (isinstance(value, bool) and not is_switch)
+    if not number or not math.isfinite(value) or value < 0 or (is_switch and value not in (0, 1)):
+        fix = '"weight" and "loss_scale" are numbers of 0 or more, "train" and "loss" are true or false.'
+        raise DataError(f'{where} has "{key}" {value!r:.40}', place=origin, fix=fix, kind=BAD_WEIGHT)
+    return float(value)
 
 
 def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) -> str:
@@ -109,77 +232,15 @@ def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) ->
     Raises:
         DataError: Anything else, such as an image, a number or (unless `missing_ok`) null.
     """
-    if isinstance(value, str):
+    if type(value) is str:
         return value
     if value is None and missing_ok:
         return ""
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "".join(part["text"] for part in value)
     raise DataError(
-        f"{where} must be text, found {type(value).__name__}: {str(value)[:60]}",
+        f"{where} must be text, found {type(value).__name__}: {shown(value)}",
         place=origin,
         fix="Write a string; images, audio and other values are not read.",
+        kind=NOT_TEXT,
     )
-
-
-def _from_json(value: Any, origin: str, where: str) -> Any:
-    """Decode a JSON string; other values pass through."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not JSON: {error}",
-            place=origin,
-            fix='A function call is {"name": ..., "arguments": {...}}, or a list of them, as JSON.',
-        ) from error
-
-
-def _calls(value: Any, origin: str, where: str) -> list[dict[str, Any]]:
-    """Function calls in any of their forms to the form that templates read."""
-    decoded = _from_json(value, origin, where)
-    items = decoded if isinstance(decoded, list) else [decoded]
-    if not items:
-        raise DataError(f"{where} has an empty list of function calls", place=origin)
-    return [_call(item, origin, where) for item in items]
-
-
-def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
-    """One call; arguments end as an object, because templates print them with `tojson`."""
-    function = item.get("function", item) if isinstance(item, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise DataError(
-            f"{where} holds a function call without a name: {str(item)[:60]}",
-            place=origin,
-            fix='A function call is {"name": ..., "arguments": {...}}.',
-        )
-    arguments = function.get("arguments", function.get("parameters"))
-    arguments = _from_json(arguments or {}, origin, f"{where} arguments")
-    if not isinstance(arguments, dict):
-        raise DataError(f"{where}: the arguments of {function['name']} must be an object", place=origin)
-    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**call, "id": item["id"]} if isinstance(item.get("id"), str) else call
-
-
-def parse_tools(value: Any, origin: str) -> list[dict[str, Any]] | None:
-    """The `tools` column (a list, or a list as JSON) to [{"type": "function", "function": {...}}]; None for none.
-
-    Raises:
-        DataError: Not a list of functions with a name.
-    """
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    decoded = _from_json(value, origin, '"tools"')
-    items = decoded if isinstance(decoded, list) else [decoded]
-    tools = []
-    for item in items:
-        function = item.get("function", item) if isinstance(item, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise DataError(
-                f'"tools" holds an entry without a name: {str(item)[:60]}',
-                place=origin,
-                fix='Each tool is {"name": ..., "description": ..., "parameters": {...}}.',
-            )
-        tools.append({"type": "function", "function": function})
-    return tools or None

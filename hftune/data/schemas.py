@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from hftune.data.formats import filled, is_preference, unknown_format, wrong_stage
-from hftune.data.messages import Message, is_message, parse_messages, parse_tools, text_of
-from hftune.data.sources import Row
+from hftune.data import fields
+from hftune.data.formats import (
+    ASKS,
+    CONVERSATIONS,
+    FORMATS,
+    LABELLED,
+    PROMPTS,
+    Format,
+    belongs_to,
+    filled,
+    first_fit,
+    is_labelled,
+    pair_format,
+    refuse_media,
+    unknown_format,
+    wrong_stage,
+)
+from hftune.data.messages import Message, is_message, parse_messages, text_of
+from hftune.data.preferences import Preference, checked_prompt, to_preference
+from hftune.data.readers.base import Row
 from hftune.errors import DataError
 
-_TURNS = ("conversations", "messages")
-_ASKS = ("prompt", "question", "instruction", "query")
+__all__ = [
+    "Conversation",
+    "Labelled",
+    "Preference",
+    "Prompt",
+    "describe_format",
+    "to_conversation",
+    "to_labelled",
+    "to_preference",
+    "to_prompt",
+    "to_text",
+]
+
+BLANK = "blank text"
+NO_ASSISTANT = "no assistant turn"
+NOTHING_TRAINED = "no trained turn"
+BAD_LABEL = fields.BAD_LABEL
+
 # What a prompt is made of. Everything else in a row for RL, such as "answer", reaches the reward functions.
-_PROMPT_KEYS = frozenset((*_TURNS, *_ASKS, "input", "system", "system_prompt", "history"))
+_PROMPT_KEYS = frozenset(
+    ("conversations", "messages", "conversation", *ASKS, "input", "src", "tgt", "system", "system_prompt", "history")
+)
+# The label of an answer, by its name; TRL and ms-swift, LLaMA-Factory.
+_LABELS = ("kto_tag", "label")
 
 
 @dataclass
 class Conversation:
-    """Messages to train on (at least one assistant turn), and the tools offered."""
+    """Messages to train on (at least one assistant turn that is), and the tools offered."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]] | None
-    origin: str
-
-
-@dataclass
-class Preference:
-    """A prompt, which ends with a user or tool turn, and two different continuations of it."""
-
-    prompt: list[Message]
-    chosen: list[Message]
-    rejected: list[Message]
-    margin: float | None
     tools: list[dict[str, Any]] | None
     origin: str
 
@@ -47,65 +73,101 @@ class Prompt:
     origin: str = ""
 
 
+@dataclass
+class Labelled:
+    """A prompt, which ends with a user or tool turn, one answer to it, and whether the answer is good (KTO)."""
+
+    prompt: list[Message]
+    completion: list[Message]
+    label: bool
+    tools: list[dict[str, Any]] | None
+    origin: str
+
+
+# --- text ---------------------------------------------------------------------------------------------------------
+
+
 def to_text(row: Row) -> str:
-    """The text of a row for pre-training: its `text`, or `content`.
+    """The text of a row for pre-training: its `text`, its `content`, or a conversation of one assistant turn.
 
     Raises:
-        DataError: Neither is there, or it is blank.
+        DataError: None of them is there, or it is blank.
     """
-    if is_preference(row.value) or is_message(row.value):
-        raise unknown_format(row.value, row.origin, "run_pt.py")
-    key = next((key for key in ("text", "content") if key in row.value), None)
+    value, origin = row.value, row.origin
+    if pair_format(value) or is_message(value):
+        raise unknown_format(value, origin, "run_pt.py")
+    refuse_media(value, origin)
+    if value.get("messages") is not None and value.get("text") is None:
+        return _lone_turn(row)
+    key = next((key for key in ("text", "content") if value.get(key) is not None), None)
     if key is None:
-        raise unknown_format(row.value, row.origin, "run_pt.py")
-    text = text_of(row.value[key], row.origin, f'"{key}"')
-    if not text.strip():
-        raise DataError(f'"{key}" is blank', place=row.origin, fix="Remove the record.")
+        raise unknown_format(value, origin, "run_pt.py")
+    text = text_of(value[key], origin, f'"{key}"')
+    if not text or text.isspace():
+        raise DataError(f'"{key}" is blank', place=origin, fix="Remove the record.", kind=BLANK)
     return text
 
 
+def _lone_turn(row: Row) -> str:
+    """ms-swift's way to write text: messages that are one assistant turn."""
+    messages = parse_messages(row.value["messages"], row.origin, "messages")
+    if len(messages) != 1 or messages[0]["role"] != "assistant" or messages[0].get("tool_calls"):
+        raise unknown_format(row.value, row.origin, "run_pt.py")
+    content: str = messages[0]["content"]
+    return content
+
+
+# --- conversations ------------------------------------------------------------------------------------------------
+
+
 def to_conversation(row: Row) -> Conversation:
-    """The conversation of a row for SFT: ShareGPT, OpenAI messages, Alpaca, prompt/completion or prompt/response.
+    """The conversation of a row for SFT, in any format of `formats.CONVERSATIONS`.
 
     Raises:
-        DataError: In none of these formats, data for another script, or no assistant turn.
+        DataError: In none of these formats, data for another script, no assistant turn, or none that is trained.
     """
     value, origin = row.value, row.origin
-    if is_preference(value):
+    if pair_format(value) or is_labelled(value):
         raise wrong_stage(value, origin, "run_sft.py")
-    messages = _turns(row) or _alpaca(row) or _prompt_and_answer(row)
-    if messages is None:
+    refuse_media(value, origin)
+    found = first_fit(value, CONVERSATIONS)
+    if found is None:
         raise unknown_format(value, origin, "run_sft.py")
-    if not any(message["role"] == "assistant" for message in messages):
+    messages = _READERS[found.keys](row)
+    weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
+    if not weights:
         raise DataError(
             "the conversation has no assistant turn, so there is nothing to learn",
             place=origin,
             fix="Add the answer. Prompts without answers are data for run_rl.py.",
+            kind=NO_ASSISTANT,
         )
-    return Conversation(messages, parse_tools(value.get("tools"), origin), origin)
+    if not any(weights):
+        raise DataError(
+            "every assistant turn has the weight 0, so there is nothing to learn",
+            place=origin,
+            fix="Remove the record, or the weight of the turn that is to be trained.",
+            kind=NOTHING_TRAINED,
+        )
+    return Conversation(messages, fields.tools(row), origin)
 
 
-def to_preference(row: Row) -> Preference:
-    """The prompt and the two answers of a row for RM and DPO.
+def _asked_and_answered(row: Row, question: str, answer: str) -> list[Message]:
+    return fields.ask(row, question) + fields.answer(row, answer)
 
-    Raises:
-        DataError: In no known format, data for another script, a prompt that does not end with a user or tool turn, or
-            two equal answers.
-    """
-    value, origin = row.value, row.origin
-    if not is_preference(value):
-        raise unknown_format(value, origin, "run_dpo.py")
-    good, bad = ("chosen", "rejected") if "chosen" in value else ("response_chosen", "response_rejected")
-    prompt, chosen, rejected = _prompt(row), _answer(row, good), _answer(row, bad)
-    if chosen == rejected:
-        raise DataError(f'"{good}" and "{bad}" are equal', place=origin, fix="Remove the record.")
-    if any(message["role"] in ("system", "user") for message in (chosen[0], rejected[0])):
-        prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, origin)
-    if prompt is None:
-        raise unknown_format(value, origin, "run_dpo.py")
-    _check_answers(chosen, rejected, origin)
-    tools = parse_tools(value.get("tools"), origin)
-    return Preference(_checked_prompt(prompt, origin), chosen, rejected, _margin(row), tools, origin)
+
+def _turns(row: Row) -> list[Message]:
+    messages = fields.turns(row)
+    assert messages is not None, "the format was recognised by these columns"
+    return messages
+
+
+_READERS: dict[tuple[str, ...], Callable[[Row], list[Message]]] = {
+    known.keys: partial(_asked_and_answered, question=known.keys[0], answer=known.keys[-1]) for known in CONVERSATIONS
+} | {("conversations",): _turns, ("messages",): _turns, ("conversation",): _turns, ("src", "tgt"): fields.erniekit}
+
+
+# --- prompts and labels -------------------------------------------------------------------------------------------
 
 
 def to_prompt(row: Row) -> Prompt:
@@ -114,146 +176,85 @@ def to_prompt(row: Row) -> Prompt:
     Raises:
         DataError: No prompt in any known format.
     """
-    prompt = _prompt(row)
+    prompt = fields.prompt(row)
     if prompt is None:
         raise unknown_format(row.value, row.origin, "run_rl.py")
+    refuse_media(row.value, row.origin)
     while prompt and prompt[-1]["role"] == "assistant":
         prompt.pop()
     extra = {key: value for key, value in row.value.items() if key not in _PROMPT_KEYS}
-    return Prompt(_checked_prompt(prompt, row.origin), extra, row.origin)
+    return Prompt(checked_prompt(prompt, row.origin), extra, row.origin)
 
 
-def _turns(row: Row) -> list[Message] | None:
-    """`conversations` or `messages`, with a top-level system text before them."""
-    key = next((key for key in _TURNS if key in row.value), None)
-    if key is None:
+def to_labelled(row: Row) -> Labelled:
+    """The prompt, the answer and the label of a row for training on unpaired labels (KTO).
+
+    Raises:
+        DataError: In no known format, a label that is not true or false, or no answer after the prompt.
+    """
+    value, origin = row.value, row.origin
+    if pair_format(value):
+        raise wrong_stage(value, origin, "run_kto.py")
+    found = first_fit(value, LABELLED)
+    if found is None:
+        raise unknown_format(value, origin, "run_kto.py")
+    refuse_media(value, origin)
+    key = next(key for key in _LABELS if key in found.keys)
+    messages = _READERS[found.keys[:-1]](row)
+    last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
+    if last + 1 == len(messages) or last < 0:
+        cause = "the record has no answer that the label could be about"
+        raise DataError(cause, place=origin, fix="Add the question and the answer.", kind=NO_ASSISTANT)
+    prompt, completion = messages[: last + 1], messages[last + 1 :]
+    return Labelled(prompt, completion, _label(value[key], key, origin), fields.tools(row), origin)
+
+
+def _label(value: Any, key: str, origin: str) -> bool:
+    """true or false, also as 1 and 0 or, in tables of text, as words."""
+    known = {"true": True, "false": False, "1": True, "0": False}
+    found = known.get(str(value).strip().lower()) if isinstance(value, (bool, int, str)) else None
+    if found is None:
+        cause = f'"{key}" must be true or false, found {value!r:.40}'
+        raise DataError(cause, place=origin, fix="true: a good answer, false: a bad one.", kind=BAD_LABEL)
+    return found
+
+
+# --- what a record was taken for ----------------------------------------------------------------------------------
+
+
+def describe_format(value: dict[str, Any], script: str) -> str:
+    """In a line, which format `script` takes a record for, by which columns, and what else of it is used.
+
+    Args:
+        script: A key of `formats.FORMATS`, such as "run_sft.py"; run_rm.py is read like run_dpo.py.
+    """
+    script = "run_dpo.py" if script == "run_rm.py" else script
+    found = _recognised(value, script)
+    if found is None:
+        home = belongs_to(value)
+        return f"no format that {script} reads" + (f"; it looks like data for {home}" if home else "")
+    beside = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
+    if "instruction" in found.keys and filled(value, "input"):
+        beside.append("input")
+    used = f", with {', '.join(beside)}" if beside else ""
+    columns = " and ".join(f'"{key}"' for key in found.keys)
+    left = sorted(set(value) - set(found.keys) - set(beside))
+    unused = f"; not used: {', '.join(left[:8])}{', ...' if len(left) > 8 else ''}" if left else ""
+    if script == "run_rl.py":
+        unused = f"; for the reward functions: {', '.join(left[:8])}" if left else ""
+    return f"{found.name}, because it has {columns}{used}{unused}"
+
+
+def _recognised(value: dict[str, Any], script: str) -> Format | None:
+    """The format by which the record is read, in the order in which the functions above look for it."""
+    pair = pair_format(value)
+    if script == "run_dpo.py":
+        asked = first_fit(value, PROMPTS)
+        if pair and asked and not set(asked.keys) & set(pair.keys):
+            return Format(f"{pair.name} after {asked.name}", (*asked.keys, *pair.keys))
+        return pair
+    if script == "run_rl.py":
+        return first_fit(value, PROMPTS)
+    if pair or (script == "run_sft.py" and is_labelled(value)):
         return None
-    messages = parse_messages(row.value[key], row.origin, key)
-    system = _system(row)
-    if system and messages[0]["role"] == "system":
-        if system[0]["content"] != messages[0]["content"]:
-            raise DataError(f'a system text beside "{key}", and another one in it', place=row.origin, fix="Keep one.")
-        return messages
-    return system + messages
-
-
-def _system(row: Row) -> list[Message]:
-    """The top-level system text as a message; an empty list for none."""
-    key = next((key for key in ("system", "system_prompt") if filled(row.value, key)), None)
-    return [{"role": "system", "content": text_of(row.value[key], row.origin, f'"{key}"')}] if key else []
-
-
-def _history(row: Row) -> list[Message]:
-    """Alpaca's `history`, [[question, answer], ...], as messages."""
-    history = row.value.get("history") or []
-    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
-        raise DataError('"history" must be [[question, answer], ...]', place=row.origin)
-    spoken = [part for pair in history for part in zip(("user", "assistant"), pair, strict=True)]
-    turns = [{"role": role, "content": text} for role, text in spoken]
-    return parse_messages(turns, row.origin, "history") if turns else []
-
-
-def _ask(row: Row, key: str) -> list[Message]:
-    """The column `key` (text or messages), with `input`, system and history around it."""
-    value = row.value[key]
-    if isinstance(value, list) and value and is_message(value[0]):
-        return _system(row) + parse_messages(value, row.origin, key)
-    text = text_of(value, row.origin, f'"{key}"', missing_ok=True)
-    extra = text_of(row.value.get("input"), row.origin, '"input"', missing_ok=True) if key == "instruction" else ""
-    question = "\n".join(part for part in (text, extra) if part.strip())
-    if not question:
-        raise DataError(f'"{key}" is empty', place=row.origin, fix="Fill it or remove the record.")
-    return [*_system(row), *_history(row), {"role": "user", "content": question}]
-
-
-def _alpaca(row: Row) -> list[Message] | None:
-    """instruction (+ input) and output."""
-    if not {"instruction", "output"} <= row.value.keys():
-        return None
-    return _ask(row, "instruction") + _answer(row, "output")
-
-
-def _prompt_and_answer(row: Row) -> list[Message] | None:
-    """prompt/completion, prompt/response or query/response."""
-    pairs = (("prompt", "completion"), ("prompt", "response"), ("query", "response"))
-    pair = next((pair for pair in pairs if set(pair) <= row.value.keys()), None)
-    return _ask(row, pair[0]) + _answer(row, pair[1]) if pair else None
-
-
-def _prompt(row: Row) -> list[Message] | None:
-    """What comes before an answer, from any column that may hold it; None if there is none."""
-    messages = _turns(row)
-    if messages is not None:
-        return messages
-    key = next((key for key in _ASKS if key in row.value), None)
-    return _ask(row, key) if key else None
-
-
-def _answer(row: Row, key: str) -> list[Message]:
-    """An answer: text, one message, or a list of messages."""
-    value = row.value[key]
-    if isinstance(value, list):
-        return parse_messages(value, row.origin, key)
-    return parse_messages([value if is_message(value) else {"role": "assistant", "content": value}], row.origin, key)
-
-
-def _split_prompt(
-    prompt: list[Message] | None, chosen: list[Message], rejected: list[Message], origin: str
-) -> tuple[list[Message], list[Message], list[Message]]:
-    """Answers that repeat the whole conversation: the prompt is what both begin with."""
-    pairs = list(zip(chosen, rejected, strict=False))
-    common = next((index for index, (left, right) in enumerate(pairs) if left != right), len(pairs))
-    while common and chosen[common - 1]["role"] == "assistant":
-        common -= 1
-    shared = chosen[:common]
-    # A prompt beside whole conversations (as in UltraFeedback) must be the end of what they share.
-    if prompt is not None and shared[len(shared) - len(prompt) :] != prompt and shared != prompt:
-        raise DataError(
-            '"chosen" and "rejected" are whole conversations that do not share the prompt given beside them',
-            place=origin,
-            fix="Keep only the answers in them, or remove the prompt column.",
-        )
-    return shared, chosen[common:], rejected[common:]
-
-
-def _check_answers(chosen: list[Message], rejected: list[Message], origin: str) -> None:
-    """Each answer begins and ends with an assistant turn."""
-    for name, answer in (("chosen", chosen), ("rejected", rejected)):
-        if not answer or answer[0]["role"] != "assistant" or answer[-1]["role"] != "assistant":
-            found = [message["role"] for message in answer] or "nothing"
-            raise DataError(
-                f'"{name}" must be an answer of the assistant, found {found} after the prompt',
-                place=origin,
-                fix="Both answers must continue the same prompt, with an assistant turn.",
-            )
-
-
-def _checked_prompt(prompt: list[Message], origin: str) -> list[Message]:
-    """The prompt, if someone is waiting for an answer at its end."""
-    if not prompt or prompt[-1]["role"] not in ("user", "tool"):
-        found = f"a turn of {prompt[-1]['role']}" if prompt else "nothing"
-        raise DataError(
-            f"the prompt must end with a turn of user or tool, found {found}",
-            place=origin,
-            fix="Remove what follows the last question, or add the question.",
-        )
-    return prompt
-
-
-def _margin(row: Row) -> float | None:
-    """`margin`, or the distance of `score_chosen` and `score_rejected`; None for neither."""
-    keys = ("margin",) if row.value.get("margin") is not None else ("score_chosen", "score_rejected")
-    if any(row.value.get(key) is None for key in keys):
-        return None
-    numbers = [_number(row, key) for key in keys]
-    return numbers[0] if len(numbers) == 1 else numbers[0] - numbers[1]
-
-
-def _number(row: Row, key: str) -> float:
-    """A finite number of a row."""
-    number = row.value[key]
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-        raise DataError(
-            f'"{key}" must be a finite number, found {number!r}', place=row.origin, fix="Mend or remove it."
-        )
-    return float(number)
+    return first_fit(value, FORMATS[script])

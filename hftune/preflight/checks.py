@@ -11,6 +11,9 @@ import torch
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
+from hftune.data.columns import parse_columns
+from hftune.data.hub import is_there_or_on_the_hub
+from hftune.data.specs import parse_sources
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.preflight.bases import check_adapter_fits
@@ -71,12 +74,13 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Files are named and there, and evaluation has something to evaluate on."""
-    if data_args.train_file_dir is None and data_args.tokenized_dir is None:
-        yield ArgumentError("no training data was named", place="--train_file_dir", fix="give a file or a folder")
-    for flag in ("train_file_dir", "validation_file_dir"):
-        path = getattr(data_args, flag)
-        if path and not Path(path).exists():
-            yield ArgumentError(f"there is no file or folder {path}", place=f"--{flag}", fix="check the path")
+    kinds = ("train_file_dir", "dataset_name", "dummy_data", "tokenized_dir")
+    given = [name for name in kinds if getattr(data_args, name) is not None]
+    if len(given) != 1:
+        cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
+        flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
+        yield ArgumentError(cause, place=flags, fix="give a file or a folder, a Hub name, or a number of dummy records")
+    yield from check_sources(data_args)
     held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized_dir
     if training_args.eval_strategy != "no" and not held_out:
         yield ArgumentError(
@@ -90,6 +94,25 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
             place="--validation_split_percentage",
             fix="give a number from 0 to below 100",
         )
+
+
+def check_sources(data_args: DataArguments) -> Iterator[UserError]:
+    """Each source is a path that is there or may be a Hub name; weights and columns are well formed."""
+    weights = {"train_file_dir": data_args.train_dataset_prob, "validation_file_dir": None}
+    for name, weight in weights.items():
+        flag, text = f"--{name}", getattr(data_args, name)
+        try:
+            specs = parse_sources(text, weight, flag=flag) if text is not None else []
+        except ArgumentError as problem:
+            yield problem
+            continue
+        for spec in specs:
+            if not is_there_or_on_the_hub(spec.path):
+                yield ArgumentError(f"there is no file or folder {spec.path}", place=flag, fix="check the path")
+    try:
+        parse_columns(data_args.columns)
+    except ArgumentError as problem:
+        yield problem
 
 
 def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
@@ -48,9 +48,16 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     try:
         with pq.ParquetFile(file) as source:
             fault = _bad_columns(source.schema_arrow, file)
-            batches = source.iter_batches(batch_size=rows_per_chunk, use_threads=False)
-            yield from [fault] if fault else _chunks(batches, file, rows_per_chunk)
-    except pa.ArrowException as error:
+            if fault or not source.metadata.num_rows:
+                yield fault or no_record(file)
+                return
+            first = 1
+            for group in range(source.num_row_groups):
+                batches = source.iter_batches(rows_per_chunk, row_groups=[group], use_threads=False)
+                rows = source.metadata.row_group(group).num_rows
+                yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
+                first += rows
+    except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
 
 
@@ -66,8 +73,13 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
             fault = _bad_columns(reader.schema, file)
-            yield from [fault] if fault else _chunks(_batches(reader), file, rows_per_chunk)
-    except pa.ArrowException as error:
+            found = False
+            for chunk in [fault] if fault else _chunks(_batches(reader), file, rows_per_chunk, unchecked=True):
+                found = True
+                yield chunk
+            if not found:
+                yield no_record(file)
+    except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Arrow", error)
 
 
@@ -79,29 +91,56 @@ def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
         yield from reader
 
 
-def _chunks(batches: Iterator[pa.RecordBatch], file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
-    """Chunks of at most `rows_per_chunk` records. A batch that cannot be read ends them with one error."""
-    first = 1
+def _chunks(
+    batches: Iterator[pa.RecordBatch],
+    file: Path,
+    rows_per_chunk: int,
+    first: int = 1,
+    *,
+    last: int | None = None,
+    unchecked: bool = False,
+) -> Iterator[Chunk]:
+    """Chunks of at most `rows_per_chunk` records. A batch that cannot be read ends them with one error.
+
+    Args:
+        first: Number of the first record in the file, of which `last` is the last one that these batches hold.
+        unchecked: Nobody has looked yet whether the numbers in the file point into its data.
+    """
     while True:
         try:
             batch = next(batches, None)
         except (pa.ArrowException, OSError) as error:
-            yield _corrupt(file, "data", error, first)
+            yield _corrupt(file, file.suffix[1:].capitalize(), error, first, last)
             return
         if batch is None:
-            break
+            return
         step = _step(batch, rows_per_chunk)
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
-            yield ArrowRecords(str(file), _serialised(part), first)
+            yield from _checked(part, file, first) if unchecked else [ArrowRecords(str(file), _serialised(part), first)]
             first += part.num_rows
-    if first == 1:
-        yield no_record(file)
+
+
+def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
+    """The batch as one chunk if it is sound, else a chunk or an error for each record.
+
+    Arrow trusts a memory map: an offset that a flipped bit has made too large would end the process, not raise.
+    """
+    try:
+        batch.validate(full=True)
+        yield ArrowRecords(str(file), _serialised(batch), first)
+        return
+    except pa.ArrowInvalid as error:
+        if batch.num_rows == 1:
+            yield Failed(_no_value(error, f"{file}:{first}"), str(file))
+            return
+    for index in range(batch.num_rows):
+        yield from _checked(batch.slice(index, 1), file, first + index)
 
 
 def _step(batch: pa.RecordBatch, rows_per_chunk: int) -> int:
     """Records a chunk, so that it stays moderate."""
-    bytes_a_row = batch.nbytes / max(1, batch.num_rows)
+    bytes_a_row = batch.get_total_buffer_size() / max(1, batch.num_rows)
     return max(1, min(rows_per_chunk, int(MAX_CHUNK_BYTES / max(1.0, bytes_a_row))))
 
 
@@ -153,15 +192,20 @@ def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:
 
 def _no_value(error: Exception, place: str) -> DataError:
     return DataError(
-        f"a value that cannot be read: {error}",
+        f"a value that cannot be read: {shown(error, 300)}",
         place=place,
         fix="Mend it, or leave its column out; text, numbers, lists and objects are read.",
         kind="unreadable value",
     )
 
 
-def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None) -> Failed:
-    lost = f"; all records from number {first} on are lost" if first and first > 1 else ""
+def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> Failed:
+    # pyarrow's own complaints about what it reads are OSErrors, too, but without a number of the system's.
+    if isinstance(error, OSError) and error.errno is not None:
+        raise error
+    until = f"to {last}" if last else "on"
+    lost = f"; the records from number {first} {until} are lost" if first else ""
     place = f"{file}:{first}" if first else str(file)
-    cause = f"damaged {kind} file: {str(error).splitlines()[0] if str(error) else type(error).__name__}{lost}"
+    words = shown(error, 300) or type(error).__name__
+    cause = f"damaged {kind} file: {words}{lost}"
     return Failed(DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file))

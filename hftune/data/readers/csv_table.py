@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
 from hftune.data.readers.compressed import Damaged, read_blocks
 from hftune.data.readers.strict_json import NOT_UTF8, NUL
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 _MAX_FIELD = 256 << 20
 _RAGGED = "ragged CSV record"
@@ -133,7 +132,7 @@ def _header(fields: Fields, place: str) -> tuple[str, ...] | DataError:
     if len(set(names)) < len(names) or "" in names:
         wrong = next((name for name in names if names.count(name) > 1), "") or "an empty name"
         return DataError(
-            f"the header must name every column once, found {json.dumps(names, ensure_ascii=False)[:200]} ({wrong})",
+            f"the header must name every column once, found {shown(names, 200)} ({shown(wrong)})",
             place=place,
             fix="The first line of a CSV file names its columns, such as prompt,response.",
             kind="bad CSV header",

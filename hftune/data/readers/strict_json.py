@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from hftune.data.readers.base import Read, Row
-from hftune.errors import DataError
+from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
 """Levels of nesting. More is a fault of whatever wrote it, and would overflow the stack of templates and Arrow."""
@@ -23,16 +23,17 @@ MAX_DEPTH = 100
 MALFORMED = "malformed JSON"
 NOT_UTF8 = "not UTF-8"
 NUL = "NUL byte"
+TOO_DEEP = "nested too deep"
 
 _DOUBTFUL = 1 << 60  # more strings than any record has quotes for: an integer that became a float, perhaps
 _FIX = "Mend or remove this record; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
-class _Refused(ValueError):
-    """Legal for Python's decoder, not for us; `kind` as in DataError."""
+class Malformed(ValueError):
+    """Not JSON, or JSON that would lose something; `kind` and `fix` as in DataError."""
 
-    def __init__(self, cause: str, kind: str, fix: str) -> None:
+    def __init__(self, cause: str, kind: str = MALFORMED, fix: str = "") -> None:
         self.kind, self.fix = kind, fix
         super().__init__(cause)
 
@@ -45,24 +46,38 @@ def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
         hint: Added to the advice for malformed JSON.
     """
     try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        return _parse_slowly(raw, file, line, hint)
+        value = loads(raw)
+    except Malformed as error:
+        fix = error.fix or f"{_FIX}{hint}"
+        return DataError(str(error), place=f"{file}:{line}", fix=fix, kind=error.kind)
     if type(value) is not dict:
         return _no_object(value, raw, f"{file}:{line}")
-    if not _is_faithful(value, raw):
-        return _parse_slowly(raw, file, line, hint)
     return Row(value, file, line)
 
 
-def _is_faithful(value: dict[str, Any], raw: bytes) -> bool:
+def loads(raw: bytes) -> Any:
+    """The JSON value in `raw`.
+
+    Raises:
+        Malformed: With the cause in words.
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return _loads_slowly(raw)
+    return value if _is_faithful(value, raw) else _loads_slowly(raw)
+
+
+def _is_faithful(value: Any, raw: bytes) -> bool:
     """Whether nothing was lost on the way: every quote belongs to a string that is there, no float is too large.
 
     A string has two quotes, and those inside it, which are escaped. A key that a later one replaced has left quotes in
     the bytes for which there is no string.
     """
-    strings, inner, depth, level = 0, 0, 0, [value]
+    depth = 0
+    level: list[Any] = []
     below: list[Any] = []
+    strings, inner = _weigh((value,), level)
     while level and depth <= MAX_DEPTH:
         depth += 1
         for container in level:
@@ -95,25 +110,25 @@ def _weigh(parts: Iterable[Any], below: list[Any]) -> tuple[int, int]:
     return strings, inner
 
 
-def _parse_slowly(raw: bytes, file: str, line: int, hint: str) -> Read:
+def _loads_slowly(raw: bytes) -> Any:
     """The same by the standard library, with every rule of ours and the cause in words."""
-    place = f"{file}:{line}"
-    text = decode(raw, place)
+    text = decode(raw, "")
     if isinstance(text, DataError):
-        return text
+        raise Malformed(text.cause, text.kind, text.fix or "")
     try:
         value = json.loads(
             text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_float
         )
-    except _Refused as error:
-        return DataError(str(error), place=place, fix=error.fix, kind=error.kind)
-    except RecursionError:
-        return DataError(f"malformed JSON: {_TOO_DEEP}", place=place, fix=_FIX, kind="nested too deep")
+    except Malformed:
+        raise
+    except RecursionError as error:
+        raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP) from error
     except ValueError as error:
-        return DataError(f"malformed JSON: {error}", place=place, fix=f"{_FIX}{hint}", kind=MALFORMED)
-    if not isinstance(value, dict):
-        return _no_object(value, raw, place)
-    return _too_deep(value, place) or _half_surrogate(value, text, place) or Row(value, file, line)
+        raise Malformed(f"malformed JSON: {error}") from error
+    if _is_too_deep(value):
+        raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP)
+    _refuse_half_surrogates(value, text)
+    return value
 
 
 def decode(raw: bytes, place: str) -> str | DataError:
@@ -139,64 +154,59 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise _Refused(f'the key "{twice}" is there twice in one object', "duplicate key", "Keep one of them.")
+        raise Malformed(f'the key "{shown(twice)}" is there twice in one object', "duplicate key", "Keep one of them.")
     return value
 
 
 def _constant(name: str) -> float:
-    raise _Refused(f"malformed JSON: {name} is no JSON value", MALFORMED, "Write null or a number.")
+    raise Malformed(f"malformed JSON: {name} is no JSON value", MALFORMED, "Write null or a number.")
 
 
 def _integer(digits: str) -> int:
     """An integer that fits 64 bits, as Arrow and most other readers need it."""
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         shown = digits if len(digits) <= 24 else f"{digits[:20]}... ({len(digits)} digits)"
-        raise _Refused(f"the integer {shown} has more than 64 bits", "number out of range", "Write it as a string.")
+        raise Malformed(f"the integer {shown} has more than 64 bits", "number out of range", "Write it as a string.")
     return int(digits)
 
 
 def _float(digits: str) -> float:
     number = float(digits)
     if math.isinf(number):
-        raise _Refused(f"the number {digits[:24]} is out of range", "number out of range", "Write it as a string.")
+        raise Malformed(f"the number {digits[:24]} is out of range", "number out of range", "Write it as a string.")
     return number
 
 
 def _no_object(value: Any, raw: bytes, place: str) -> DataError:
-    shown = raw.strip()[:120].decode("utf-8", "replace")[:60]
+    start = raw.strip()[:240].decode("utf-8", "replace")
     return DataError(
-        f"a record must be a JSON object, found {type(value).__name__}: {shown}",
+        f"a record must be a JSON object, found {type(value).__name__}: {shown(start)}",
         place=place,
         fix='Write it as {"key": ...}. A .jsonl file holds an object a line, a .json file an array of objects.',
         kind="not an object",
     )
 
 
-def _too_deep(value: dict[str, Any], place: str) -> DataError | None:
+def _is_too_deep(value: Any) -> bool:
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_DEPTH + 1):
         level = [
             part
             for container in level
+            if isinstance(container, (dict, list))
             for part in (container.values() if isinstance(container, dict) else container)
-            if isinstance(part, (dict, list))
         ]
         if not level:
-            return None
-    return DataError(f"the record is {_TOO_DEEP}", place=place, fix=_FIX, kind="nested too deep")
+            return False
+    return True
 
 
-def _half_surrogate(value: dict[str, Any], text: str, place: str) -> DataError | None:
+def _refuse_half_surrogates(value: Any, text: str) -> None:
     # "\ud83d" alone is legal JSON but no text; tokenizers and Arrow fail on it much later and without a place.
     if "\\ud" not in text and "\\uD" not in text:
-        return None
+        return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError as error:
-        return DataError(
-            f"half of a surrogate pair ({error.reason})",
-            place=place,
-            fix="Mend the broken \\ud... escape, usually an emoji cut in two.",
-            kind="half a surrogate pair",
-        )
-    return None
+        fix = "Mend the broken \\ud... escape, usually an emoji cut in two."
+        raise Malformed(f"half of a surrogate pair ({error.reason})", "half a surrogate pair", fix) from error

@@ -176,7 +176,7 @@ REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (to_conversation, turns(("human", "Q"), ("function_call", '{"arguments": {}}')), ["without a name"]),
     (to_conversation, turns(("human", "Q"), ("function_call", '{"name": "f", "arguments": [1]}')), ["an object"]),
     (to_conversation, turns(("human", "Q"), ("function_call", "[]")), ["empty list of function calls"]),
-    (to_conversation, {"messages": [user("Q"), assistant("A", weight=2)]}, ['"weight" 2']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=-2)]}, ['"weight" -2']),
     (to_conversation, {"conversations": [SYSTEM, *UA], "system": "T"}, ["Keep one"]),
     (to_conversation, {"conversations": HG, "tools": "{"}, ['"tools" is not JSON']),
     (to_conversation, {"conversations": HG, "tools": [3]}, ["without a name"]),
@@ -190,7 +190,7 @@ REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (to_preference, {"chosen": "C", "rejected": "R"}, ["its keys: chosen, rejected"]),
     (to_preference, {"chosen": [*Q, *C], "rejected": [user("other"), *R]}, ["user", "continue the same prompt"]),
     (to_preference, {"prompt": "P", "chosen": [*Q, *C], "rejected": [*Q, *R]}, ["do not share the prompt"]),
-    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "2"}, ['"margin"', "finite"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "two"}, ['"margin"', "finite"]),
     (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": float("nan")}, ["finite"]),
     # Prompts.
     (to_prompt, {"prompt": ""}, ['"prompt" is empty']),

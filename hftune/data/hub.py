@@ -1,0 +1,91 @@
+"""Data sets of the Hugging Face Hub by name: downloaded by `datasets`, then read from its Arrow files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+from hftune.data.sources import SUFFIXES, find_files
+from hftune.errors import DataError, shown
+
+# owner/name, at most one slash: a path that looks like this and exists is a path.
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)(?::(?P<config>[^@:]+))?(?:@(?P<split>[^@:]+))?")
+_FIX = (
+    "Check the name (OWNER/NAME, OWNER/NAME:CONFIG, OWNER/NAME@SPLIT) and the connection; "
+    "on a machine without one, download it elsewhere and give the folder."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A data set of the Hub; `config` is also called subset there."""
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+
+
+def parse_hub_name(text: str) -> HubName | None:
+    """`owner/name`, `owner/name:config`, `owner/name@split` or all of them; None for what cannot be a name."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        return None
+    return HubName(match["name"], match["config"], match["split"] or "train")
+
+
+def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Path]:
+    """The files of a source: those at a local path, or, where there is none, of the Hub data set of that name.
+
+    Args:
+        path: Without `#500`.
+        flag: The flag that gave it; errors name it. A name without an owner is looked for under --dataset_name only.
+        cache_dir: Where `datasets` keeps downloads; left out: its own place.
+
+    Raises:
+        DataError: Neither is there, or the Hub cannot be reached.
+    """
+    is_name = flag == "--dataset_name"
+    named = _hub_name(path, is_name)
+    if named is None or (not is_name and Path(path).expanduser().exists()):
+        return find_files(path, flag)
+    return download(named, flag, cache_dir=cache_dir)
+
+
+def is_there_or_on_the_hub(path: str) -> bool:
+    """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
+    return Path(path).expanduser().exists() or _hub_name(path, is_name=False) is not None
+
+
+def _hub_name(path: str, is_name: bool) -> HubName | None:
+    """The Hub name that a source may be; one without an owner must be given as a name."""
+    # A missing file is a missing file: owner/name.jsonl is not asked for on the Hub.
+    named = None if path.lower().endswith(SUFFIXES) else parse_hub_name(path)
+    return named if named is not None and (is_name or "/" in named.name) else None
+
+
+def download(named: HubName, flag: str, *, cache_dir: str | None = None) -> list[Path]:
+    """The Arrow files of one split of a data set, after downloading what is not in the cache.
+
+    Raises:
+        DataError: No such data set, configuration or split, or no connection.
+    """
+    try:
+        # reuse_dataset_if_exists is the default: a second run reads the cache.
+        found = datasets.load_dataset(named.name, named.config, split=named.split, cache_dir=cache_dir)
+    except (OSError, ValueError, DatasetsError) as error:
+        words = shown(error, 300) or type(error).__name__
+        raise DataError(
+            f"{named.name} is no file or folder here, and as a data set of the Hub it cannot be had: {words}",
+            place=flag,
+            fix=_FIX,
+            kind="data set not found",
+        ) from error
+    files = [Path(entry["filename"]) for entry in found.cache_files]
+    if not files or found.num_rows == 0:
+        cause = f"the split {named.split} of {named.name} holds no record"
+        raise DataError(cause, place=flag, fix="Name another split, with @.", kind="file without a record")
+    return files

@@ -12,6 +12,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
+    from hftune.data.packing import packings
     from hftune.data.splits import load_splits
     from hftune.data.tokenization import tokenize_texts
     from hftune.models.adapters import add_adapter
@@ -28,8 +29,8 @@ def main() -> None:
         data_args,
         tokenizer,
         seed=training_args.seed,
+        packing=packings(training_args, "block_size"),
         block_size=training_args.block_size,
-        packing=training_args.packing,
         workers=data_args.preprocessing_num_workers,
     )
 

@@ -12,6 +12,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
+    from hftune.data.packing import packings
     from hftune.data.splits import load_splits
     from hftune.data.tokenization import tokenize_chat
     from hftune.models.adapters import add_adapter
@@ -28,6 +29,7 @@ def main() -> None:
         data_args,
         tokenizer,
         seed=training_args.seed,
+        packing=packings(training_args, "max_length"),
         max_length=training_args.max_length,
         train_on_inputs=training_args.train_on_inputs,
         last_turn_only=training_args.train_on_last_turn,

@@ -29,6 +29,8 @@ class Counts:
     truncated: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    packing: dict[str, Any] | None = None
+    """`PackStats` and the settings, where the rows are packed."""
 
     def drop(self, reason: str) -> None:
         """Count one record as dropped."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import DataArguments
 from hftune.data.cache import cached, fingerprint
 from hftune.data.encoding import Counts
+from hftune.data.packing import Packing, packed
 from hftune.data.sources import Row, find_files, read_rows
 from hftune.distributed.ranks import main_first
 from hftune.logging import get_logger
@@ -31,11 +32,20 @@ class Splits:
 
 
 def load_splits(
-    build: Build, data_args: DataArguments, tokenizer: PreTrainedTokenizerBase, *, seed: int, **settings: Any
+    build: Build,
+    data_args: DataArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int,
+    packing: dict[str, Packing] | None = None,
+    **settings: Any,
 ) -> Splits:
-    """Both splits, through `build(rows, tokenizer, **settings)`.
+    """Both splits, through `build(rows, tokenizer, **settings)`, then packed where `packing` says so.
 
     Held-out records come from `--validation_file_dir`, or are drawn with `seed` from the training records.
+
+    Args:
+        packing: From `packings`: how "train" and "eval" are packed.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line.
@@ -55,14 +65,14 @@ def load_splits(
         used = rows[: limits[name]] if limits[name] > 0 else rows
         # The origins say which records of the files these are: another split or limit is another entry of the cache.
         chosen = [row.origin for row in used]
-        key = fingerprint(files[name], tokenizer, build=build.__qualname__, rows=chosen, **settings)
+        packs = (packing or {}).get(name)
+        own = packs.tokenising(settings) if packs else settings
+        key = fingerprint(files[name], tokenizer, build=build.__qualname__, rows=chosen, **own)
+        where: Any = {"cache_dir": data_args.data_cache_dir, "overwrite": data_args.overwrite_cache}
         with main_first():
-            built[name], counts = cached(
-                key,
-                functools.partial(build, used, tokenizer, **settings),
-                cache_dir=data_args.data_cache_dir,
-                overwrite=data_args.overwrite_cache,
-            )
+            built[name], counts = cached(key, functools.partial(build, used, tokenizer, **own), **where)
+            if packs:
+                built[name], counts = packed(built[name], counts, packs, key, **where)
         about[name] = {"files": [str(file) for file in files[name]], "fingerprint": key[:16], **counts.to_dict()}
         get_logger().info("%s: %s", name, describe(counts))
     return Splits(built["train"], built.get("eval"), about)
@@ -86,7 +96,20 @@ def describe(counts: Counts) -> str:
         parts.append(f"{counts.truncated} truncated")
     if counts.tokens:
         parts.append(f"{counts.tokens} tokens, {100 * counts.trained_tokens / counts.tokens:.0f} % trained")
+    if counts.packing:
+        parts.append(describe_packing(counts.packing))
     return ", ".join(parts)
+
+
+def describe_packing(about: dict[str, Any]) -> str:
+    """What `PackStats` and the strategy say, in a line."""
+    parts = f"packed ({about['strategy']}) into {about['packs']} rows of {about['max_length']}"
+    parts += f", {100 * about['fill']:.1f} % full"
+    if about["split_documents"]:
+        parts += f", {about['split_documents']} split"
+    if about["untrained_tokens"]:
+        parts += f", {about['untrained_tokens']} tokens left out in rows with nothing to train"
+    return parts
 
 
 def _read(path: str | None, flag: str) -> list[Row]:

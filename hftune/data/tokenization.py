@@ -45,21 +45,19 @@ def tokenize_texts(
     rows: list[Row],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    block_size: int,
-    packing: bool,
+    block_size: int | None,
     append_eos: bool = True,
     workers: int = 1,
 ) -> tuple[Dataset, Counts]:
     """Texts for pre-training, each with the tokenizer's own special tokens (such as BOS) and EOS at its end.
 
     Args:
-        block_size: Tokens a sequence, at most.
-        packing: Join all documents and cut them into blocks; the last, shorter block is kept if it has 2 tokens.
-            Without it, each document is cut on its own, and a piece of fewer than 2 tokens is left out.
-        append_eos: End each document with EOS. Packed documents then have EOS between them.
+        block_size: Cut each document into pieces of at most this many tokens; a piece of fewer than 2 is left out.
+            None: a document a row, as long as it is, to be packed.
+        append_eos: End each document with EOS.
 
     Returns:
-        Columns input_ids and labels (equal), lists of at most `block_size` int32.
+        Columns input_ids and labels (equal), lists of int32.
 
     Raises:
         DataError: A row without text, no EOS token, or nothing left.
@@ -70,7 +68,7 @@ def tokenize_texts(
     encode = partial(_encode_texts, tokenizer=tokenizer, eos=tokenizer.eos_token_id if append_eos else None)
     documents: list[Ids] = in_batches(encode, rows, workers)
     counts = Counts(rows=len(rows))
-    blocks = _packed(documents, block_size, counts) if packing else _pieces(documents, block_size, counts)
+    blocks = _pieces(documents, block_size, counts)
     if not blocks:
         raise DataError("no document has 2 tokens or more", fix="Give more text.")
     counts.tokens = sum(map(len, blocks))
@@ -85,19 +83,12 @@ def _encode_texts(rows: list[Row], tokenizer: PreTrainedTokenizerBase, eos: int 
     return [ids if eos is None or ids[-1:] == [eos] else [*ids, eos] for ids in encoded]
 
 
-def _packed(documents: list[Ids], block_size: int, counts: Counts) -> list[Ids]:
-    """One stream cut into blocks; a lone token at the end predicts nothing and is left out."""
-    stream = [token for document in documents for token in document]
-    counts.used = len(documents)
-    blocks = [stream[start : start + block_size] for start in range(0, len(stream), block_size)]
-    return blocks[:-1] if blocks and len(blocks[-1]) < 2 else blocks
-
-
-def _pieces(documents: list[Ids], block_size: int, counts: Counts) -> list[Ids]:
+def _pieces(documents: list[Ids], block_size: int | None, counts: Counts) -> list[Ids]:
     """Each document cut on its own; `truncated` counts documents whose last, lone token is left out."""
     blocks = []
     for document in documents:
-        pieces = [document[start : start + block_size] for start in range(0, len(document), block_size)]
+        size = block_size or len(document) or 1
+        pieces = [document[start : start + size] for start in range(0, len(document), size)]
         kept = [piece for piece in pieces if len(piece) >= 2]
         if not kept:
             counts.drop(TOO_SHORT)
@@ -115,7 +106,7 @@ def tokenize_chat(
     rows: list[Row],
     tokenizer: PreTrainedTokenizerBase,
     *,
-    max_length: int,
+    max_length: int | None,
     train_on_inputs: bool = False,
     last_turn_only: bool = False,
     workers: int = 1,
@@ -126,6 +117,7 @@ def tokenize_chat(
     there. A record without a trained token in what is left is dropped and counted.
 
     Args:
+        max_length: None: nothing is truncated.
         train_on_inputs: Train on every token instead.
         last_turn_only: Train only on the last assistant turn.
 
@@ -157,7 +149,7 @@ def tokenize_chat(
         columns["input_ids"].append(ids[:max_length])
         columns["labels"].append(kept)
         counts.used += 1
-        counts.truncated += len(ids) > max_length
+        counts.truncated += len(kept) < len(ids)
         counts.tokens += len(kept)
         counts.trained_tokens += trained
     if not counts.used:

@@ -28,6 +28,8 @@ class CausalCollator:
         Returns:
             LongTensors of shape (batch, length), length being that of the longest example, rounded up.
         """
+        apart = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
+        assert apart, "rows of several documents go through FlatCollator"
         longest = max(len(feature["input_ids"]) for feature in features)
         length = -(-longest // self.multiple) * self.multiple
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])

@@ -37,8 +37,8 @@ class Counts:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the manifest and the cache."""
-        return asdict(self)
+        """Plain values, for the manifest and the cache; `packing` only where there is some."""
+        return {name: value for name, value in asdict(self).items() if name != "packing" or value is not None}
 
 
 def check_length(value: int | None, flag: str, least: int = 2) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AttentionInterface,
-    AttentionMaskInterface,
     AutoConfig,
     PreTrainedConfig,
 )
@@ -20,13 +18,8 @@ from transformers.utils.import_utils import is_torch_flex_attn_available
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.segments import SEGMENTS, VARLEN, segments_attention, segments_mask
-from hftune.models.varlen import MAX_HEAD_SIZE, has_varlen, varlen_attention
-
-AttentionInterface.register(SEGMENTS, segments_attention)
-AttentionInterface.register(VARLEN, varlen_attention)
-for _name in (SEGMENTS, VARLEN):
-    AttentionMaskInterface.register(_name, segments_mask)
+from hftune.models.segments import SEGMENTS
+from hftune.models.varlen import MAX_HEAD_SIZE, VARLEN, has_varlen
 
 WITHOUT_PACKING = "leave out --packing, --padding_free; for text: --packing False or --cross_document_attention True"
 
@@ -120,8 +113,9 @@ def choose(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tupl
         return _compiled(model_class, machine, dropout)
     if machine.varlen and machine.half and not softcap and not sinks and not dropout and size <= MAX_HEAD_SIZE:
         return VARLEN, "torch's own FlashAttention, all documents in a call"
-    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout:
-        return "flex_attention", "soft caps, sinks or float32, which FlashAttention does not take"
+    # Not with sinks: GPT-OSS keeps its position ids from its mask (transformers 5.23), which only our own makes good.
+    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout and not sinks:
+        return "flex_attention", "soft caps or float32, which FlashAttention does not take"
     return SEGMENTS, "SDPA, a document at a time"
 
 

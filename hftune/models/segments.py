@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 SEGMENTS = "hftune_segments"
 """SDPA a document, on any device."""
-
-VARLEN = "hftune_varlen"
-"""All documents in one call of `torch.nn.attention.varlen`, on CUDA in half precision; elsewhere as SEGMENTS."""
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -228,3 +226,7 @@ def _explicit(
         scores = torch.cat([scores, sink], dim=-1)
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
     return drop(weights[..., : key.shape[2]], dropout) @ value
+
+
+AttentionInterface.register(SEGMENTS, segments_attention)
+AttentionMaskInterface.register(SEGMENTS, segments_mask)

@@ -7,9 +7,13 @@ from functools import cache
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 
-from hftune.models.segments import Segments, segments_attention
+from hftune.models.segments import Segments, segments_attention, segments_mask
+
+VARLEN = "hftune_varlen"
+"""All documents in one call, on CUDA in half precision; what the kernel does not take goes to `segments_attention`."""
 
 MAX_HEAD_SIZE = 256
 """What torch's FlashAttention goes up to."""
@@ -83,3 +87,7 @@ def _kernel_takes(query: torch.Tensor, value: torch.Tensor, kwargs: dict[str, An
         and size <= MAX_HEAD_SIZE
         and size % 8 == 0
     )
+
+
+AttentionInterface.register(VARLEN, varlen_attention)
+AttentionMaskInterface.register(VARLEN, segments_mask)

@@ -37,7 +37,7 @@ def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torc
         raise ArgumentError(
             f"documents in a row see each other in {type(_plain(model)).__name__} with attention {attention}",
             place="--packing / --padding_free / --attn_implementation",
-            fix="leave out --attn_implementation, or train without --packing (for text: --packing False)",
+            fix="use --attn_implementation hftune_segments, or train without --packing (for text: --packing False)",
         )
 
 

@@ -30,12 +30,13 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
         **kwargs: Any,
     ) -> None:
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
+        collator = causal_collator(args, tokenizer)
         with _done_already(args):
             super().__init__(
                 model=model,
                 args=args,
                 processing_class=tokenizer,
-                data_collator=causal_collator(args, tokenizer),
+                data_collator=collator,
                 train_dataset=data.train,
                 eval_dataset=data.evaluation,
                 **kwargs,

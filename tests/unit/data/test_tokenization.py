@@ -116,6 +116,12 @@ def test_truncation_keeps_the_start_and_adds_nothing(chatml: PreTrainedTokenizer
         assert counts.tokens == length
 
 
+def test_conversations_to_be_split_are_not_truncated(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=None)
+    assert dataset.to_dict() == tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0].to_dict()
+    assert counts.truncated == 0
+
+
 def test_records_without_a_trained_token_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(1, messages=[user("a"), assistant("b")]), row(2, messages=[user("hello " * 30), assistant("b")])]
     dataset, counts = tokenize_chat(rows, chatml, max_length=20)
@@ -197,47 +203,43 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return ids
 
 
-def test_packing_joins_all_documents(chatml: PreTrainedTokenizerFast) -> None:
+def test_documents_to_be_packed_stay_whole(chatml: PreTrainedTokenizerFast) -> None:
     texts = ["hello world", "你好", "x"]
-    stream = ids_of(chatml, "".join(text + EOS for text in texts))
-    for size in (2, 3, 5, len(stream) - 1, len(stream), 99):
-        dataset, counts = tokenize_texts([row(text=text) for text in texts], chatml, block_size=size, packing=True)
-        blocks = dataset["input_ids"][:]
-        lone = len(stream) % size == 1
-        assert [token for block in blocks for token in block] == (stream[:-1] if lone else stream)
-        assert all(len(block) == size for block in blocks[:-1])
-        assert dataset["labels"][:] == blocks
-        assert (counts.rows, counts.used, counts.dropped) == (3, 3, {})
-        assert (counts.tokens, counts.trained_tokens) == (sum(map(len, blocks)), sum(map(len, blocks)) - len(blocks))
+    dataset, counts = tokenize_texts([row(text=text) for text in texts], chatml, block_size=None)
+    documents = dataset["input_ids"][:]
+    assert documents == [ids_of(chatml, text + EOS) for text in texts]
+    assert dataset["labels"][:] == documents
+    assert (counts.rows, counts.used, counts.truncated, counts.dropped) == (3, 3, 0, {})
+    assert (counts.tokens, counts.trained_tokens) == (sum(map(len, documents)), sum(map(len, documents)) - 3)
 
 
 def test_without_packing_each_document_is_cut_on_its_own(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(text="abcde"), row(text="xy")]
-    dataset, counts = tokenize_texts(rows, chatml, block_size=4, packing=False)
+    dataset, counts = tokenize_texts(rows, chatml, block_size=4)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd", "e" + EOS, "xy" + EOS]
     assert (counts.used, counts.truncated, counts.tokens, counts.trained_tokens) == (2, 0, 9, 6)
 
 
 def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(text="abcde"), row(text="x")]
-    dataset, counts = tokenize_texts(rows, chatml, block_size=4, packing=False, append_eos=False)
+    dataset, counts = tokenize_texts(rows, chatml, block_size=4, append_eos=False)
     assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd"]
     assert (counts.used, counts.truncated, counts.dropped) == (1, 1, {"fewer than 2 tokens": 1})
     with pytest.raises(DataError, match="no document has 2 tokens"):
-        tokenize_texts(rows[1:], chatml, block_size=4, packing=False, append_eos=False)
+        tokenize_texts(rows[1:], chatml, block_size=4, append_eos=False)
 
 
 def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, block_size=9, packing=False)
+    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, block_size=9)
     assert chatml.decode(dataset[0]["input_ids"]) == "ab" + EOS
 
 
 def test_texts_are_refused(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(ArgumentError, match="--block_size is 1"):
-        tokenize_texts([row(text="a")], chatml, block_size=1, packing=True)
+        tokenize_texts([row(text="a")], chatml, block_size=1)
     with pytest.raises(DataError, match=r"run_sft\.py"):
-        tokenize_texts([row(messages=TURNS)], chatml, block_size=8, packing=True)
+        tokenize_texts([row(messages=TURNS)], chatml, block_size=8)
     without = make_tokenizer()
     without.eos_token = None
     with pytest.raises(DataError, match="no EOS"):
-        tokenize_texts([row(text="a")], without, block_size=8, packing=True)
+        tokenize_texts([row(text="a")], without, block_size=8)

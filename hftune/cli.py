@@ -58,13 +58,15 @@ def preview(argv: list[str]) -> None:
 def tokenize(argv: list[str]) -> None:
     """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, data_args, training_args = _encoder(argv, "tokenize")
+    from hftune.data.parts import join
     from hftune.data.saved import save_tokenised
-    from hftune.data.splits import load_parts
+    from hftune.data.splits import load_sources
 
     if not training_args.output_dir:
         raise ArgumentError("no folder for the result was named", place="--output_dir", fix="give one")
     folder = Path(training_args.output_dir)
-    save_tokenised(folder, load_parts(encoder, data_args, training_args.seed), encoder)
+    sources = load_sources({"train": encoder, "eval": encoder}, data_args, training_args.seed)
+    save_tokenised(folder, {name: join(parts) for name, parts in sources.items()}, encoder)
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 

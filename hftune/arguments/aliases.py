@@ -36,8 +36,18 @@ ALIASES: dict[str, str] = {
 
 # The same name means another thing in each stage.
 STAGE_ALIASES: dict[str, dict[str, str]] = {
-    "pt": {"seq_length": "block_size", "max_seq_len": "block_size", "model_max_length": "block_size"},
-    "sft": {"model_max_length": "max_length", "max_seq_len": "max_length", "seq_length": "max_length"},
+    "pt": {
+        "seq_length": "block_size",
+        "max_seq_len": "block_size",
+        "model_max_length": "block_size",
+        "greedy_intokens": "packing",
+    },
+    "sft": {
+        "model_max_length": "max_length",
+        "max_seq_len": "max_length",
+        "seq_length": "max_length",
+        "greedy_intokens": "packing",
+    },
     "rm": {
         "max_source_length": "max_prompt_length",
         "max_target_length": "max_completion_length",
@@ -88,10 +98,6 @@ NO_EFFECT: dict[str, str] = {
 # would be dropped in silence, so it is refused. A value that means "no" is harmless and let through.
 DONE_BY_HFTUNE: dict[str, dict[str, str]] = {
     "sft": {
-        "packing": "packing of conversations is not there yet; leave it out (run_pt.py packs text)",
-        "padding_free": "batches are padded; group them with --train_sampling_strategy group_by_length",
-        "eval_packing": "held-out conversations are not packed",
-        "packing_strategy": "conversations are not packed",
         "assistant_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
         "completion_only_loss": "answers alone are trained already; --train_on_inputs trains all tokens",
         "truncation_mode": "what is longer than --max_length loses its end",

@@ -72,6 +72,11 @@ class DataArguments:
         default=None, metadata={"help": "Where tokenised records are kept; left out: ~/.cache/hftune."}
     )
 
+    num_samples_each_epoch: int | None = field(
+        default=None,
+        metadata={"help": "Examples in an epoch where sources are mixed; left out: as many as there are."},
+    )
+
     def __post_init__(self) -> None:
         """Choose how sources are mixed.
 

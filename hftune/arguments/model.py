@@ -26,10 +26,14 @@ class ModelArguments:
         },
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "eager, sdpa, flash_attention_2, ...; left out: transformers' choice."}
+        default=None,
+        metadata={
+            "help": "eager, sdpa, flex_attention, flash_attention_2, hftune_segments, hftune_varlen, ... Left out: the "
+            "fastest that keeps documents apart where they are packed or padding-free, else transformers' choice."
+        },
     )
     flash_attn: bool = field(
-        default=False, metadata={"help": "FlashAttention 2 where it is installed and there is a GPU; else sdpa."}
+        default=False, metadata={"help": "FlashAttention (2, 3 or 4) where it is installed and there is a GPU."}
     )
     gguf_file: str | None = field(default=None, metadata={"help": "Name of a GGUF file inside the model folder."})
     chat_template: str | None = field(

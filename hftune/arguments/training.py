@@ -64,6 +64,11 @@ class StageArguments:
         self.deepspeed = resolved  # type: ignore[assignment]
 
     @property
+    def flat_batches(self) -> bool:
+        """Whether documents lie side by side in a row of a batch, which the attention must keep apart."""
+        return False
+
+    @property
     def zero_stage(self) -> int:
         """ZeRO stage 0 to 3; 0 without DeepSpeed."""
         return ds_config.zero_stage(self.ds_resolved)
@@ -75,8 +80,34 @@ class PTArguments(StageArguments, TrainingArguments):
 
     block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})
     packing: bool = field(
-        default=True, metadata={"help": "Join documents, with an end of text between, and cut them into blocks."}
+        default=True,
+        metadata={"help": "Fill blocks with several documents, each with an end of text. None sees another."},
     )
+    packing_strategy: str = field(
+        default="wrapped",
+        metadata={
+            "help": "wrapped: cut the stream of all documents every block_size tokens. bfd_split: keep documents whole "
+            "(best fit, decreasing) but for those longer than a block.",
+            "choices": ["wrapped", "bfd_split"],
+        },
+    )
+    eval_packing: bool | None = field(
+        default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
+    )
+    padding_free: bool = field(
+        default=False,
+        metadata={"help": "Without packing: put the documents of a batch into one row instead of padding them."},
+    )
+    cross_document_attention: bool = field(
+        default=False,
+        metadata={"help": "Let tokens see, and be predicted from, the documents before theirs in a block."},
+    )
+
+    @property
+    def flat_batches(self) -> bool:
+        """Packed blocks are, unless their documents are meant to see each other."""
+        packs = self.packing or bool(self.eval_packing)
+        return self.padding_free or (packs and not self.cross_document_attention)
 
 
 @dataclass
@@ -88,6 +119,29 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     turn_weights: bool = field(
         default=False, metadata={"help": "Let the `weight` of a turn scale its loss; else a weight is 0 or 1."}
     )
+    packing: bool = field(
+        default=False,
+        metadata={"help": "Fill rows of max_length with several conversations. None sees another."},
+    )
+    packing_strategy: str = field(
+        default="bfd",
+        metadata={
+            "help": "bfd: keep conversations whole (best fit, decreasing); what is longer than max_length loses its "
+            "end. bfd_split: cut it into pieces instead. wrapped: cut the stream of all every max_length tokens.",
+            "choices": ["bfd", "bfd_split", "wrapped"],
+        },
+    )
+    padding_free: bool = field(
+        default=False, metadata={"help": "Put the conversations of a batch into one row instead of padding them."}
+    )
+    eval_packing: bool | None = field(
+        default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
+    )
+
+    @property
+    def flat_batches(self) -> bool:
+        """Packed and padding-free ones are."""
+        return self.packing or self.padding_free or bool(self.eval_packing)
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""Examples of different lengths to one batch."""
+"""Examples of different lengths to one batch: padded, or one after the other in a single row."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class CausalCollator:
         Returns:
             LongTensors of shape (batch, length), length being that of the longest example, rounded up.
         """
+        apart = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
+        assert apart, "rows of several documents go through FlatCollator"
         longest = max(len(feature["input_ids"]) for feature in features)
         length = -(-longest // self.multiple) * self.multiple
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])
@@ -36,6 +39,55 @@ class CausalCollator:
             # By length, not by comparing with the pad token: often that is EOS, which must be attended.
             "attention_mask": (torch.arange(length)[None, :] < lengths).long(),
         }
+
+
+class FlatCollator:
+    """Puts examples one after the other into a single row, without a pad token: packed rows, or plain examples.
+
+    There is no attention mask: one of ones would tell transformers that the row is a single document. Positions that
+    start again at 0 tell where documents begin, and so do the lengths that FlashAttention takes.
+    """
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor | int]:
+        """Examples with input_ids and labels, and seq_lengths where an example holds several documents.
+
+        Returns:
+            input_ids, labels and position_ids: LongTensors of shape (1, tokens). The first label of each document is
+            IGNORE_INDEX, since nothing before it could predict it.
+            cu_seq_lens_q, cu_seq_lens_k: IntTensor of shape (documents + 1,), where each document begins, and the end.
+            max_length_q, max_length_k: int, tokens of the longest document.
+        """
+        lengths = torch.tensor([length for feature in features for length in _documents(feature)])
+        borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        labels = _joined(features, "labels")
+        labels[0, borders[:-1]] = IGNORE_INDEX
+        starts = torch.repeat_interleave(borders[:-1], lengths)
+        batch: dict[str, torch.Tensor | int] = {
+            "input_ids": _joined(features, "input_ids"),
+            "labels": labels,
+            "position_ids": (torch.arange(len(starts)) - starts)[None],
+        }
+        for side in ("q", "k"):
+            batch[f"cu_seq_lens_{side}"] = borders.int()
+            batch[f"max_length_{side}"] = int(lengths.max())
+        return batch
+
+
+def _documents(feature: dict[str, Any]) -> list[int]:
+    """Lengths of the documents in an example."""
+    if "seq_lengths" not in feature:
+        return [len(feature["input_ids"])]
+    lengths = [int(length) for length in feature["seq_lengths"]]
+    assert sum(lengths) == len(feature["input_ids"]), "seq_lengths cover the example"
+    return lengths
+
+
+def _joined(features: list[dict[str, Any]], name: str) -> torch.Tensor:
+    """(1, tokens)"""
+    values = [feature[name] for feature in features]
+    if isinstance(values[0], torch.Tensor):
+        return torch.cat(values).long()[None]
+    return torch.tensor(list(chain.from_iterable(values)), dtype=torch.long)[None]
 
 
 def _padded(values: list[Any], length: int, filler: int) -> torch.Tensor:

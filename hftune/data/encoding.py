@@ -28,6 +28,8 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     examples: dict[str, str] = field(default_factory=dict)
+    packing: dict[str, Any] | None = None
+    """`PackStats` and the settings, where the rows are packed."""
 
     def drop(self, reason: str, example: UserError | None = None) -> None:
         """Count one record as dropped."""
@@ -44,8 +46,8 @@ class Counts:
         self.examples = other.examples | self.examples
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the manifest and the cache."""
-        return asdict(self)
+        """Plain values, for the manifest and the cache; `packing` only where there is some."""
+        return {name: value for name, value in asdict(self).items() if name != "packing" or value is not None}
 
 
 def check_length(value: int | None, flag: str, least: int = 2) -> None:

@@ -85,6 +85,7 @@ class PairEncoder(Encoder):
     """
 
     schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **_COUNTED})
+    dummy_kind = "preference"
     to_the_end = False
     """Keep what follows an answer's terminator."""
 
@@ -271,6 +272,7 @@ class PromptEncoder(Encoder):
     # Which columns there are is known when all rows are read; until then each travels as JSON.
     schema = pa.schema({"record": pa.string(), "origin": pa.string()})
     length_flag = "--max_prompt_length"
+    dummy_kind = "prompt"
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None) -> None:
         check_length(max_prompt_length, "--max_prompt_length", 1)

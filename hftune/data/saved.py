@@ -38,7 +38,7 @@ def save_tokenised(folder: Path, parts: dict[str, Part], encoder: Encoder) -> No
         "encoder": encoder.settings(),
         "tokenizer": _tokenizer_key(encoder),
         "splits": {
-            name: {"counts": part.counts.to_dict(), "files": [str(file) for file in part.files], "key": part.key}
+            name: {"counts": part.counts.to_dict(), "files": part.files, "key": part.key}
             for name, part in parts.items()
         },
     }
@@ -54,7 +54,7 @@ def save_tokenised(folder: Path, parts: dict[str, Part], encoder: Encoder) -> No
         ) from error
 
 
-def load_tokenised(folder: Path, encoder: Encoder) -> dict[str, Part]:
+def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, Part]:
     """The splits of a folder that `save_tokenised` wrote, memory-mapped.
 
     Raises:
@@ -68,12 +68,11 @@ def load_tokenised(folder: Path, encoder: Encoder) -> dict[str, Part]:
             fix="Make it with: hftune tokenize run_sft ... --output_dir FOLDER",
         )
     about = json.loads(index.read_text(encoding="utf-8"))
-    _check(about, encoder, folder)
     parts = {}
     for name, split in about["splits"].items():
+        _check(about, encoders[name], folder)
         dataset = load_from_disk(str(folder / name))
-        files = [Path(file) for file in split["files"]]
-        parts[name] = Part(dataset, Counts(**split["counts"]), files, split["key"])
+        parts[name] = Part(dataset, Counts(**split["counts"]), split["files"], split["key"])
     return parts
 
 

@@ -1,7 +1,8 @@
-"""Training and held-out records of a run: read, tokenised once a machine, counted."""
+"""Training and held-out records of a run: read, tokenised once a machine, packed, mixed, counted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,60 +11,151 @@ from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
 from hftune.data.encoding import Counts
-from hftune.data.parts import Part, divide, first, load_part
+from hftune.data.mixing import Mixture
+from hftune.data.packing import Packing, packings
+from hftune.data.parts import Part, divide, first, generated_part, join, load_part, pack_part, take
 from hftune.data.saved import load_tokenised
+from hftune.data.specs import parse_sources
 from hftune.data.tokenised import Encoder, without_counts
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 
 
 @dataclass
 class Splits:
-    """What a trainer is given, and what the manifest says of it (counts, files, fingerprint of each split)."""
+    """What a trainer is given, and what the manifest says of it (counts, files, fingerprint of each split).
+
+    `mixture` says how records of several sources, one after the other in `train`, are drawn; None: all, once an epoch.
+    """
 
     train: Dataset
     evaluation: Dataset | None
     about: dict[str, Any] = field(default_factory=dict)
+    mixture: Mixture | None = None
+
+
+Sources = dict[str, list[Part]]
+"""The parts of "train" and, where records are held out, of "eval"; one a source."""
 
 
 def load_splits(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
-    """Both splits, as `encoder` makes them.
+    """Both splits, as `encoder` makes them, packed where the training arguments say so.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
+        ArgumentError: Settings of the two splits that do not go together.
     """
-    parts = load_parts(encoder, data_args, training_args.seed)
-    about = {}
-    for name, part in parts.items():
-        origin = {"files": [str(file) for file in part.files], "fingerprint": part.key[:16]}
-        about[name] = origin | part.counts.to_dict()
-        get_logger().info("%s: %s", name, describe(part.counts))
-    built = {name: without_counts(part.dataset) for name, part in parts.items()}
-    return Splits(built["train"], built.get("eval"), about)
+    packing = packings(training_args, encoder.row_length) if encoder.row_length else {}
+    encoders = {
+        name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")
+    }
+    sources = load_sources(encoders, data_args, training_args.seed)
+    weights = _weights(data_args)
+    if weights is None:
+        sources = {name: [join(parts)] for name, parts in sources.items()}
+    sources = {name: _packed(parts, packing.get(name), data_args) for name, parts in sources.items()}
+    about, built = {}, {}
+    for name, parts in sources.items():
+        whole = join(parts)
+        about[name] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
+        built[name] = without_counts(whole.dataset)
+        get_logger().info("%s: %s", name, describe(whole.counts))
+    mixture = _mixture([len(part.dataset) for part in sources["train"]], weights, data_args)
+    return Splits(built["train"], built.get("eval"), about, mixture)
 
 
-def load_parts(encoder: Encoder, data_args: DataArguments, seed: int) -> dict[str, Part]:
-    """Tokenised training records ("train") and, where there are any, held-out ones ("eval").
+def load_sources(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
+    """Tokenised records of each split and source.
 
-    Held-out records come from `--validation_file_dir`, or are drawn with `seed` from the training records. With
-    `--tokenized_dir` both are read from there.
+    Held-out records come from `--validation_file_dir`, or are drawn with `seed` from each source of the training
+    records. With `--tokenized_dir` both are read from there.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
     """
     limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
     if data_args.tokenized_dir:
-        found = load_tokenised(Path(data_args.tokenized_dir), encoder)
-        return {name: first(part, limits[name]) for name, part in found.items()}
+        found = load_tokenised(Path(data_args.tokenized_dir), encoders)
+        return {name: [first(part, limits[name])] for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
-        whole = load_part(data_args.train_file_dir, "--train_file_dir", encoder, data_args)
-        train, held = divide(whole, data_args.validation_split_percentage, seed)
-        return {"train": first(train, limits["train"]), "eval": first(held, limits["eval"])}
-    flags = {"train": "train_file_dir", "eval": "validation_file_dir"}
+        return _drawn(encoders, data_args, seed)
+    sources = {"train": _training_parts(encoders["train"], data_args, seed, limits["train"])}
+    if data_args.validation_file_dir:
+        sources["eval"] = _parts(
+            data_args.validation_file_dir, "--validation_file_dir", encoders["eval"], data_args, seed, limits["eval"]
+        )
+    return sources
+
+
+def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
+    """Both splits from the training records."""
+    if encoders["train"].settings() != encoders["eval"].settings():
+        raise ArgumentError(
+            "held-out records drawn from the training records cannot be cut in another way than those",
+            place="--eval_packing",
+            fix="leave it out, or give --validation_file_dir in place of --validation_split_percentage",
+        )
+    whole = _training_parts(encoders["train"], data_args, seed, -1)
+    divided = [divide(part, data_args.validation_split_percentage, seed) for part in whole]
     return {
-        name: load_part(getattr(data_args, flag), f"--{flag}", encoder, data_args, limit=limits[name])
-        for name, flag in flags.items()
-        if name == "train" or getattr(data_args, flag)
+        "train": _limited([train for train, _ in divided], data_args.max_train_samples),
+        "eval": _limited([held for _, held in divided], data_args.max_eval_samples),
     }
+
+
+def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[Part]:
+    if data_args.dummy_data is not None:
+        return _limited([generated_part(encoder, data_args)], limit)
+    if data_args.dataset_name:
+        return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit)
+    assert data_args.train_file_dir is not None, "preflight asks for one of them"
+    return _parts(data_args.train_file_dir, "--train_file_dir", encoder, data_args, seed, limit)
+
+
+def _parts(given: str, flag: str, encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[Part]:
+    """The parts of a list of sources; with a single one, what lies behind `limit` is not read."""
+    specs = parse_sources(given, flag=flag)
+    if len(specs) == 1 and specs[0].take is None:
+        return [load_part(specs[0].path, flag, encoder, data_args, limit=limit)]
+    return _limited([take(load_part(spec.path, flag, encoder, data_args), spec.take, seed) for spec in specs], limit)
+
+
+def _limited(parts: list[Part], limit: int) -> list[Part]:
+    """The first `limit` records over all parts; -1 for all."""
+    kept: list[Part] = []
+    for part in parts:
+        left = limit - sum(len(other.dataset) for other in kept)
+        if limit < 0 or left > 0:
+            kept.append(first(part, left if limit >= 0 else -1))
+    return kept
+
+
+def _packed(parts: list[Part], packing: Packing | None, data_args: DataArguments) -> list[Part]:
+    return parts if packing is None else [pack_part(part, packing, data_args) for part in parts]
+
+
+def _weights(data_args: DataArguments) -> list[float] | None:
+    """The weight of each training source; None where all records are taken as they are."""
+    if data_args.mix_strategy == "concat" or not data_args.train_file_dir:
+        return None
+    specs = parse_sources(data_args.train_file_dir, data_args.train_dataset_prob)
+    weights = [spec.weight for spec in specs if spec.weight is not None]
+    return weights or None
+
+
+def _mixture(sizes: Sequence[int], weights: list[float] | None, data_args: DataArguments) -> Mixture | None:
+    """How an epoch is drawn: with `under` until a source is used up, with `over` until all are."""
+    if weights is None:
+        wanted = data_args.num_samples_each_epoch
+        return Mixture((sum(sizes),), None, wanted) if wanted else None
+    if len(sizes) < len(weights):
+        raise ArgumentError(
+            "a source has no record left", place="--max_train_samples", fix="raise it, or use --num_samples_each_epoch"
+        )
+    lengths = [size * sum(weights) / weight for size, weight in zip(sizes, weights, strict=True)]
+    length = min(lengths) if data_args.mix_strategy == "under" else max(lengths)
+    number = data_args.num_samples_each_epoch or max(1, round(length))
+    return Mixture(tuple(sizes), tuple(weights), number)
 
 
 def describe(counts: Counts) -> str:
@@ -74,4 +166,17 @@ def describe(counts: Counts) -> str:
         parts.append(f"{counts.truncated} truncated")
     if counts.tokens:
         parts.append(f"{counts.tokens} tokens, {100 * counts.trained_tokens / counts.tokens:.0f} % trained")
+    if counts.packing:
+        parts.append(describe_packing(counts.packing))
     return ", ".join(parts)
+
+
+def describe_packing(about: dict[str, Any]) -> str:
+    """What `PackStats` and the strategy say, in a line."""
+    parts = f"packed ({about['strategy']}) into {about['packs']} rows of {about['max_length']}"
+    parts += f", {100 * about['fill']:.1f} % full"
+    if about["split_documents"]:
+        parts += f", {about['split_documents']} split"
+    if about["untrained_tokens"]:
+        parts += f", {about['untrained_tokens']} tokens left out in rows with nothing to train"
+    return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.columns import apply_columns, check_columns, columns_found
 from hftune.data.encoding import Counts, all_dropped
 from hftune.data.sources import Chunk, Row
 from hftune.data.workers import in_order
@@ -37,11 +38,19 @@ class Encoder(ABC):
     """Columns of the result. `length` (tokens) and `trained` (those with a loss) are summed up for counts."""
     length_flag: ClassVar[str] = "--max_length"
     """What to raise if nothing is left."""
+    dummy_kind: ClassVar[str] = "text"
+    """What `--dummy_data` generates for it; one of `dummy.KINDS`."""
+    row_length: ClassVar[str | None] = None
+    """The training argument that says how long packed rows are; None where records are not packed."""
 
     @classmethod
     @abstractmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: Any) -> Encoder:
         """The encoder that a stage's training arguments ask for."""
+
+    def whole(self) -> Encoder:
+        """This encoder without a limit on length, for records that are cut while packing."""
+        return self
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -71,6 +80,7 @@ def write_tokenised(
     *,
     workers: int = 1,
     on_bad_record: str = "error",
+    columns: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> Counts:
     """Encode all chunks into `folder`, in the layout of `Dataset.save_to_disk`.
@@ -78,6 +88,7 @@ def write_tokenised(
     Args:
         workers: Processes that read and encode.
         on_bad_record: "error", or "drop" to count them and go on.
+        columns: From `parse_columns`.
         progress: Show a bar on stderr if it takes longer than two seconds.
 
     Returns:
@@ -85,17 +96,30 @@ def write_tokenised(
 
     Raises:
         DataError: A record that cannot be used, unless they are dropped.
+        ArgumentError: `columns` names what no record has.
     """
-    counts = Counts()
-    encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop")
-    bar = tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress)
-    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, encoder.schema) as writer, bar:
-        for payload, found in in_order(encode, chunks, workers):
-            writer.write_batch(pa.ipc.read_record_batch(payload, encoder.schema))
-            counts.add(found)
-            bar.update(found.rows)
-    _describe(folder)
+    counts, renamed = Counts(), set()
+    encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
+            for payload, found, seen in in_order(encode, chunks, workers):
+                counts.add(found)
+                renamed.update(seen)
+                bar.update(found.rows)
+                yield pa.ipc.read_record_batch(payload, encoder.schema)
+
+    write_batches(folder, encoder.schema, batches())
+    check_columns(columns or {}, renamed)
     return counts
+
+
+def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Record batches as a folder that `datasets.load_from_disk` opens, one in memory at a time."""
+    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    _describe(folder)
 
 
 def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
@@ -117,21 +141,26 @@ def without_counts(dataset: Dataset) -> Dataset:
     return dataset.remove_columns("trained") if "trained" in dataset.column_names else dataset
 
 
-def _encode_chunk(chunk: Chunk, encoder: Encoder, drop: bool) -> tuple[pa.Buffer, Counts]:
-    """A chunk as a serialised record batch (no copy on its way through a pipe is worth avoiding: it is small)."""
+def _encode_chunk(
+    chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
+) -> tuple[pa.Buffer, Counts, set[str]]:
+    """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
     counts, parsed = Counts(), []
+    renamed: set[str] = set()
     for row in chunk.rows():
         counts.rows += 1
         try:
             if isinstance(row, DataError):
                 raise row
+            if columns:
+                renamed |= columns_found(row, columns)
+                row = apply_columns(row, columns)
             parsed.append(encoder.parse(row))
         except DataError as error:
             if not drop:
                 raise
             counts.drop(error.kind, error)
-    columns = encoder.encode(parsed, counts)
-    return _record_batch(columns, encoder.schema).serialize(), counts
+    return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts, renamed
 
 
 def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:

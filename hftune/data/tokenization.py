@@ -40,6 +40,7 @@ class TextEncoder(Encoder):
 
     schema = pa.schema({"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()})
     length_flag = "--train_file_dir"
+    row_length = "block_size"
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, piece: int | None = None, append_eos: bool = True
@@ -53,8 +54,12 @@ class TextEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
-        """Documents stay whole if they will be packed."""
-        return cls(tokenizer, piece=None if args.packing else args.block_size)
+        """Documents in pieces of `--block_size`."""
+        return cls(tokenizer, piece=args.block_size)
+
+    def whole(self) -> TextEncoder:
+        """Documents as long as they are."""
+        return TextEncoder(self.tokenizer, append_eos=self.eos is not None)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
@@ -115,6 +120,9 @@ class ChatEncoder(Encoder):
         DataError: A tokenizer without character offsets, or without a chat template.
     """
 
+    row_length = "max_length"
+    dummy_kind = "conversation"
+
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
@@ -151,6 +159,16 @@ class ChatEncoder(Encoder):
             train_on_inputs=args.train_on_inputs,
             last_turn_only=args.train_on_last_turn,
             turn_weights=args.turn_weights,
+        )
+
+    def whole(self) -> ChatEncoder:
+        """Conversations as long as they are."""
+        return ChatEncoder(
+            self.tokenizer,
+            max_length=None,
+            train_on_inputs=self.finder.whole,
+            last_turn_only=self.finder.last_turn_only,
+            turn_weights=self.turn_weights,
         )
 
     def settings(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from transformers.utils import logging as hf_logging
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
-from hftune.logging import notice
+from hftune.models.attention import attention_for
 from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import quantization_config
 from hftune.weight_files import weight_shapes
@@ -94,7 +93,7 @@ def _from_pretrained(
         "cache_dir": model_args.cache_dir,
         "dtype": dtype,
         "trust_remote_code": training_args.trust_remote_code,
-        "attn_implementation": _attention(model_args),
+        "attn_implementation": attention_for(model_args, training_args),
         "quantization_config": quantization_config(adapter_args, compute),
         "gguf_file": model_args.gguf_file,
     }
@@ -117,17 +116,6 @@ def _from_pretrained(
     if model_args.gguf_file:
         forget_gguf(model)
     return model
-
-
-def _attention(model_args: ModelArguments) -> str | None:
-    if model_args.attn_implementation:
-        return model_args.attn_implementation
-    if not model_args.flash_attn:
-        return None
-    if importlib.util.find_spec("flash_attn") and torch.cuda.is_available():
-        return "flash_attention_2"
-    notice("--flash_attn: flash_attn is not installed, or there is no GPU; sdpa is used")
-    return "sdpa"
 
 
 def _agree_with_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

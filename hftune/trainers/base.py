@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments import StageArguments
+from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric
 
 
@@ -12,6 +18,7 @@ class HftuneTrainerMixin:
     """Put before a `Trainer` subclass: evaluation returns all that it measured, and perplexity beside a token loss."""
 
     reports_perplexity = False
+    _proven_apart = False
 
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""
@@ -30,10 +37,28 @@ class HftuneTrainerMixin:
         return metrics
 
     def _set_signature_columns_if_needed(self: Any) -> None:
-        """Keep the column of lengths: the Trainer drops it as unused before its length sampler asks for it."""
+        """Keep the columns that samplers and collators read: the Trainer drops what the model does not take.
+
+        They are the length of a record, and the lengths of the documents in a packed row.
+        """
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
-        if self.args.length_column_name not in self._signature_columns:
-            self._signature_columns.append(self.args.length_column_name)
+        for name in (self.args.length_column_name, "seq_lengths"):
+            if name not in self._signature_columns:
+                self._signature_columns.append(name)
+
+    def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the Trainer's; before the first one, documents in a row are proven not to see each other."""
+        if self.args.flat_batches and not self._proven_apart:
+            self._proven_apart = True
+            vocabulary = self.model.get_input_embeddings().num_embeddings
+            prove_apart(model, vocabulary, self.model.config._attn_implementation, self.args.device)
+        step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
+        return step(model, *args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""
+
+
+def causal_collator(args: StageArguments, tokenizer: PreTrainedTokenizerBase) -> CausalCollator | FlatCollator:
+    """The collator of PT and SFT: documents side by side in one row, or padded."""
+    return FlatCollator() if args.flat_batches else CausalCollator(tokenizer.pad_token_id)

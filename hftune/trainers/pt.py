@@ -10,13 +10,13 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from hftune.arguments import PTArguments
-from hftune.data.collators import CausalCollator
 from hftune.data.splits import Splits
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.base import HftuneTrainerMixin, causal_collator
+from hftune.trainers.evaluation import TokenLossMixin
 from hftune.trainers.metrics import load_metric
 
 
-class PTTrainer(HftuneTrainerMixin, Trainer):
+class PTTrainer(HftuneTrainerMixin, TokenLossMixin, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity."""
 
     reports_perplexity = True
@@ -33,7 +33,7 @@ class PTTrainer(HftuneTrainerMixin, Trainer):
             model=model,
             args=args,
             processing_class=tokenizer,
-            data_collator=CausalCollator(tokenizer.pad_token_id),
+            data_collator=causal_collator(args, tokenizer),
             train_dataset=data.train,
             eval_dataset=data.evaluation,
             compute_metrics=token_accuracy,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trl
@@ -9,12 +11,12 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import SFTArguments
-from hftune.data.collators import CausalCollator
 from hftune.data.splits import Splits
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.base import HftuneTrainerMixin, causal_collator
+from hftune.trainers.evaluation import TokenLossMixin
 
 
-class SFTTrainer(HftuneTrainerMixin, trl.SFTTrainer):
+class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
     """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
 
     reports_perplexity = True
@@ -28,12 +30,28 @@ class SFTTrainer(HftuneTrainerMixin, trl.SFTTrainer):
         **kwargs: Any,
     ) -> None:
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
-        super().__init__(
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            data_collator=CausalCollator(tokenizer.pad_token_id),
-            train_dataset=data.train,
-            eval_dataset=data.evaluation,
-            **kwargs,
-        )
+        collator = causal_collator(args, tokenizer)
+        with _done_already(args):
+            super().__init__(
+                model=model,
+                args=args,
+                processing_class=tokenizer,
+                data_collator=collator,
+                train_dataset=data.train,
+                eval_dataset=data.evaluation,
+                **kwargs,
+            )
+
+
+@contextmanager
+def _done_already(args: SFTArguments) -> Iterator[None]:
+    """Hide from TRL that rows are packed: it would pack them itself, with FlashAttention and its own collator only."""
+    hidden = {"packing": False, "padding_free": False, "eval_packing": None}
+    asked = {name: getattr(args, name) for name in hidden}
+    for name, value in hidden.items():
+        setattr(args, name, value)
+    try:
+        yield
+    finally:
+        for name, value in asked.items():
+            setattr(args, name, value)

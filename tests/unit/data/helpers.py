@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import trl
-from datasets import Dataset
+from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -84,6 +84,11 @@ def assistant(content: str, **more: Any) -> dict[str, Any]:
 def call(name: str, **arguments: Any) -> dict[str, Any]:
     """An assistant turn that calls a function, in canonical form."""
     return assistant("", tool_calls=[{"type": "function", "function": {"name": name, "arguments": arguments}}])
+
+
+def to_dataset(columns: dict[str, list[list[int]]]) -> Dataset:
+    """A dataset of int32 lists."""
+    return Dataset.from_dict(columns, features=Features({name: List(Value("int32")) for name in columns}))
 
 
 def tokenize_chat(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:

@@ -69,7 +69,7 @@ LINES = json.dumps(A, ensure_ascii=False) + "\n\n" + json.dumps(B) + "\n"
         ("a.jsonl", LINES, [1, 3]),
         ("a.jsonl", LINES.replace("\n", "\r\n"), [1, 3]),
         ("a.jsonl", b"\xef\xbb\xbf" + LINES.encode(), [1, 3]),
-        ("a.jsonl.gz", gzip.compress(LINES.encode()), [1, 3]),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), [1, 3]),
         ("a.json", LINES, [1, 3]),
         ("a.json", b"\xef\xbb\xbf" + json.dumps([A, B]).encode(), [1, 1]),
         ("a.json", json.dumps([A, B], indent=1), [2, 5]),
@@ -142,7 +142,7 @@ def test_file_without_a_record(tmp_path: Path, name: str, content: str) -> None:
     assert caught.value.place == str(path)
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(LINES.encode() * 99)[:-20]])
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(LINES.encode() * 99, mtime=0)[:-20]])
 def test_damaged_gzip(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path, "a.jsonl.gz", content)
     with pytest.raises(DataError, match="damaged gzip"):

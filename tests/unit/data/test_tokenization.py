@@ -114,6 +114,12 @@ def test_truncation_keeps_the_start_and_adds_nothing(chatml: PreTrainedTokenizer
         assert counts.tokens == length
 
 
+def test_conversations_to_be_split_are_not_truncated(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=None)
+    assert dataset.to_dict() == tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0].to_dict()
+    assert counts.truncated == 0
+
+
 def test_records_without_a_trained_token_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
     rows = [row(1, messages=[user("a"), assistant("b")]), row(2, messages=[user("hello " * 30), assistant("b")])]
     dataset, counts = tokenize_chat(rows, chatml, max_length=20)

@@ -1,0 +1,57 @@
+"""The proof, before the first step, that documents in a row do not see each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hftune.data.collators import FlatCollator
+from hftune.errors import ArgumentError
+
+LENGTHS = (100, 156)
+"""Tokens of the two documents: more than a block of any kernel in all, with the border inside a block."""
+
+
+@torch.no_grad()
+def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torch.device) -> None:
+    """Change the first of two documents in a row, and compare the logits of the second.
+
+    Whatever stands between the borders and the softmax (a model's own mask, a kernel, a patch) is covered: a rule about
+    names would not be. It costs two forward passes of 256 tokens a run; every rank must take part.
+
+    Args:
+        model: As it is trained, an engine or a wrapper included.
+        vocabulary: Token ids from 0 to below this are used.
+
+    Raises:
+        ArgumentError: The second document noticed.
+    """
+    was_training = model.training
+    model.eval()  # dropout is no leak
+    before, after = (_logits_of_second(model, vocabulary, shift, device) for shift in (1, 7))
+    model.train(was_training)
+    scale = before.abs().max().clamp(min=1e-6)
+    tolerance = 1e-4 if before.dtype == torch.float32 else 2e-2
+    if float((before - after).abs().max() / scale) > tolerance:
+        raise ArgumentError(
+            f"documents in a row see each other in {type(_plain(model)).__name__} with attention {attention}",
+            place="--packing / --padding_free / --attn_implementation",
+            fix="use --attn_implementation hftune_segments, or train without --packing (for text: --packing False)",
+        )
+
+
+def _logits_of_second(model: Any, vocabulary: int, shift: int, device: torch.device) -> torch.Tensor:
+    first = [(shift * token + 3) % vocabulary for token in range(LENGTHS[0])]
+    second = [(5 * token + 1) % vocabulary for token in range(LENGTHS[1])]
+    batch = FlatCollator()([{"input_ids": ids, "labels": ids} for ids in (first, second)])
+    inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+    del inputs["labels"]
+    logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    return logits[0, LENGTHS[0] :]
+
+
+def _plain(model: Any) -> Any:
+    """The model inside an engine, a wrapper or an adapter."""
+    inner = getattr(model, "module", model)
+    return inner.get_base_model() if hasattr(inner, "get_base_model") else inner

@@ -1,0 +1,65 @@
+"""The loss of held-out data, per token: the same number however the data are batched, packed or spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from datasets import Dataset, concatenate_datasets
+from torch.utils.data import DataLoader
+
+from hftune.constants import IGNORE_INDEX
+
+
+class TokenLossMixin:
+    """Put before a `Trainer` subclass whose loss is a mean over trained tokens.
+
+    transformers averages the means of batches, which is another number for each way to form batches, and repeats
+    records so that every rank has a full last batch. Here sums are added up, and repeated records train nothing.
+    """
+
+    _loss_and_tokens = (0.0, 0)
+
+    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoader:
+        """As the Trainer's, with as many records as fill every rank's last batch."""
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = given[eval_dataset] if isinstance(eval_dataset, str) else given
+        if isinstance(dataset, Dataset):
+            dataset = filled_up(dataset, self.args.eval_batch_size * self.args.world_size)
+        return super().get_eval_dataloader(dataset)  # type: ignore[misc]
+
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, with the loss over all tokens."""
+        self._loss_and_tokens = (0.0, 0)
+        output = super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+        totals = torch.tensor(self._loss_and_tokens, dtype=torch.float64, device=self.args.device)
+        loss, tokens = self.accelerator.reduce(totals, "sum").tolist()
+        for name in output.metrics:
+            if name.endswith("_loss") and tokens:
+                output.metrics[name] = loss / tokens
+        return output
+
+    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; the batch's loss and tokens are added up on the way."""
+        # The first label of a row has no token before it.
+        tokens = int((inputs["labels"][..., 1:] != IGNORE_INDEX).sum())
+        result = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if tokens:
+            loss, before = self._loss_and_tokens
+            self._loss_and_tokens = (loss + float(result[0]) * tokens, before + tokens)
+        elif not math.isfinite(float(result[0])):
+            # 0 / 0 of a batch of filling; the Trainer takes the mean of all of these before we replace it.
+            result = (torch.zeros_like(result[0]), *result[1:])
+        return result
+
+
+def filled_up(dataset: Dataset, multiple: int) -> Dataset:
+    """The dataset, with copies of its first record, labels masked, up to a multiple of `multiple` records."""
+    missing = -len(dataset) % multiple
+    if not missing or not len(dataset):
+        return dataset
+    first = dataset[0]
+    masked = {**first, "labels": [IGNORE_INDEX] * len(first["labels"])}
+    columns = {name: [masked[name]] * missing for name in dataset.column_names}
+    return concatenate_datasets([dataset, Dataset.from_dict(columns, features=dataset.features)])

@@ -1,0 +1,85 @@
+"""A run finds out whether documents in a row see each other, before its first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, MambaConfig, MambaForCausalLM
+from transformers.models.llama import modeling_llama
+
+from hftune.arguments import parse_arguments
+from hftune.data.packing import pack
+from hftune.data.splits import Splits
+from hftune.errors import ArgumentError
+from hftune.models.segments import SEGMENTS
+from hftune.trainers.apart import prove_apart
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import to_dataset
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Llama that keeps its position ids from its mask, as GPT-OSS does in transformers 5.23."""
+    original = modeling_llama.create_causal_mask
+
+    def without_positions(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", without_positions)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
+def test_apart(tiny_model: Path, attention: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention).train()
+    prove_apart(model, 256, attention, CPU)
+    assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_not_apart(tiny_model: Path, blind: None, attention: str, dtype: torch.dtype) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention, dtype=dtype)
+    with pytest.raises(ArgumentError, match=f"see each other in LlamaForCausalLM with attention {attention}") as caught:
+        prove_apart(model, 256, attention, CPU)
+    assert f"--attn_implementation {SEGMENTS}" in str(caught.value)
+
+
+def test_our_own_attention_makes_it_good(tiny_model: Path, blind: None) -> None:
+    prove_apart(AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=SEGMENTS), 256, SEGMENTS, CPU)
+
+
+def test_a_state_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4))
+    forward = model.forward
+    # It takes no borders at all, so only the tokens are handed on.
+    monkeypatch.setattr(model, "forward", lambda input_ids, **_: forward(input_ids=input_ids))
+    with pytest.raises(ArgumentError, match="MambaForCausalLM"):
+        prove_apart(model, 64, None, CPU)
+
+
+def trainer_for(folder: Path, out: Path, attention: str) -> SFTTrainer:
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "--max_steps", "1", "--save_strategy", "no"]
+    *_, args = parse_arguments("sft", ["--output_dir", str(out), *flags])
+    ids = [[5, 6, 7], [8, 9]]
+    data = pack(to_dataset({"input_ids": ids, "labels": ids}), 8)[0]
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+    return SFTTrainer(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, None))
+
+
+def test_a_run_stops_before_its_first_step(tiny_model: Path, tmp_path: Path, blind: None) -> None:
+    trainer = trainer_for(tiny_model, tmp_path, "sdpa")
+    with pytest.raises(ArgumentError, match="see each other"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(tiny_model, tmp_path, SEGMENTS)
+    trainer.train()
+    assert trainer.state.global_step == 1

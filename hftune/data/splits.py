@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import DataArguments
 from hftune.data.cache import cached, fingerprint
 from hftune.data.encoding import Counts
+from hftune.data.mixing import Mixture
 from hftune.data.sources import Row, find_files, read_rows
 from hftune.distributed.ranks import main_first
 from hftune.logging import get_logger
@@ -23,11 +24,15 @@ Build = Callable[..., tuple[Dataset, Counts]]
 
 @dataclass
 class Splits:
-    """What a trainer is given, and what the manifest says of it (counts, files, fingerprint of each split)."""
+    """What a trainer is given, and what the manifest says of it (counts, files, fingerprint of each split).
+
+    `mixture` says how records of several sources, one after the other in `train`, are drawn; None: all, once an epoch.
+    """
 
     train: Dataset
     evaluation: Dataset | None
     about: dict[str, Any] = field(default_factory=dict)
+    mixture: Mixture | None = None
 
 
 def load_splits(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, PTArguments, StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
@@ -28,6 +28,7 @@ def check_run(
             *check_model_folder(model_args),
             *check_output_folder(training_args),
             *check_data_flags(data_args, training_args),
+            *check_tokenized(data_args, training_args),
             *check_quantisation(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),
@@ -71,13 +72,14 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Files are named and there, and evaluation has something to evaluate on."""
-    if data_args.train_file_dir is None:
+    if data_args.train_file_dir is None and not data_args.tokenized:
         yield ArgumentError("no training data was named", place="--train_file_dir", fix="give a file or a folder")
     for flag in ("train_file_dir", "validation_file_dir"):
         path = getattr(data_args, flag)
         if path and not Path(path).exists():
             yield ArgumentError(f"there is no file or folder {path}", place=f"--{flag}", fix="check the path")
-    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0
+    folders = data_args.validation_file_dir or data_args.validation_tokenized_dir
+    held_out = folders or data_args.validation_split_percentage > 0
     if training_args.eval_strategy != "no" and not held_out:
         yield ArgumentError(
             "evaluation was asked for, but no records are held out",
@@ -89,6 +91,59 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
             f"{data_args.validation_split_percentage} is no percentage to hold out",
             place="--validation_split_percentage",
             fix="give a number from 0 to below 100",
+        )
+
+
+def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Tokenised folders are for pre-training, stand alone, and need batches of a known size."""
+    if not data_args.tokenized:
+        idle = [name for name in ("weights", "validation_tokenized_dir") if getattr(data_args, name)]
+        for name in idle:
+            yield ArgumentError("it goes with --tokenized_dir", place=f"--{name}", fix="give --tokenized_dir, too")
+        return
+    if not isinstance(training_args, PTArguments):
+        yield ArgumentError("tokenised folders hold text without labels", place="--tokenized_dir", fix="use run_pt.py")
+    for name in ("train_file_dir", "validation_file_dir", "validation_split_percentage"):
+        if getattr(data_args, name):
+            yield ArgumentError(
+                "files and tokenised folders at once",
+                place=f"--{name}, --tokenized_dir",
+                fix="tokenise the files, too (`hftune tokenize`); held-out ones go to --validation_tokenized_dir",
+            )
+    for name in ("max_train_samples", "max_eval_samples"):
+        if getattr(data_args, name) > 0:
+            yield ArgumentError(
+                "tokenised folders are used whole",
+                place=f"--{name}",
+                fix="limit the records when they are tokenised, or give --max_steps or --num_samples_each_epoch",
+            )
+    yield from _check_loader_settings(data_args, training_args)
+
+
+def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    for name, least in (("logical_shards", 1), ("shuffle_buffer", 0), ("num_samples_each_epoch", 1)):
+        value = getattr(data_args, name)
+        if value is not None and value < least:
+            yield ArgumentError(f"{value} is too small", place=f"--{name}", fix=f"give {least} or more")
+    accelerate = training_args.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(accelerate, name, False):
+            yield ArgumentError(
+                f"{name} deals batches out in another way, and documents would come twice",
+                place="--accelerator_config",
+                fix=f"leave {name} out",
+            )
+    if training_args.auto_find_batch_size:
+        yield ArgumentError(
+            "the position in tokenised data is counted in batches of one size",
+            place="--auto_find_batch_size",
+            fix="leave it out, and lower --per_device_train_batch_size",
+        )
+    if training_args.train_sampling_strategy != "random":
+        yield ArgumentError(
+            "blocks are all of one length, in an order of their own",
+            place="--train_sampling_strategy",
+            fix="leave it out; --shuffle_buffer 0 keeps the order of the files",
         )
 
 

@@ -13,11 +13,15 @@ from hftune.arguments import PTArguments
 from hftune.data.collators import CausalCollator
 from hftune.data.splits import Splits
 from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.metrics import load_metric
 
 
-class PTTrainer(HftuneTrainerMixin, Trainer):
-    """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity."""
+class PTTrainer(BlocksMixin, HftuneTrainerMixin, Trainer):
+    """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
+
+    The training data are a map-style dataset, or a `BlockDataset` over tokenised folders.
+    """
 
     reports_perplexity = True
 
@@ -40,6 +44,7 @@ class PTTrainer(HftuneTrainerMixin, Trainer):
             preprocess_logits_for_metrics=most_likely,
             **kwargs,
         )
+        self.mixture = data.mixture
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:

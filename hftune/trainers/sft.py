@@ -37,3 +37,4 @@ class SFTTrainer(HftuneTrainerMixin, trl.SFTTrainer):
             eval_dataset=data.evaluation,
             **kwargs,
         )
+        self.mixture = data.mixture

@@ -19,6 +19,7 @@ from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.trainers.base import innermost_sampler
 from hftune.trainers.pt import PTTrainer
+from hftune.trainers.rl import rl_trainer
 from tests.unit.data.helpers import make_tokenizer
 
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
@@ -71,6 +72,29 @@ def test_another_order_of_records_is_refused(tmp_path: Path) -> None:
     trainer = trainer_on(tmp_path, "--train_sampling_strategy", "group_by_length")
     with pytest.raises(ArgumentError, match="order of their own"):
         trainer.get_train_dataloader()
+
+
+def test_prompts_of_a_mixture_are_repeated_for_their_generations(tmp_path: Path) -> None:
+    """12 prompts an epoch, 4 generations of each, 3 prompts a generation batch that is used twice (2 steps)."""
+    flags = ["--num_generations", "4", "--generation_batch_size", "12", "--per_device_train_batch_size", "6"]
+    argv = ["--model_name_or_path", "none", "--output_dir", str(tmp_path), *FLAGS, *flags]
+    args = parse_arguments("rl", argv)[-1]
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    data = Dataset.from_dict({"prompt": [str(number) for number in range(24)]})
+    splits = Splits(data, None, mixture=MIXTURE)
+    rewards = [lambda completions, **columns: [0.0 for _ in completions]]
+    trainer = rl_trainer(LlamaForCausalLM(config), args, make_tokenizer(), splits, (rewards, [None]))
+    order = MixtureSampler(MIXTURE, args.seed)
+    for epoch in (0, 1):
+        sampler = innermost_sampler(trainer.get_train_dataloader())
+        sampler.set_epoch(epoch)
+        order.set_epoch(epoch)
+        prompts = list(order)
+        chunks = [prompts[start : start + 3] for start in range(0, 12, 3)]
+        repeats = [index for chunk in chunks for _ in range(2) for index in chunk for _ in range(4)]
+        assert list(sampler) == repeats and len(sampler) == len(repeats)
 
 
 def resumed_on_two_processes(sampler: MixtureSampler) -> DataLoader:

@@ -2,6 +2,8 @@
 
 deepspeed --num_gpus 2 run_pt.py --deepspeed ds_configs/zero2.json --model_name_or_path MODEL \
     --train_file_dir examples/data/pretrain --use_peft --block_size 512 --output_dir outputs/pt
+
+At scale, on documents that are tokenised already: --tokenized_dir FOLDER --datasets web,code --weights 3,1
 """
 
 from hftune.arguments import parse_arguments
@@ -14,6 +16,7 @@ def main() -> None:
 
     from hftune.data.splits import load_splits
     from hftune.data.tokenization import TextEncoder
+    from hftune.data.tokenized import open_tokenized
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer
@@ -24,7 +27,8 @@ def main() -> None:
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = TextEncoder.from_arguments(tokenizer, training_args)
-    data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
+    load = open_tokenized if data_args.tokenized else load_splits
+    data = load(encoder, data_args, training_args)  # read, tokenise, pack, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

@@ -58,15 +58,17 @@ def preview(argv: list[str]) -> None:
 def tokenize(argv: list[str]) -> None:
     """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, data_args, training_args = _encoder(argv, "tokenize")
+    from hftune.data.packing import packings
     from hftune.data.parts import join
     from hftune.data.saved import save_tokenised
-    from hftune.data.splits import load_sources
+    from hftune.data.splits import encoders_of, load_sources
 
     if not training_args.output_dir:
         raise ArgumentError("no folder for the result was named", place="--output_dir", fix="give one")
     folder = Path(training_args.output_dir)
-    sources = load_sources({"train": encoder, "eval": encoder}, data_args, training_args.seed)
-    save_tokenised(folder, {name: join(parts) for name, parts in sources.items()}, encoder)
+    encoders = encoders_of(encoder, packings(training_args, encoder.row_length) if encoder.row_length else {})
+    sources = load_sources(encoders, data_args, training_args.seed)
+    save_tokenised(folder, {name: join(parts) for name, parts in sources.items()}, encoders)
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 

@@ -140,9 +140,9 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
 
 def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     """What is known after training: steps, trained tokens and wall time."""
-    if hasattr(trainer, "count_trained_tokens"):
-        trained = trainer.count_trained_tokens()  # RL makes its own
-    else:
+    # RL makes its own tokens, and an endless loader knows how far it came; other records are gone through by epochs.
+    trained = trainer.count_trained_tokens() if hasattr(trainer, "count_trained_tokens") else None
+    if trained is None:
         trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
     return {
         "steps": trainer.state.global_step,

@@ -61,9 +61,6 @@ class DataArguments:
     preprocessing_num_workers: int = field(
         default=0, metadata={"help": "Processes that tokenise; 0: one for each core, 16 at most."}
     )
-    tokenized_dir: str | None = field(
-        default=None, metadata={"help": "Records that `hftune tokenize` has made, in place of the files above."}
-    )
     preview: int = field(
         default=0, metadata={"help": "Show so many records as they will be trained, with counts, before training."}
     )
@@ -71,11 +68,45 @@ class DataArguments:
     data_cache_dir: str | None = field(
         default=None, metadata={"help": "Where tokenised records are kept; left out: ~/.cache/hftune."}
     )
-
+    tokenized_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Records that are tokenised already, in place of files: a folder of `hftune tokenize`. For "
+            "pre-training also one of `Dataset.save_to_disk`, several with commas between them, or a folder of such."
+        },
+    )
+    validation_tokenized_dir: str | None = field(default=None, metadata={"help": "Held-out documents, likewise."})
+    datasets: str | None = field(
+        default=None,
+        metadata={"help": "Sub-folders of --tokenized_dir to use, with commas between them; left out: all."},
+    )
+    weights: str | None = field(
+        default=None,
+        metadata={"help": "Share of the tokens for each of --datasets, such as 2,1; left out: by their size."},
+    )
+    logical_shards: int = field(
+        default=2048,
+        metadata={
+            "help": "Pieces that each tokenised source is visited in, in random order. Any number works with any "
+            "number of processes and workers; it must stay the same when a run goes on."
+        },
+    )
+    shuffle_buffer: int = field(
+        default=100_000,
+        metadata={
+            "help": "Tokenised documents that are shuffled together, drawn from all over their source; 0: keep their "
+            "order. Must stay the same when a run goes on."
+        },
+    )
     num_samples_each_epoch: int | None = field(
         default=None,
         metadata={"help": "Examples in an epoch where sources are mixed; left out: as many as there are."},
     )
+
+    @property
+    def tokenized(self) -> bool:
+        """Whether the training data are tokenised folders."""
+        return bool(self.tokenized_dir or self.datasets)
 
     def __post_init__(self) -> None:
         """Choose how sources are mixed.

@@ -25,8 +25,8 @@ from hftune.arguments import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.bins import Bins, IntArray, Pieces, best_fit_decreasing, cut_stream, split_overlong, whole_documents
 from hftune.data.cache import cached
+from hftune.data.encoder import write_batches
 from hftune.data.encoding import Counts, check_length
-from hftune.data.tokenised import write_batches
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 

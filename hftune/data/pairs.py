@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DPOArguments, GRPOArguments, RLOOArguments, RMArguments
 from hftune.data.chat import render, require_chat_template
+from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.messages import Message
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.schemas import Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
-from hftune.data.tokenised import IDS, Encoder
 from hftune.errors import DataError
 from hftune.logging import notice
 

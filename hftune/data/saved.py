@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ import xxhash
 from datasets import load_from_disk
 
 from hftune.data.cache import tokenizer_state
+from hftune.data.encoder import Encoder
 from hftune.data.encoding import Counts
 from hftune.data.parts import Part
-from hftune.data.tokenised import Encoder
 from hftune.errors import ArgumentError, DataError
 
 INDEX = "tokenized.json"
@@ -26,7 +27,7 @@ INDEX = "tokenized.json"
 _FIX = "Give the run the arguments that the records were tokenised with, or tokenise them again."
 
 
-def save_tokenised(folder: Path, parts: dict[str, Part], encoder: Encoder) -> None:
+def save_tokenised(folder: Path, parts: dict[str, Part], encoders: dict[str, Encoder]) -> None:
     """Write all splits and the index.
 
     Raises:
@@ -35,10 +36,14 @@ def save_tokenised(folder: Path, parts: dict[str, Part], encoder: Encoder) -> No
     if folder.exists() and any(folder.iterdir()):
         raise ArgumentError(f"{folder} is not empty", place="--output_dir", fix="choose another folder")
     about = {
-        "encoder": encoder.settings(),
-        "tokenizer": _tokenizer_key(encoder),
+        "tokenizer": _tokenizer_key(encoders["train"]),
         "splits": {
-            name: {"counts": part.counts.to_dict(), "files": part.files, "key": part.key}
+            name: {
+                "settings": encoders[name].settings(),
+                "counts": part.counts.to_dict(),
+                "files": part.files,
+                "key": part.key,
+            }
             for name, part in parts.items()
         },
     }
@@ -70,15 +75,32 @@ def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, Part
     about = json.loads(index.read_text(encoding="utf-8"))
     parts = {}
     for name, split in about["splits"].items():
-        _check(about, encoders[name], folder)
+        _check(about, name, encoders[name], folder)
         dataset = load_from_disk(str(folder / name))
         parts[name] = Part(dataset, Counts(**split["counts"]), split["files"], split["key"])
     return parts
 
 
-def _check(about: dict[str, Any], encoder: Encoder, folder: Path) -> None:
+def check_index(folders: Sequence[str], encoder: Encoder) -> None:
+    """Refuse folders of `hftune tokenize` that this run would have tokenised differently; others cannot be checked.
+
+    Raises:
+        DataError: Naming the folder and what differs.
+    """
+    for folder in map(Path, folders):
+        if (folder / INDEX).is_file():
+            _check(json.loads((folder / INDEX).read_text(encoding="utf-8")), "train", encoder, folder)
+
+
+def held_out_beside(folders: Sequence[str]) -> str | None:
+    """The folders of `hftune tokenize` among some that hold a split "eval", with commas between them."""
+    found = [folder for folder in folders if (Path(folder) / INDEX).is_file() and (Path(folder) / "eval").is_dir()]
+    return ",".join(found) or None
+
+
+def _check(about: dict[str, Any], split: str, encoder: Encoder, folder: Path) -> None:
     """Refuse records that this run would have tokenised differently."""
-    wanted, found = encoder.settings(), about["encoder"]
+    wanted, found = encoder.settings(), about["splits"][split]["settings"]
     names = [name for name in wanted if found.get(name) != wanted[name]]
     if names:
         differences = ", ".join(f"{name} {found.get(name)} (this run: {wanted[name]})" for name in names)

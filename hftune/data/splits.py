@@ -10,13 +10,13 @@ from typing import Any
 from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
+from hftune.data.encoder import Encoder, without_counts
 from hftune.data.encoding import Counts
 from hftune.data.mixing import Mixture
 from hftune.data.packing import Packing, packings
 from hftune.data.parts import Part, divide, first, generated_part, join, load_part, pack_part, take
 from hftune.data.saved import load_tokenised
 from hftune.data.specs import parse_sources
-from hftune.data.tokenised import Encoder, without_counts
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 
@@ -46,10 +46,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         ArgumentError: Settings of the two splits that do not go together.
     """
     packing = packings(training_args, encoder.row_length) if encoder.row_length else {}
-    encoders = {
-        name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")
-    }
-    sources = load_sources(encoders, data_args, training_args.seed)
+    sources = load_sources(encoders_of(encoder, packing), data_args, training_args.seed)
     weights = _weights(data_args)
     if weights is None:
         sources = {name: [join(parts)] for name, parts in sources.items()}
@@ -62,6 +59,11 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         get_logger().info("%s: %s", name, describe(whole.counts))
     mixture = _mixture([len(part.dataset) for part in sources["train"]], weights, data_args)
     return Splits(built["train"], built.get("eval"), about, mixture)
+
+
+def encoders_of(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Encoder]:
+    """The encoder of each split: what is cut while packing must not be cut before."""
+    return {name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")}
 
 
 def load_sources(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.chat import require_chat_template
+from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
 from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span
 from hftune.data.schemas import Conversation, to_conversation, to_text
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
-from hftune.data.tokenised import IDS, Encoder, Ragged
 from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"

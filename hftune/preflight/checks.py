@@ -11,12 +11,10 @@ import torch
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
-from hftune.data.columns import parse_columns
-from hftune.data.hub import is_there_or_on_the_hub
-from hftune.data.specs import parse_sources
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.data_checks import check_data_flags, check_tokenized
 
 
 def check_run(
@@ -31,6 +29,7 @@ def check_run(
             *check_model_folder(model_args),
             *check_output_folder(training_args),
             *check_data_flags(data_args, training_args),
+            *check_tokenized(data_args, training_args),
             *check_quantisation(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),
@@ -70,49 +69,6 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
             place="--output_dir",
             fix="choose another folder, or add --overwrite_output_dir to replace it",
         )
-
-
-def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Files are named and there, and evaluation has something to evaluate on."""
-    kinds = ("train_file_dir", "dataset_name", "dummy_data", "tokenized_dir")
-    given = [name for name in kinds if getattr(data_args, name) is not None]
-    if len(given) != 1:
-        cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
-        flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
-        yield ArgumentError(cause, place=flags, fix="give a file or a folder, a Hub name, or a number of dummy records")
-    yield from check_sources(data_args)
-    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized_dir
-    if training_args.eval_strategy != "no" and not held_out:
-        yield ArgumentError(
-            "evaluation was asked for, but no records are held out",
-            place="--eval_strategy",
-            fix="give --validation_file_dir, or --validation_split_percentage 5",
-        )
-    if not 0 <= data_args.validation_split_percentage < 100:
-        yield ArgumentError(
-            f"{data_args.validation_split_percentage} is no percentage to hold out",
-            place="--validation_split_percentage",
-            fix="give a number from 0 to below 100",
-        )
-
-
-def check_sources(data_args: DataArguments) -> Iterator[UserError]:
-    """Each source is a path that is there or may be a Hub name; weights and columns are well formed."""
-    weights = {"train_file_dir": data_args.train_dataset_prob, "validation_file_dir": None}
-    for name, weight in weights.items():
-        flag, text = f"--{name}", getattr(data_args, name)
-        try:
-            specs = parse_sources(text, weight, flag=flag) if text is not None else []
-        except ArgumentError as problem:
-            yield problem
-            continue
-        for spec in specs:
-            if not is_there_or_on_the_hub(spec.path):
-                yield ArgumentError(f"there is no file or folder {spec.path}", place=flag, fix="check the path")
-    try:
-        parse_columns(data_args.columns)
-    except ArgumentError as problem:
-        yield problem
 
 
 def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

@@ -6,19 +6,27 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.mixing import Mixture, MixtureSampler
+from hftune.errors import ArgumentError
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric
 
 
 class HftuneTrainerMixin:
-    """Put before a `Trainer` subclass: evaluation returns all that it measured, and perplexity beside a token loss."""
+    """Put before a `Trainer` subclass.
+
+    Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the
+    `Splits` say. A run that goes on in the middle of an epoch sees the rest of that epoch.
+    """
 
     reports_perplexity = False
     _proven_apart = False
+    mixture: Mixture | None = None
 
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""
@@ -55,6 +63,39 @@ class HftuneTrainerMixin:
         step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
         return step(model, *args, **kwargs)
 
+    def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
+        """As the Trainer's, but a mixture of sources is drawn by its weights."""
+        if self.mixture is None:
+            return super()._get_train_sampler(train_dataset)  # type: ignore[misc]
+        if self.args.train_sampling_strategy != "random":
+            raise ArgumentError(
+                "records drawn by weights have an order of their own",
+                place=f"--train_sampling_strategy {self.args.train_sampling_strategy}",
+                fix="Leave it out, or leave out the weights of the sources.",
+            )
+        return MixtureSampler(self.mixture, self._data_seed())
+
+    def _data_seed(self: Any) -> int:
+        return self.args.seed if self.args.data_seed is None else self.args.data_seed
+
+    def num_examples(self: Any, dataloader: DataLoader) -> int:
+        """Records of an epoch: of the virtual one where sources are mixed."""
+        sampler = innermost_sampler(dataloader)
+        if isinstance(sampler, MixtureSampler):
+            return len(sampler)
+        return super().num_examples(dataloader)  # type: ignore[misc]
+
+    def _run_epoch(self: Any, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
+        """Tell the sampler its epoch before the Trainer does.
+
+        Resumed in the middle of an epoch with several processes, the sampler lies under one more wrapper than
+        accelerate's `set_epoch` looks through (accelerate 1.15), and would begin again with the order of epoch 0.
+        """
+        sampler = innermost_sampler(train_dataloader)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""
 
@@ -62,3 +103,11 @@ class HftuneTrainerMixin:
 def causal_collator(args: StageArguments, tokenizer: PreTrainedTokenizerBase) -> CausalCollator | FlatCollator:
     """The collator of PT and SFT: documents side by side in one row, or padded."""
     return FlatCollator() if args.flat_batches else CausalCollator(tokenizer.pad_token_id)
+
+
+def innermost_sampler(dataloader: DataLoader) -> Any:
+    """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
+    batches: Any = getattr(dataloader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return getattr(batches, "sampler", None)

@@ -39,6 +39,7 @@ class DPOTrainer(HftuneTrainerMixin, trl.DPOTrainer):
             eval_dataset=data.evaluation,
             **kwargs,
         )
+        self.mixture = data.mixture
         if isinstance(model, PeftModel) and not continues_adapter:
             # TRL copies any adapter that it did not make itself. A fresh one changes nothing yet, so the model with
             # its adapter off is the same reference without the copy.

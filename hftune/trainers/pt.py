@@ -12,12 +12,16 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from hftune.arguments import PTArguments
 from hftune.data.splits import Splits
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
+from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.evaluation import TokenLossMixin
 from hftune.trainers.metrics import load_metric
 
 
-class PTTrainer(HftuneTrainerMixin, TokenLossMixin, Trainer):
-    """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity."""
+class PTTrainer(BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Trainer):
+    """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
+
+    The training data are a map-style dataset, or a `BlockDataset` over tokenised folders.
+    """
 
     reports_perplexity = True
 
@@ -40,6 +44,7 @@ class PTTrainer(HftuneTrainerMixin, TokenLossMixin, Trainer):
             preprocess_logits_for_metrics=most_likely,
             **kwargs,
         )
+        self.mixture = data.mixture
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,7 @@ class RewardTrainer(HftuneTrainerMixin, trl.RewardTrainer):
             compute_metrics=pairwise_metrics,
             **kwargs,
         )
+        self.mixture = data.mixture
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

@@ -6,9 +6,11 @@ from typing import Any
 
 import trl
 from peft import PeftModel
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import GRPOArguments, RLOOArguments
+from hftune.data.mixing import LookedUp, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.rewards import Rewards
@@ -29,11 +31,24 @@ class _CountsCompletions:
         )
 
 
-class GRPOTrainer(_CountsCompletions, HftuneTrainerMixin, trl.GRPOTrainer):
+class _RepeatsMixture:
+    """A mixture's order of prompts inside TRL's pattern of repeats (generations of a prompt, reuse of generations)."""
+
+    def _get_train_sampler(self: Any, dataset: Any = None) -> Sampler:
+        drawn = super()._get_train_sampler(dataset)  # type: ignore[misc]
+        if not isinstance(drawn, MixtureSampler):
+            return drawn
+        # The pattern over the places 0, 1, 2, ... of an epoch; each place is then looked up in the epoch's order.
+        pattern = super(HftuneTrainerMixin, self)._get_train_sampler(range(len(drawn)))  # type: ignore[misc]
+        pattern.shuffle = False
+        return LookedUp(pattern, drawn)
+
+
+class GRPOTrainer(_CountsCompletions, _RepeatsMixture, HftuneTrainerMixin, trl.GRPOTrainer):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
 
-class RLOOTrainer(_CountsCompletions, HftuneTrainerMixin, trl.RLOOTrainer):
+class RLOOTrainer(_CountsCompletions, _RepeatsMixture, HftuneTrainerMixin, trl.RLOOTrainer):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
 
@@ -48,7 +63,7 @@ def rl_trainer(
     """The trainer of `--rl_algorithm`, rewarded by what `load_rewards` returned."""
     trainer_class: Any = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[args.rl_algorithm]
     functions, tokenizers = rewards
-    return trainer_class(
+    trainer: GRPOTrainer | RLOOTrainer = trainer_class(
         model=model,
         args=args,
         processing_class=tokenizer,
@@ -58,3 +73,5 @@ def rl_trainer(
         reward_processing_classes=tokenizers,
         **kwargs,
     )
+    trainer.mixture = data.mixture
+    return trainer

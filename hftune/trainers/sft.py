@@ -41,6 +41,7 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
                 eval_dataset=data.evaluation,
                 **kwargs,
             )
+        self.mixture = data.mixture
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.encoder import tokenise_rows
 from hftune.data.encoding import Counts
 from hftune.data.pairs import PairEncoder, PromptEncoder, RewardPairEncoder
 from hftune.data.sources import Row
-from hftune.data.tokenised import tokenise_rows
 from hftune.data.tokenization import ChatEncoder, TextEncoder
 
 CORPUS = [

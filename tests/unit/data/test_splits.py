@@ -13,11 +13,11 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments import DataArguments
+from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts
 from hftune.data.parts import hold_out
 from hftune.data.sources import Row
 from hftune.data.splits import describe, load_splits
-from hftune.data.tokenised import IDS, Encoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import make_tokenizer
 

@@ -11,8 +11,8 @@ from datasets import load_from_disk
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data import workers
+from hftune.data.encoder import write_tokenised
 from hftune.data.sources import chunks, find_files, first_rows
-from hftune.data.tokenised import write_tokenised
 from hftune.data.tokenization import ChatEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, tokenize_chat, user

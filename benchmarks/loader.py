@@ -1,0 +1,145 @@
+"""The loader of tokenised folders: tokens a second on one core, memory and time to resume, by size of the corpus.
+
+python benchmarks/loader.py                 corpora of 10 thousand and 1 million documents (a minute, 2 GB of disk)
+python benchmarks/loader.py --quick         10 and 100 thousand
+
+Each corpus is measured in a process of its own. Memory is what the process holds for itself (not the file's pages that
+the system caches), at its peak, less what it held before the corpus was opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BLOCK_SIZE = 2048
+MEAN_LENGTH = 500
+BAR_TOKENS_PER_SECOND = 5e6
+BAR_GROWTH = 0.10
+
+
+def write_corpus(folder: Path, documents: int) -> None:
+    """Random documents of 500 tokens on average, written as a tokeniser would: in Arrow chunks of 1,000."""
+    import numpy as np
+    import pyarrow as pa
+    from datasets import Dataset
+
+    draw = np.random.default_rng(0)
+    chunks = []
+    for _ in range(documents // 1000):
+        lengths = draw.integers(1, 2 * MEAN_LENGTH, 1000)
+        ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        tokens = draw.integers(0, 49152, ends[-1], dtype=np.int32)
+        chunks.append(pa.ListArray.from_arrays(pa.array(ends), pa.array(tokens)))
+    Dataset(pa.table({"input_ids": pa.chunked_array(chunks)})).save_to_disk(folder)
+
+
+def private_mebibytes() -> float:
+    """Memory that is this process's own: anonymous pages, without the mapped files."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) / 1024
+
+
+def measure(folder: Path, seconds: float) -> dict[str, float]:
+    """Figures of one corpus, on one core, in this process."""
+    import torch
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    from hftune.data.documents import Documents
+    from hftune.data.loader import BlockDataset, InOrder, Settings
+
+    torch.set_num_threads(1)
+    base, began = private_mebibytes(), time.perf_counter()
+    data = BlockDataset([Documents(folder)], BLOCK_SIZE, settings=Settings(seed=1), vocabulary=49152)
+    opened, peak, block = time.perf_counter() - began, base, 0
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        for number in range(block, block + 256):
+            data[number]
+        block += 256
+        peak = max(peak, private_mebibytes())
+    rate = block * BLOCK_SIZE / (time.perf_counter() - began)
+    fresh = BlockDataset([Documents(folder)], BLOCK_SIZE, settings=Settings(seed=1))
+    began = time.perf_counter()
+    fresh.resume(data.state(len(data) * 3 // 2))
+    fresh[len(data) * 3 // 2]
+    resumed = time.perf_counter() - began
+    # What the Trainer goes through when it goes on in an epoch: numbers of the blocks behind it, dealt out to 8 ranks.
+    dealt = BatchSamplerShard(BatchSampler(InOrder(passed := 1_000_000), 8, False), 8, 0)
+    began = time.perf_counter()
+    for _ in dealt:
+        pass
+    return {
+        "documents": len(data.sources[0].documents),
+        "tokens": data.tokens,
+        "open_seconds": opened,
+        "tokens_per_second": rate,
+        "base_mebibytes": base,
+        "peak_mebibytes": peak,
+        "resume_milliseconds": 1000 * resumed,
+        "skip_nanoseconds_a_block": 1e9 * (time.perf_counter() - began) / passed,
+    }
+
+
+def measure_alone(folder: Path, seconds: float) -> dict[str, float]:
+    """`measure` in a fresh process, so that no corpus profits or suffers from the one before."""
+    command = [sys.executable, __file__, "--measure", str(folder), "--seconds", str(seconds)]
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(finished.stdout.splitlines()[-1])
+
+
+def show(rows: list[dict[str, float]]) -> None:
+    """A table, a line a corpus."""
+    print(f"{'documents':>12} {'tokens':>16} {'open':>8} {'tokens/s':>12} {'memory':>10} {'resume':>9} {'skip':>12}")
+    for row in rows:
+        own = row["peak_mebibytes"] - row["base_mebibytes"]
+        print(
+            f"{row['documents']:>12,} {row['tokens']:>16,} {row['open_seconds']:>6.2f} s "
+            f"{row['tokens_per_second'] / 1e6:>10.1f} M {own:>6.1f} MiB {row['resume_milliseconds']:>6.1f} ms "
+            f"{row['skip_nanoseconds_a_block']:>5.0f} ns/block"
+        )
+
+
+def main() -> None:
+    """Measure, show, and end with one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller corpora, less time")
+    parser.add_argument("--seconds", type=float, help="time to read from each corpus; 10, or 3 with --quick")
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    seconds = options.seconds or (3.0 if options.quick else 10.0)
+    if options.measure:
+        print(json.dumps(measure(options.measure, seconds)))
+        return
+    rows = []
+    for documents in (10_000, 100_000) if options.quick else (10_000, 1_000_000):
+        with tempfile.TemporaryDirectory() as folder:
+            write_corpus(Path(folder) / "corpus", documents)
+            rows.append(measure_alone(Path(folder) / "corpus", seconds))
+    show(rows)
+    slowest = min(row["tokens_per_second"] for row in rows)
+    growth = rows[-1]["peak_mebibytes"] / rows[0]["peak_mebibytes"] - 1
+    bars = {
+        "tokens_per_second": {
+            "value": slowest,
+            "bar": BAR_TOKENS_PER_SECOND,
+            "holds": slowest >= BAR_TOKENS_PER_SECOND,
+        },
+        "memory_growth": {"value": growth, "bar": BAR_GROWTH, "holds": growth <= BAR_GROWTH},
+    }
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    print(json.dumps({"benchmark": "loader", "machine": machine, "figures": {"corpora": rows}, "bars": bars}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Tokenised documents on disk: one column of token ids in an Arrow folder, memory-mapped, never read as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset, load_from_disk
+
+from hftune.errors import DataError
+
+COLUMNS = ("input_ids", "tokens")
+"""Names of the column of token ids: Hugging Face's, and fms-fsdp's."""
+
+_OPEN_CHUNKS = 4096
+"""Views that are kept. They are cheap to make anew, and a corpus may have millions of Arrow chunks."""
+
+_MAKE_AGAIN = "Give a folder made by `hftune tokenize` or by `Dataset.save_to_disk`."
+
+
+class Documents:
+    """The documents of one folder, by number; lengths come from Arrow's offsets, without touching a token.
+
+    Args:
+        folder: What `datasets.Dataset.save_to_disk` wrote.
+        name: What the source is called: in errors, logs and the state of a checkpoint.
+
+    Raises:
+        DataError: No such folder, no column of integer lists, nulls, or no token.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.name = name or self.folder.name
+        self._chunks = self._open()
+        rows = [len(chunk) for chunk in self._chunks]
+        sizes = [_token_count(chunk) for chunk in self._chunks]
+        self._first_document = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
+        self._first_token = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        self._views: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        if self.tokens == 0:
+            raise DataError(f"{self.folder} holds no token", fix=_MAKE_AGAIN)
+
+    def _open(self) -> list[Any]:
+        """The Arrow list arrays of the documents, in order, none of them empty."""
+        return _token_chunks(self.folder)
+
+    def __len__(self) -> int:
+        """Number of documents, empty ones among them."""
+        return int(self._first_document[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all documents."""
+        return int(self._first_token[-1])
+
+    def tokens_before(self, document: int) -> int:
+        """Tokens of all documents in front of this one, 0 to `len(self)`."""
+        if document == len(self):
+            return self.tokens
+        chunk, row = self._place(document)
+        offsets, _ = self._view(chunk)
+        return int(self._first_token[chunk]) + int(offsets[row] - offsets[0])
+
+    def lengths(self, first: int, last: int) -> np.ndarray:
+        """Tokens of each document from `first` to before `last`: int64."""
+        if first >= last:
+            return np.empty(0, dtype=np.int64)
+        parts = []
+        for chunk in range(self._place(first)[0], self._place(last - 1)[0] + 1):
+            start = int(self._first_document[chunk])
+            offsets, _ = self._view(chunk)
+            parts.append(np.diff(offsets[max(first - start, 0) : last - start + 1]))
+        return np.concatenate(parts).astype(np.int64, copy=False)
+
+    def read(self, document: int, begin: int, end: int) -> np.ndarray:
+        """Token ids `begin` to before `end` of a document: a view of the mapped file, in its integer type."""
+        chunk, row = self._place(document)
+        offsets, values = self._view(chunk)
+        start = int(offsets[row])
+        return values[start + begin : start + end]
+
+    def _place(self, document: int) -> tuple[int, int]:
+        """The chunk that holds a document, and its row there."""
+        chunk = int(np.searchsorted(self._first_document, document, side="right")) - 1
+        return chunk, document - int(self._first_document[chunk])
+
+    def _view(self, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """(offsets, token ids) of a chunk, without a copy."""
+        found = self._views.get(chunk)
+        if found is None:
+            if len(self._views) >= _OPEN_CHUNKS:
+                self._views.clear()
+            array = self._chunks[chunk]
+            found = array.offsets.to_numpy(zero_copy_only=True), array.values.to_numpy(zero_copy_only=True)
+            self._views[chunk] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """To a spawned worker goes the path; it maps the files itself."""
+        return {"folder": self.folder, "name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Documents.__init__(self, state["folder"], state["name"])
+
+    def layout(self, borders: np.ndarray) -> str:
+        """A short digest over the number of documents and the tokens up to each border (document numbers).
+
+        Files that were made anew with another tokenizer, other records or another order give another digest.
+        """
+        counted = [len(self), *(self.tokens_before(int(border)) for border in borders)]
+        return hashlib.sha256(np.asarray(counted, dtype=np.int64).tobytes()).hexdigest()[:16]
+
+
+def _token_chunks(folder: Path) -> list[Any]:
+    """The Arrow list arrays of the column of token ids, those without a row left out."""
+    try:
+        dataset = load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise DataError(f"{folder} is no tokenised folder: {error}", fix=_MAKE_AGAIN) from error
+    if not isinstance(dataset, Dataset):
+        parts = ", ".join(f"{folder / part}" for part in dataset)
+        raise DataError(f"{folder} holds several splits", fix=f"Name one of them: {parts}.")
+    column = next((name for name in COLUMNS if name in dataset.column_names), None)
+    if column is None:
+        found = ", ".join(dataset.column_names)
+        raise DataError(f"{folder} has no column input_ids, only: {found}", fix=_MAKE_AGAIN)
+    array = dataset.data.column(column)
+    lists = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
+    if not lists or not pa.types.is_integer(array.type.value_type):
+        raise DataError(f"{column} of {folder} is {array.type}, not lists of integers", fix=_MAKE_AGAIN)
+    chunks = [chunk for chunk in array.chunks if len(chunk)]
+    if any(chunk.null_count or chunk.values.null_count for chunk in chunks):
+        raise DataError(f"{column} of {folder} holds nulls", fix=_MAKE_AGAIN)
+    return chunks
+
+
+def _token_count(chunk: Any) -> int:
+    offsets = chunk.offsets
+    return int(offsets[len(chunk)].as_py()) - int(offsets[0].as_py())

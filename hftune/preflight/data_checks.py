@@ -1,0 +1,119 @@
+"""Rules about the data of a run; each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments import DataArguments, PTArguments, StageArguments
+from hftune.data.columns import parse_columns
+from hftune.data.hub import is_there_or_on_the_hub
+from hftune.data.specs import parse_sources
+from hftune.errors import ArgumentError, UserError
+
+
+def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Files are named and there, and evaluation has something to evaluate on."""
+    kinds = ("train_file_dir", "dataset_name", "dummy_data", "tokenized_dir")
+    given = [name for name in kinds if getattr(data_args, name) is not None]
+    given = given or (["datasets"] if data_args.tokenized else [])
+    if len(given) != 1:
+        cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
+        flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
+        yield ArgumentError(cause, place=flags, fix="give a file or a folder, a Hub name, or a number of dummy records")
+    yield from check_sources(data_args)
+    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized
+    if training_args.eval_strategy != "no" and not held_out:
+        yield ArgumentError(
+            "evaluation was asked for, but no records are held out",
+            place="--eval_strategy",
+            fix="give --validation_file_dir, or --validation_split_percentage 5",
+        )
+    if not 0 <= data_args.validation_split_percentage < 100:
+        yield ArgumentError(
+            f"{data_args.validation_split_percentage} is no percentage to hold out",
+            place="--validation_split_percentage",
+            fix="give a number from 0 to below 100",
+        )
+
+
+def check_sources(data_args: DataArguments) -> Iterator[UserError]:
+    """Each source is a path that is there or may be a Hub name; weights and columns are well formed."""
+    weights = {"train_file_dir": data_args.train_dataset_prob, "validation_file_dir": None}
+    for name, weight in weights.items():
+        flag, text = f"--{name}", getattr(data_args, name)
+        try:
+            specs = parse_sources(text, weight, flag=flag) if text is not None else []
+        except ArgumentError as problem:
+            yield problem
+            continue
+        for spec in specs:
+            if not is_there_or_on_the_hub(spec.path):
+                yield ArgumentError(f"there is no file or folder {spec.path}", place=flag, fix="check the path")
+    try:
+        parse_columns(data_args.columns)
+    except ArgumentError as problem:
+        yield problem
+
+
+def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Tokenised folders stand alone; several with weights are for pre-training, and need batches of a known size."""
+    if not data_args.tokenized:
+        idle = [name for name in ("weights", "validation_tokenized_dir") if getattr(data_args, name)]
+        for name in idle:
+            yield ArgumentError("it goes with --tokenized_dir", place=f"--{name}", fix="give --tokenized_dir, too")
+        return
+    for name in ("validation_file_dir", "validation_split_percentage"):
+        if getattr(data_args, name):
+            yield ArgumentError(
+                "files and tokenised folders at once",
+                place=f"--{name}, --tokenized_dir",
+                fix="give it to `hftune tokenize`, so that held-out records are tokenised, too",
+            )
+    if isinstance(training_args, PTArguments):
+        yield from _check_blocks(data_args, training_args)
+        return
+    for name in ("datasets", "weights", "validation_tokenized_dir"):
+        if getattr(data_args, name):
+            yield ArgumentError(
+                "mixing tokenised folders is for pre-training",
+                place=f"--{name}",
+                fix="give the files with --train_file_dir a,b --train_dataset_prob 2,1, or use run_pt.py",
+            )
+
+
+def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    for name in ("max_train_samples", "max_eval_samples"):
+        if getattr(data_args, name) > 0:
+            yield ArgumentError(
+                "tokenised folders are used whole",
+                place=f"--{name}",
+                fix="limit the records when they are tokenised, or give --max_steps or --num_samples_each_epoch",
+            )
+    yield from _check_loader_settings(data_args, training_args)
+
+
+def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    for name, least in (("logical_shards", 1), ("shuffle_buffer", 0), ("num_samples_each_epoch", 1)):
+        value = getattr(data_args, name)
+        if value is not None and value < least:
+            yield ArgumentError(f"{value} is too small", place=f"--{name}", fix=f"give {least} or more")
+    accelerate = training_args.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(accelerate, name, False):
+            yield ArgumentError(
+                f"{name} deals batches out in another way, and documents would come twice",
+                place="--accelerator_config",
+                fix=f"leave {name} out",
+            )
+    if training_args.auto_find_batch_size:
+        yield ArgumentError(
+            "the position in tokenised data is counted in batches of one size",
+            place="--auto_find_batch_size",
+            fix="leave it out, and lower --per_device_train_batch_size",
+        )
+    if training_args.train_sampling_strategy != "random":
+        yield ArgumentError(
+            "blocks are all of one length, in an order of their own",
+            place="--train_sampling_strategy",
+            fix="leave it out; --shuffle_buffer 0 keeps the order of the files",
+        )

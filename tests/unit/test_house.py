@@ -16,6 +16,7 @@ FLOORS = [
     {"preflight", "reporting"},
     {"trainers", "merging"},
     {"stage"},
+    {"cli"},
 ]
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hftune.arguments import DataArguments
+from hftune.data.tokenization import TextEncoder
 from hftune.data.tokenized import find_folders, open_tokenized, read_weights
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.corpora import write_corpus
 from tests.unit.data.helpers import make_tokenizer
+
+
+def opened(asked: DataArguments, tokenizer: Any, *, block_size: int, seed: int) -> Any:
+    training: Any = SimpleNamespace(block_size=block_size, seed=seed, data_seed=None)
+    return open_tokenized(TextEncoder(tokenizer), asked, training)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +79,7 @@ def test_an_opened_corpus(root: Path) -> None:
         shuffle_buffer=5,
         logical_shards=4,
     )
-    splits = open_tokenized(asked, make_tokenizer(), block_size=4, seed=9)
+    splits = opened(asked, make_tokenizer(), block_size=4, seed=9)
     train = splits.train
     assert (len(train), train.settings.seed, train.settings.shuffle_buffer) == (18, 9, 5)
     assert sum(train.pieces(block)[0] == 0 for block in range(100)) == 75
@@ -85,16 +93,16 @@ def test_an_opened_corpus(root: Path) -> None:
 
 def test_a_virtual_epoch(root: Path) -> None:
     asked = DataArguments(tokenized_dir=str(root), num_samples_each_epoch=5)
-    assert len(open_tokenized(asked, make_tokenizer(), block_size=4, seed=9).train) == 5
+    assert len(opened(asked, make_tokenizer(), block_size=4, seed=9).train) == 5
 
 
 def test_documents_without_an_end_are_said(root: Path, tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     assert tokenizer.eos_token_id == 0
-    open_tokenized(DataArguments(tokenized_dir=str(root / "web")), tokenizer, block_size=4, seed=0)
+    opened(DataArguments(tokenized_dir=str(root / "web")), tokenizer, block_size=4, seed=0)
     assert any("web: 20 of 20 documents looked at do not end with" in said for said in notices())
     write_corpus(tmp_path / "ended", [1])
-    open_tokenized(DataArguments(tokenized_dir=str(tmp_path / "ended")), tokenizer, block_size=4, seed=0)
+    opened(DataArguments(tokenized_dir=str(tmp_path / "ended")), tokenizer, block_size=4, seed=0)
     assert not any("ended" in said for said in notices())
 
 
@@ -102,14 +110,14 @@ def test_another_tokenizers_tokens_are_found_before_a_model_loads(tmp_path: Path
     tokenizer = make_tokenizer()
     write_corpus(tmp_path / "foreign", [5, 5], first_token=len(tokenizer) - 6)
     with pytest.raises(DataError, match=f"of document 1 is not in the tokenizer's vocabulary of {len(tokenizer)}"):
-        open_tokenized(DataArguments(tokenized_dir=str(tmp_path)), tokenizer, block_size=4, seed=0)
+        opened(DataArguments(tokenized_dir=str(tmp_path)), tokenizer, block_size=4, seed=0)
 
 
 def test_sources_and_shares_are_said(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("hftune")
     logger.propagate = True
     with caplog.at_level(logging.INFO, logger="hftune"):
-        open_tokenized(DataArguments(tokenized_dir=str(root)), make_tokenizer(), block_size=4, seed=0)
+        opened(DataArguments(tokenized_dir=str(root)), make_tokenizer(), block_size=4, seed=0)
     logger.propagate = False
     assert "web: 20 documents, 60 tokens, 85.7 % of the blocks" in caplog.text
     assert "an epoch is 18 blocks of 4 tokens" in caplog.text

@@ -33,8 +33,8 @@ def test_nothing_to_say(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     "flags, parts",
     [
-        ([*TOKENIZED, "--train_file_dir", "."], ["files and tokenised folders at once", "hftune tokenize"]),
-        ([*TOKENIZED, "--validation_file_dir", "."], ["--validation_tokenized_dir"]),
+        ([*TOKENIZED, "--train_file_dir", "."], ["2 kinds of training data at once"]),
+        ([*TOKENIZED, "--validation_file_dir", "."], ["files and tokenised folders at once", "hftune tokenize"]),
         ([*TOKENIZED, "--validation_split_percentage", "5"], ["--validation_split_percentage"]),
         ([*TOKENIZED, "--max_train_samples", "5"], ["tokenised folders are used whole", "--max_steps"]),
         ([*TOKENIZED, "--logical_shards", "0"], ["0 is too small", "--logical_shards"]),
@@ -54,5 +54,7 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> No
         assert part in message
 
 
-def test_only_pre_training_takes_tokenised_text(tiny_model: Path) -> None:
-    assert "use run_pt.py" in problems(tiny_model, *TOKENIZED, stage="sft")
+def test_only_pre_training_mixes_tokenised_folders(tiny_model: Path) -> None:
+    assert problems(tiny_model, *TOKENIZED, stage="sft") == ""
+    said = problems(tiny_model, *TOKENIZED, "--weights", "1", stage="sft")
+    assert "use run_pt.py" in said and "--train_dataset_prob" in said

@@ -14,8 +14,7 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -24,6 +23,9 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from hftune.data.messages import Message
 from hftune.errors import DataError
+
+_REASONING = frozenset(("reasoning", "reasoning_content", "thinking"))
+"""Keys of a turn that transformers gives each other's names, so that any template finds the one it reads."""
 
 _WAY_OUT = (
     "Train on the last turn only (--last_turn_only), split the record into one record a turn, "
@@ -71,22 +73,49 @@ def render(
     return str(text)
 
 
-def plain_renderer(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[Message]], str]:
-    """`render` for many conversations of plain text without tools, in half the time.
+class Renderer:
+    """`render` for many conversations, in half the time: the same text, the same errors.
 
-    `apply_chat_template` copies every message several times, for values that plain text does not have.
+    `apply_chat_template` copies messages and tools several times, to convert values that come from JSON already; its
+    only other work is to give a turn's reasoning several names. So a turn with reasoning takes that way, and all others
+    go straight to the template, compiled once.
     """
-    chat_template = tokenizer.get_chat_template()
-    compiled = _compile_jinja_template(chat_template)
-    settings = {**tokenizer.special_tokens_map, "tools": None, "documents": None, "add_generation_prompt": False}
 
-    def rendered(messages: list[Message]) -> str:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.special = tokenizer.special_tokens_map
+        self.compiled: dict[bool, Any] = {}
+
+    def __call__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """As `render`."""
+        if not _REASONING.isdisjoint(chain.from_iterable(messages)):
+            return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
         try:
-            return str(compiled.render(messages=messages, **settings))
+            return str(
+                self._template(tools is not None).render(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.special,
+                )
+            )
         except (TemplateError, TypeError):
-            return render(messages, tokenizer)  # for its error
+            # For its message.
+            return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
 
-    return rendered
+    def _template(self, tools: bool) -> Any:
+        """The compiled template; a tokenizer may have one of its own for tools."""
+        if tools not in self.compiled:
+            chosen = self.tokenizer.get_chat_template(tools=[{}] if tools else None)
+            self.compiled[tools] = _compile_jinja_template(chosen)
+        return self.compiled[tools]
 
 
 def render_with_spans(
@@ -109,30 +138,40 @@ def render_with_spans(
         DataError: The template refuses the conversation, drops a part of a turn, or rewrites earlier turns so that one
             cannot be located exactly.
     """
-    text = render(messages, tokenizer, tools)
-    turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    chosen = turns[-1:] if last_turn_only else turns
-    finder = _Finder(text, messages, tokenizer, tools)
-    spans = [finder.span(index) for index in chosen if messages[index].get("weight") != 0]
-    for (_, end), (start, _) in pairwise(spans):
-        if start < end:
-            raise DataError("this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT)
-    return text, spans
+    finder = Finder(messages, Renderer(tokenizer), tools)
+    return finder.text, finder.spans(last_turn_only=last_turn_only)
 
 
-class _Finder:
-    """Finds the turns of one rendered conversation."""
+class Finder:
+    """Renders one conversation and finds its turns.
 
-    def __init__(
-        self,
-        text: str,
-        messages: list[Message],
-        tokenizer: PreTrainedTokenizerBase,
-        tools: list[dict[str, Any]] | None,
-    ) -> None:
-        self.text, self.messages, self.tokenizer, self.tools = text, messages, tokenizer, tools
+    Raises:
+        DataError: The template refuses the conversation.
+    """
+
+    def __init__(self, messages: list[Message], renderer: Renderer, tools: list[dict[str, Any]] | None = None) -> None:
+        self.messages, self.renderer, self.tools = messages, renderer, tools
+        self.text = text = renderer(messages, tools)
+        self.beginnings: dict[tuple[int, bool], str | None] = {}
         self.prompted: dict[str, bool] = {}
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
+
+    def spans(self, *, last_turn_only: bool = False) -> list[tuple[int, int]]:
+        """As `render_with_spans`."""
+        turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        chosen = turns[-1:] if last_turn_only else turns
+        spans = [self.span(index) for index in chosen if self.messages[index].get("weight") != 0]
+        for (_, end), (start, _) in pairwise(spans):
+            if start < end:
+                raise DataError("this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT)
+        return spans
+
+    def beginning(self, count: int, *, prompt: bool = False) -> str | None:
+        """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
+        key = count, prompt
+        if key not in self.beginnings:
+            self.beginnings[key] = self._try(self.messages[:count], prompt=prompt)
+        return self.beginnings[key]
 
     def span(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
@@ -152,26 +191,25 @@ class _Finder:
         if not messages:
             return None
         try:
-            return render(messages, self.tokenizer, self.tools, add_generation_prompt=prompt)
+            return self.renderer(messages, self.tools, add_generation_prompt=prompt)
         except DataError:
             return None
 
     def _start_by_prefix(self, index: int) -> int | None:
         """Where the generation prompt before the turn ends."""
-        before = self.messages[:index]
-        prefix = self._try(before, prompt=True)
+        prefix = self.beginning(index, prompt=True)
         if prefix is None or not self.text.startswith(prefix):
             return None
         # Without a generation prompt the prefix would end before the turn's header, which must not be trained. Whether
         # there is one depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
-        role = before[-1]["role"]
+        role = self.messages[index - 1]["role"]
         if role not in self.prompted:
-            self.prompted[role] = prefix != self._try(before)
+            self.prompted[role] = prefix != self.beginning(index)
         return len(prefix) if self.prompted[role] else None
 
     def _end_by_prefix(self, index: int) -> int | None:
         """Where the conversation through the turn ends."""
-        upto = self._try(self.messages[: index + 1])
+        upto = self.beginning(index + 1)
         return len(upto) if upto is not None and self.text.startswith(upto) else None
 
     def _by_probe(self, index: int) -> tuple[int | None, int | None]:
@@ -191,7 +229,7 @@ class _Finder:
     def _terminator(self, upto: list[Message], after: str) -> int:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
         closing = (self._try(upto) or "").rpartition(self.probe)[2]
-        eos = str(self.tokenizer.eos_token or "")
+        eos = str(self.renderer.tokenizer.eos_token or "")
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
             if candidate and after.startswith(candidate):
                 return len(candidate)
@@ -199,7 +237,7 @@ class _Finder:
         # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
         following = (self._try(upto, prompt=True) or "").rpartition(self.probe)[2]
         shared = common_start(after, following)
-        known = [token for token in self.tokenizer.get_added_vocab() if token and shared.startswith(token)]
+        known = [token for token in self.renderer.tokenizer.get_added_vocab() if token and shared.startswith(token)]
         token = max(known, key=len, default="")
         return len(token) if shared[len(token) :].strip() else 0
 

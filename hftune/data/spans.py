@@ -2,7 +2,7 @@
 
 Finding turns means rendering a conversation several times. But conversations of plain text with the same roles differ
 in their contents only. So one conversation of each kind, its contents replaced by words that occur nowhere else, is
-analysed by `chat.render_with_spans`; what stands around those words is the *form* of that kind. A record is rendered
+analysed by `chat.Finder`; what stands around those words is the *form* of that kind. A record is rendered
 once, and if that text is, character for character, the form filled with the record's contents, its turns are where they
 are in the form. A record that differs (reasoning that a template drops, contents that it rewrites) is analysed on its
 own.
@@ -16,7 +16,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.chat import common_start, plain_renderer, render, render_with_spans
+from hftune.data.chat import Finder, Renderer, common_start
 from hftune.data.messages import Message
 from hftune.errors import DataError
 
@@ -75,7 +75,7 @@ class SpanFinder:
         self, tokenizer: PreTrainedTokenizerBase, *, whole: bool = False, last_turn_only: bool = False
     ) -> None:
         self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
-        self.render = plain_renderer(tokenizer)
+        self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], _Form | None] = {}
 
     def __call__(
@@ -87,17 +87,17 @@ class SpanFinder:
             DataError: As `chat.render_with_spans`.
         """
         if self.whole:
-            text = render(messages, self.tokenizer, tools)
+            text = self.render(messages, tools)
             return text, [(0, len(text))], [1.0]
         if tools is None and all(_PLAIN.issuperset(message) for message in messages):
             found = self._by_form(messages)
             if found is not None:
                 return found
-        text, spans = render_with_spans(messages, self.tokenizer, tools, last_turn_only=self.last_turn_only)
-        return text, spans, self._weights(messages)
+        finder = Finder(messages, self.render, tools)
+        return finder.text, finder.spans(last_turn_only=self.last_turn_only), self._weights(messages)
 
     def _weights(self, messages: list[Message]) -> list[float]:
-        """The weights of the turns that `render_with_spans` trains."""
+        """The weights of the turns that `Finder.spans` gives."""
         weights = [float(message.get("weight", 1.0)) for message in messages if message["role"] == "assistant"]
         return [weight for weight in (weights[-1:] if self.last_turn_only else weights) if weight != 0]
 
@@ -123,13 +123,13 @@ class SpanFinder:
     def _analyse(self, roles: tuple[str, ...]) -> _Form | None:
         """The form of conversations with these roles; None where the template does not show one."""
         words = [f"HFTUNE{number}PART" for number in range(len(roles))]
-        plain = _conversation(roles, words)
         try:
-            text, spans = render_with_spans(plain, self.tokenizer, last_turn_only=self.last_turn_only)
-            padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]), self.tokenizer)
+            finder = Finder(_conversation(roles, words), self.render)
+            spans = finder.spans(last_turn_only=self.last_turn_only)
+            padded = self.render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
         except DataError:
             return None
-        around, around_padded = _split(text, words), _split(padded, words)
+        around, around_padded = _split(finder.text, words), _split(padded, words)
         if around is None or around_padded is None:
             return None
         clean = _cleaning(around, around_padded)
@@ -139,27 +139,19 @@ class SpanFinder:
         if clean is None or any(start is None or end is None for start, end in places):
             return None
         turns_and_places = [(turn, *pair) for turn, pair in zip(turns, places, strict=True)]
-        return _Form(around, clean, turns_and_places, self._guards(plain, text, words, turns))  # type: ignore[arg-type]
+        return _Form(around, clean, turns_and_places, self._guards(finder, words, turns))  # type: ignore[arg-type]
 
-    def _guards(self, plain: list[Message], text: str, words: list[str], turns: list[int]) -> dict[int, str]:
+    def _guards(self, finder: Finder, words: list[str], turns: list[int]) -> dict[int, str]:
         """First characters that would change what the exact finder, which compares beginnings of the text, finds."""
-        begins = {text.index(word): index for index, word in enumerate(words)}
+        begins = {finder.text.index(word): index for index, word in enumerate(words)}
         guards: dict[int, str] = {}
         for turn in turns:
-            for part, prompt in ((plain[:turn], True), (plain[: turn + 1], False)):
-                beginning = self._beginning(part, prompt)
-                differs = len(common_start(beginning, text))
-                if differs < len(beginning) and differs in begins:
+            for beginning in (finder.beginning(turn, prompt=True), finder.beginning(turn + 1)):
+                differs = len(common_start(beginning or "", finder.text))
+                if beginning and differs < len(beginning) and differs in begins:
                     index = begins[differs]
                     guards[index] = guards.get(index, "") + beginning[differs]
         return guards
-
-    def _beginning(self, part: list[Message], prompt: bool) -> str:
-        """A part of a conversation as text; nothing where the template refuses it alone."""
-        try:
-            return render(part, self.tokenizer, add_generation_prompt=prompt) if part else ""
-        except DataError:
-            return ""
 
 
 def _conversation(roles: tuple[str, ...], contents: list[str]) -> list[Message]:

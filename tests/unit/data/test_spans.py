@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hftune.data import spans as spans_module
-from hftune.data.chat import plain_renderer, render, render_with_spans
+from hftune.data.chat import Finder, Renderer, render, render_with_spans
 from hftune.data.spans import SpanFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, template, user
@@ -53,8 +53,8 @@ PIECES = [*" \n\tab<>|/你🙂", "<think>", "</think>", "<|im_end|>", "HFTUNE0PA
 @pytest.mark.parametrize("name", NAMES)
 def test_the_quick_renderer_writes_the_same(name: str) -> None:
     tokenizer = make_tokenizer(template(name))
-    quick = plain_renderer(tokenizer)
-    for messages in CONVERSATIONS[:-1]:
+    quick = Renderer(tokenizer)
+    for messages in [*CONVERSATIONS, [user("a"), assistant("b", reasoning_content="c")]]:
         try:
             expected = render(messages, tokenizer)
         except DataError as error:
@@ -101,11 +101,12 @@ def _cached(name: str) -> Any:
 def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def counting(messages: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append(len(messages))
-        return render_with_spans(messages, *args, **kwargs)
+    class Counting(Finder):
+        def __init__(self, messages: Any, *args: Any) -> None:
+            calls.append(len(messages))
+            super().__init__(messages, *args)
 
-    monkeypatch.setattr(spans_module, "render_with_spans", counting)
+    monkeypatch.setattr(spans_module, "Finder", Counting)
     finder = SpanFinder(make_tokenizer())
     for number in range(5):
         finder([user(f"{number}"), assistant(f"n {number}")])

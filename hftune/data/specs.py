@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hftune.errors import ArgumentError
 
-_TAKE = re.compile(r"#([^#\s/]*)$")
+_TAKE = re.compile(r"#([^#\s,/]*)$")
 _SEPARATOR = re.compile(r"([,\s]+)")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hftune.data.hub import HubName, data_files, download, is_there_or_on_the_hub, parse_hub_name
+from hftune.data.schemas import to_conversation
 from hftune.data.sources import read_rows
 from hftune.errors import DataError
+from tests.unit.data.helpers import call, user
 
 FLAG = "--train_file_dir"
 
@@ -70,3 +73,25 @@ def test_a_missing_path_is_not_looked_for_on_the_hub(path: str) -> None:
 
 def test_what_may_be_there(tmp_path: Path) -> None:
     assert is_there_or_on_the_hub(str(tmp_path)) and is_there_or_on_the_hub("owner/name:en")
+
+
+def test_what_datasets_stores_as_json_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that differ in type, such as the arguments of calls, are strings of JSON in its Arrow files."""
+    records = [
+        {
+            "messages": [user("Q"), call("f", x=1)],
+            "tools": [{"name": "f", "parameters": {"a": {"b": None}}}],
+            "answer": 1,
+        },
+        {
+            "messages": [user("Q"), call("g", y="z", w=[1, "a"])],
+            "tools": [{"name": "g", "parameters": {"c": 2}}],
+            "answer": "s",
+        },
+    ]
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "owner" / "name" / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.chdir(tmp_path)
+    rows = read_rows(download(HubName("owner/name"), FLAG, cache_dir=str(tmp_path / "cache")))
+    assert [row.value for row in rows] == records
+    assert to_conversation(rows[1]).messages == records[1]["messages"]

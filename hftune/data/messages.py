@@ -22,9 +22,11 @@ ROLES = {
     "user": "user",
     "human": "user",
     "assistant": "assistant",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
+    "ai": "assistant",
     "bard": "assistant",
     "bing": "assistant",
     "model": "assistant",
@@ -50,9 +52,10 @@ STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
 
 _CALLS = ("function_call", "tool_call")
-_KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
+# Texts beside the content; in one order, whatever the order in the record.
+_KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
 # Each says how much a turn is trained: OpenAI and ours, ms-swift's, axolotl's, ms-swift's.
-_WEIGHTS = ("weight", "loss_scale", "train", "loss")
+_WEIGHTS = dict.fromkeys(("weight", "loss_scale", "train", "loss")).keys()
 # Turns whose message is their role and their text, and nothing else.
 _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
@@ -110,7 +113,7 @@ def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> No
     """Append what a turn says. A call joins the assistant turn before it: both are one utterance of the model."""
     if isinstance(turn, dict) and not is_message(turn) and "assistant" in turn and ("human" in turn or "user" in turn):
         asked = turn["human"] if "human" in turn else turn["user"]
-        messages.append({"role": "user", "content": text_of(asked, origin, where)})
+        messages.append(_checked({"role": "user", "content": text_of(asked, origin, where)}, origin, where))
         messages.append(
             _checked({"role": "assistant", "content": text_of(turn["assistant"], origin, where)}, origin, where)
         )
@@ -155,11 +158,9 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
         message: Message = {"role": role, "content": "", "tool_calls": parse_calls(content, origin, where)}
     else:
         message = _spoken(turn, role, content, origin, where)
-    message.update({key: turn[key] for key in _KEPT if turn.get(key) is not None})
-    for key in ("reasoning_content", "thinking"):
-        if key in message:
-            message[key] = text_of(message[key], origin, f"{where} {key}")
-    weight = _weight(turn, role, origin, where)
+    if not _KEPT.isdisjoint(turn):
+        message |= {key: text_of(turn[key], origin, f"{where} {key}") for key in _KEPT if turn.get(key) is not None}
+    weight = None if _WEIGHTS.isdisjoint(turn) else _weight(turn, role, origin, where)
     if weight is not None:
         message["weight"] = weight
     return _checked(message, origin, where), name in _CALLS
@@ -184,7 +185,7 @@ def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: s
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:
-    """An assistant must say or call something."""
+    """An assistant must say or call something. A user may say nothing: to a cut answer, it means go on."""
     if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
         raise DataError(
             f"{where} is an empty assistant turn",

@@ -210,9 +210,9 @@ def to_labelled(row: Row) -> Labelled:
 
 
 def _label(value: Any, key: str, origin: str) -> bool:
-    """true or false, also as 1 and 0 or, in tables of text, as words."""
+    """true or false, also as 1 and 0, and in tables as words or as 1.0 and 0.0."""
     known = {"true": True, "false": False, "1": True, "0": False}
-    found = known.get(str(value).strip().lower()) if isinstance(value, (bool, int, str)) else None
+    found = known.get(str(value).strip().lower().removesuffix(".0")) if isinstance(value, (int, float, str)) else None
     if found is None:
         cause = f'"{key}" must be true or false, found {value!r:.40}'
         raise DataError(cause, place=origin, fix="true: a good answer, false: a bad one.", kind=BAD_LABEL)

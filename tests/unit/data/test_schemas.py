@@ -114,6 +114,8 @@ W = "weight"
          [user("Q"), assistant("so", tool_calls=call("f", x=1)["tool_calls"])]),
         ({"query": "R", "response": "B", "history": '[["Q", "A"]]'}, [*UA, user("R"), assistant("B")]),
         ({"query": "R", "response": "B", "history": UA}, [*UA, user("R"), assistant("B")]),
+        # Real ShareGPT records have users who say nothing, to make a cut answer go on.
+        ({"conversations": [*HG, {"from": "human", "value": ""}, HG[1]]}, [*UA, user(""), assistant("A")]),
         # ERNIEKit.
         ({"src": ["Q", "R"], "tgt": ["A", "B"], "label": [0, 1], "system": "S"},
          [SYSTEM, user("Q"), assistant("A", weight=0.0), user("R"), assistant("B", weight=1.0)]),
@@ -220,6 +222,7 @@ def test_preference(value: dict[str, Any], prompt: list[dict[str, Any]], margin:
         ({"messages": [SYSTEM, *UA, *Q, *C], "label": 1}, [SYSTEM, *UA, *Q], True),
         ({"conversations": [*Q, *C], "kto_tag": False}, Q, False),
         ({"instruction": "Q", "input": "I", "output": "C", "kto_tag": "true"}, [user("Q\nI")], True),
+        ({"prompt": "Q", "completion": "C", "label": 1.0}, Q, True),
         ({"query": "Q", "response": "C", "label": "0", "history": [["Q", "A"]]}, [*UA, *Q], False),
     ],
 )

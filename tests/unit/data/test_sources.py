@@ -80,16 +80,17 @@ def test_links_blanks_and_unicode_in_names(tmp_path: Path) -> None:
 def test_files_of_other_kinds_are_said_but_companions_are_not(tmp_path: Path) -> None:
     for name in (
         "a.jsonl",
+        "licenses.txt",
+        "state.json",
         "README.md",
         "LICENSE",
         "dataset_info.json",
-        "state.json",
         ".gitattributes",
         "b.xlsx",
         "c.zip",
     ):
         write(tmp_path, name, "{}")
-    assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl"]
+    assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl", "licenses.txt", "state.json"]
     assert [said for said in notices() if str(tmp_path) in said] == [
         f"2 file(s) in {tmp_path} are left out, because their names do not end as data: b.xlsx, c.zip"
     ]

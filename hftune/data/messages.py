@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hftune.data import content as contents
+from hftune.data.content import text_of
 from hftune.data.functions import parse_calls
 from hftune.data.nested import from_json
 from hftune.errors import DataError, shown
@@ -46,7 +48,6 @@ ROLES = {
 NO_TURNS = "no list of turns"
 UNKNOWN_ROLE = "unknown role"
 EMPTY_TURN = "empty assistant turn"
-NOT_TEXT = "content that is not text"
 BAD_WEIGHT = "bad weight"
 STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
@@ -54,8 +55,8 @@ BAD_TURN = "broken turn"
 _CALLS = ("function_call", "tool_call")
 # Texts beside the content; in one order, whatever the order in the record.
 _KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
-# Each says how much a turn is trained: OpenAI and ours, ms-swift's, axolotl's, ms-swift's.
-_WEIGHTS = dict.fromkeys(("weight", "loss_scale", "train", "loss")).keys()
+# Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
+_WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
 # Turns whose message is their role and their text, and nothing else.
 _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
@@ -175,6 +176,8 @@ def _content(turn: dict[str, Any]) -> Any:
 def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
     """A message of text, with the calls that OpenAI writes beside it (`tool_calls`; before 2024, `function_call`)."""
     calls = turn.get("tool_calls") or turn.get("function_call")
+    if role == "assistant" and type(content) is list:
+        return _from_parts(content, calls, origin, where)
     if not calls:
         return {"role": role, "content": text_of(content, origin, where)}
     if role != "assistant":
@@ -182,6 +185,15 @@ def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: s
         raise DataError(f"{where} is a turn of {role} with function calls", place=origin, fix=fix, kind=BAD_TURN)
     text = text_of(content, origin, where, missing_ok=True)
     return {"role": role, "content": text, "tool_calls": parse_calls(calls, origin, where)}
+
+
+def _from_parts(parts: list[Any], calls: Any, origin: str, where: str) -> Message:
+    """An assistant's message from a list of parts: text, reasoning, calls."""
+    said = contents.split(parts, origin, where)
+    said.calls += parse_calls(calls, origin, where) if calls else []
+    message: Message = {"role": "assistant", "content": said.text}
+    message |= {"reasoning_content": said.reasoning} if said.reasoning else {}
+    return message | ({"tool_calls": said.calls} if said.calls else {})
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:
@@ -225,23 +237,3 @@ def _number(value: Any, key: str, origin: str, where: str) -> float:
         fix = '"weight" and "loss_scale" are numbers of 0 or more, "train" and "loss" are true or false.'
         raise DataError(f'{where} has "{key}" {value!r:.40}', place=origin, fix=fix, kind=BAD_WEIGHT)
     return float(value)
-
-
-def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) -> str:
-    """The text of a message's content: a string, or a list of {"type": "text", "text": ...} parts.
-
-    Raises:
-        DataError: Anything else, such as an image, a number or (unless `missing_ok`) null.
-    """
-    if type(value) is str:
-        return value
-    if value is None and missing_ok:
-        return ""
-    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
-        return "".join(part["text"] for part in value)
-    raise DataError(
-        f"{where} must be text, found {type(value).__name__}: {shown(value)}",
-        place=origin,
-        fix="Write a string; images, audio and other values are not read.",
-        kind=NOT_TEXT,
-    )

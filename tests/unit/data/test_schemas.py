@@ -99,6 +99,10 @@ def test_tools(tools: Any, expected: Any) -> None:
 W = "weight"
 
 
+def only_calls(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_calls": call(name, **arguments)["tool_calls"]}
+
+
 @pytest.mark.parametrize(
     ("value", "messages"),
     [
@@ -131,6 +135,15 @@ W = "weight"
          [user("Q"), call("f"), {"role": "tool", "content": "1", "name": "f"}, assistant("A")]),
         ({"messages": [user("Q"), assistant("A", reasoning_content="because")]},
          [user("Q"), assistant("A", reasoning_content="because")]),
+        # LLaMA-Factory (v1) and Anthropic write a turn in parts.
+        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}], "loss_weight": 0.0},
+                       {"role": "assistant", "loss_weight": 0.5, "content": [
+                           {"type": "reasoning", "value": "because"}, {"type": "text", "value": "A"},
+                           {"type": "tool_call", "value": CALL}]}]},
+         [user("Q"), assistant("A", reasoning_content="because", weight=0.5, **only_calls("f", x=1))]),
+        ({"messages": [user("Q"), {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "because"}, {"type": "tool_use", "name": "f", "input": {"x": 1}}]}]},
+         [user("Q"), assistant("", reasoning_content="because", **only_calls("f", x=1))]),
         # Tables: JSON in cells, and null for the columns of other records.
         ({"messages": '[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]'}, UA),
         ({"conversations": None, "messages": None, "prompt": "Q", "completion": "A", "text": None}, UA),
@@ -194,7 +207,8 @@ PAIRS: list[tuple[dict[str, Any], list[dict[str, Any]], float | None]] = [
     ({"messages": [SYSTEM, *UA, user("S"), *C], "rejected_response": R}, [SYSTEM, *UA, user("S")], None),
     ({"messages": [*Q, *C], "rejected_messages": [*Q, *R]}, Q, None),
     ({"query": "Q", "response": "C", "rejected_response": "R", "system": "S"}, [SYSTEM, *Q], None),
-    # LLaMA-Factory's first format.
+    # LLaMA-Factory's newest format and its first.
+    ({"chosen_messages": [*Q, {**C[0], "loss_weight": 1}], "rejected_messages": [*Q, R[0]]}, Q, None),
     ({"instruction": "Q", "input": "I", "output": ["C", "R"]}, [user("Q\nI")], None),
     # ERNIEKit: the higher number is better; numbers other than 0 and 1 are scores.
     ({"src": ["Q", "R"], "tgt": ["A"], "response": [["C"], ["R"]], "sort": [1, 0]}, [*UA, user("R")], None),
@@ -345,6 +359,9 @@ REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
     # Preference.
     (to_preference, {"messages": Q, "rejected_response": "R"}, ["no better answer"]),
     (to_preference, {"messages": [*Q, *C], "rejected_response": "C"}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 1}], "rejected": C}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 0.5}], "rejected": R}, ["the weight 0.5"]),
+    (to_labelled, {"messages": [*Q, {**C[0], "loss": False}], "label": True}, ["the weight 0.0"]),
     (to_preference, {"instruction": "Q", "output": ["C"]}, ["found 1 entries"]),
     (to_preference, {"src": ["Q"], "response": [["C"], ["R"]], "sort": [1, 1]}, ["two different numbers"]),
     (to_preference, {"src": ["Q"], "response": [["C"]], "sort": [1]}, ['"response" must hold two answers']),

@@ -28,8 +28,6 @@ ALIASES: dict[str, str] = {
     "report_interval": "logging_steps",
     "train_dataset_path": "train_file_dir",
     "eval_dataset_path": "validation_file_dir",
-    "datasets": "train_file_dir",
-    "weights": "train_dataset_prob",
     "recompute": "gradient_checkpointing",
     "warmup_ratio": "warmup_steps",
 }
@@ -116,6 +114,8 @@ JOINED: dict[str, str] = {
     "train_file_dir": ",",
     "validation_file_dir": ",",
     "train_dataset_prob": ",",
+    "datasets": ",",
+    "weights": ",",
     "columns": " ",
 }
 

@@ -166,8 +166,8 @@ def data_of(*argv: str) -> DataArguments:
     "argv",
     [
         ["--train_dataset_path", "a.jsonl,b.jsonl", "--train_dataset_prob", "0.8,0.2"],
-        ["--datasets", "a.jsonl", "b.jsonl", "--weights", "0.8", "0.2"],
-        ["--train_file_dir", "a.jsonl", "b.jsonl", "--weights=0.8,0.2", "--train_dataset_type", "erniekit,erniekit"],
+        ["--train_file_dir", "a.jsonl", "b.jsonl", "--train_dataset_prob", "0.8", "0.2"],
+        ["--train_dataset_path=a.jsonl,b.jsonl", "--train_dataset_prob=0.8,0.2", "--train_dataset_type", "x,y"],
     ],
 )
 def test_several_sources_in_the_words_of_other_tools(argv: list[str]) -> None:

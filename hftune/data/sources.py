@@ -9,6 +9,7 @@ own words. Blank lines are the one thing passed over.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def find_files(path: str, flag: str) -> list[Path]:
         DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits.
     """
     root = Path(path).expanduser()
-    if not root.exists():
+    if not os.path.exists(root):
         raise DataError(f"{path} does not exist", place=flag, fix=f"Give a folder or a file ({_ACCEPTED}).")
     try:
         seen = [root] if root.is_file() else _data_of(root, flag)

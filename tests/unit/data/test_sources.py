@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,15 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
         find_files(str(tmp_path / "dict"), FLAG)
     assert str(tmp_path / "dict" / "train") in (caught.value.fix or "")
     assert len(read_rows(find_files(str(tmp_path / "dict" / "test"), FLAG))) == 10
+
+
+def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="cannot read") as caught:
+        find_files(str(tmp_path / "pipe.jsonl"), FLAG)
+    assert caught.value.place == FLAG and caught.value.kind == "unreadable file"
+    with pytest.raises(DataError, match="does not exist"):
+        find_files("x" * 5000, FLAG)
 
 
 A, B = {"text": "é\u2028x"}, {"text": "世界 🙂"}

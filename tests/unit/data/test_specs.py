@@ -45,6 +45,12 @@ def test_sources(here: Path, given: str | list[str], expected: list[tuple[str, i
     assert parse_sources(given) == [SourceSpec(path, take) for path, take in expected]
 
 
+def test_a_long_list(here: Path) -> None:
+    names = [f"folder/shard-{number:05}.jsonl" for number in range(60)]
+    assert [spec.path for spec in parse_sources(",".join(names))] == names
+    assert [spec.path for spec in parse_sources("x" * 5000)] == ["x" * 5000]
+
+
 @pytest.mark.parametrize("weights", ["0.8,0.2", " 0.8 0.2 ", [0.8, 0.2], ["0.8", "0.2"]])
 def test_weights(here: Path, weights: Any) -> None:
     specs = parse_sources("a.jsonl#10,b.jsonl", weights)

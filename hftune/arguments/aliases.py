@@ -120,6 +120,8 @@ JOINED: dict[str, str] = {
     "train_file_dir": ",",
     "validation_file_dir": ",",
     "train_dataset_prob": ",",
+    "datasets": ",",
+    "weights": ",",
     "columns": " ",
 }
 

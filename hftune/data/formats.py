@@ -75,6 +75,7 @@ PAIRS = (
     Format("chosen and rejected", ("chosen", "rejected")),
     Format("response_chosen and response_rejected", ("response_chosen", "response_rejected")),
     Format("chosen_response and rejected_response", ("chosen_response", "rejected_response")),
+    Format("chosen_messages and rejected_messages", ("chosen_messages", "rejected_messages")),
     Format("messages and rejected_messages", ("messages", "rejected_messages")),
     Format("messages and rejected_response", ("messages", "rejected_response")),
     Format("query, response and rejected_response", ("query", "response", "rejected_response")),

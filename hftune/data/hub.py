@@ -10,6 +10,7 @@ import datasets
 from datasets.exceptions import DatasetsError
 
 from hftune.data.sources import SUFFIXES, find_files
+from hftune.data.specs import path_exists
 from hftune.errors import DataError, shown
 
 # owner/name, at most one slash: a path that looks like this and exists is a path.
@@ -50,14 +51,14 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     """
     is_name = flag == "--dataset_name"
     named = _hub_name(path, is_name)
-    if named is None or (not is_name and Path(path).expanduser().exists()):
+    if named is None or (not is_name and path_exists(path)):
         return find_files(path, flag)
     return download(named, flag, cache_dir=cache_dir)
 
 
 def is_there_or_on_the_hub(path: str) -> bool:
     """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
-    return Path(path).expanduser().exists() or _hub_name(path, is_name=False) is not None
+    return path_exists(path) or _hub_name(path, is_name=False) is not None
 
 
 def _hub_name(path: str, is_name: bool) -> HubName | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hftune.data import content as contents
+from hftune.data.content import text_of
 from hftune.data.functions import parse_calls
 from hftune.data.nested import from_json
 from hftune.errors import DataError, shown
@@ -22,9 +24,11 @@ ROLES = {
     "user": "user",
     "human": "user",
     "assistant": "assistant",
+    "prompter": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
+    "ai": "assistant",
     "bard": "assistant",
     "bing": "assistant",
     "model": "assistant",
@@ -44,15 +48,15 @@ ROLES = {
 NO_TURNS = "no list of turns"
 UNKNOWN_ROLE = "unknown role"
 EMPTY_TURN = "empty assistant turn"
-NOT_TEXT = "content that is not text"
 BAD_WEIGHT = "bad weight"
 STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
 
 _CALLS = ("function_call", "tool_call")
-_KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
-# Each says how much a turn is trained: OpenAI and ours, ms-swift's, axolotl's, ms-swift's.
-_WEIGHTS = ("weight", "loss_scale", "train", "loss")
+# Texts beside the content; in one order, whatever the order in the record.
+_KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
+# Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
+_WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
 # Turns whose message is their role and their text, and nothing else.
 _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS and role != "tool"}
 
@@ -110,7 +114,7 @@ def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> No
     """Append what a turn says. A call joins the assistant turn before it: both are one utterance of the model."""
     if isinstance(turn, dict) and not is_message(turn) and "assistant" in turn and ("human" in turn or "user" in turn):
         asked = turn["human"] if "human" in turn else turn["user"]
-        messages.append({"role": "user", "content": text_of(asked, origin, where)})
+        messages.append(_checked({"role": "user", "content": text_of(asked, origin, where)}, origin, where))
         messages.append(
             _checked({"role": "assistant", "content": text_of(turn["assistant"], origin, where)}, origin, where)
         )
@@ -155,11 +159,9 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
         message: Message = {"role": role, "content": "", "tool_calls": parse_calls(content, origin, where)}
     else:
         message = _spoken(turn, role, content, origin, where)
-    message.update({key: turn[key] for key in _KEPT if turn.get(key) is not None})
-    for key in ("reasoning_content", "thinking"):
-        if key in message:
-            message[key] = text_of(message[key], origin, f"{where} {key}")
-    weight = _weight(turn, role, origin, where)
+    if not _KEPT.isdisjoint(turn):
+        message |= {key: text_of(turn[key], origin, f"{where} {key}") for key in _KEPT if turn.get(key) is not None}
+    weight = None if _WEIGHTS.isdisjoint(turn) else _weight(turn, role, origin, where)
     if weight is not None:
         message["weight"] = weight
     return _checked(message, origin, where), name in _CALLS
@@ -174,6 +176,8 @@ def _content(turn: dict[str, Any]) -> Any:
 def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
     """A message of text, with the calls that OpenAI writes beside it (`tool_calls`; before 2024, `function_call`)."""
     calls = turn.get("tool_calls") or turn.get("function_call")
+    if role == "assistant" and type(content) is list:
+        return _from_parts(content, calls, origin, where)
     if not calls:
         return {"role": role, "content": text_of(content, origin, where)}
     if role != "assistant":
@@ -183,8 +187,17 @@ def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: s
     return {"role": role, "content": text, "tool_calls": parse_calls(calls, origin, where)}
 
 
+def _from_parts(parts: list[Any], calls: Any, origin: str, where: str) -> Message:
+    """An assistant's message from a list of parts: text, reasoning, calls."""
+    said = contents.split(parts, origin, where)
+    said.calls += parse_calls(calls, origin, where) if calls else []
+    message: Message = {"role": "assistant", "content": said.text}
+    message |= {"reasoning_content": said.reasoning} if said.reasoning else {}
+    return message | ({"tool_calls": said.calls} if said.calls else {})
+
+
 def _checked(message: Message, origin: str, where: str) -> Message:
-    """An assistant must say or call something."""
+    """An assistant must say or call something. A user may say nothing: to a cut answer, it means go on."""
     if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
         raise DataError(
             f"{where} is an empty assistant turn",
@@ -224,23 +237,3 @@ def _number(value: Any, key: str, origin: str, where: str) -> float:
         fix = '"weight" and "loss_scale" are numbers of 0 or more, "train" and "loss" are true or false.'
         raise DataError(f'{where} has "{key}" {value!r:.40}', place=origin, fix=fix, kind=BAD_WEIGHT)
     return float(value)
-
-
-def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) -> str:
-    """The text of a message's content: a string, or a list of {"type": "text", "text": ...} parts.
-
-    Raises:
-        DataError: Anything else, such as an image, a number or (unless `missing_ok`) null.
-    """
-    if type(value) is str:
-        return value
-    if value is None and missing_ok:
-        return ""
-    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
-        return "".join(part["text"] for part in value)
-    raise DataError(
-        f"{where} must be text, found {type(value).__name__}: {shown(value)}",
-        place=origin,
-        fix="Write a string; images, audio and other values are not read.",
-        kind=NOT_TEXT,
-    )

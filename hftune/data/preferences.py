@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hftune.data import fields
+from hftune.data.content import NOT_TEXT
 from hftune.data.formats import pair_format, refuse_media, unknown_format
-from hftune.data.messages import NOT_TEXT, Message, parse_messages
+from hftune.data.messages import BAD_WEIGHT, Message, parse_messages
 from hftune.data.readers.base import Row
 from hftune.errors import DataError, shown
 
@@ -52,6 +53,8 @@ def to_preference(row: Row) -> Preference:
     origin = row.origin
     prompt, chosen, rejected = _parts(row)
     refuse_media(row.value, origin)
+    prompt = None if prompt is None else [_unweighted(message) for message in prompt]
+    chosen, rejected = [_unweighted(message) for message in chosen], [_unweighted(message) for message in rejected]
     if chosen == rejected:
         raise DataError("the two answers are equal", place=origin, fix="Remove the record.", kind=EQUAL)
     if any(message["role"] in ("system", "user") for message in (chosen[0], rejected[0])):
@@ -59,6 +62,7 @@ def to_preference(row: Row) -> Preference:
     if prompt is None:
         raise unknown_format(row.value, origin, _SCRIPT)
     _check_answers(chosen, rejected, origin)
+    refuse_weights([*chosen, *rejected], origin)
     return Preference(checked_prompt(prompt, origin), chosen, rejected, _margin(row), fields.tools(row), origin)
 
 
@@ -188,6 +192,29 @@ def _check_answers(chosen: list[Message], rejected: list[Message], origin: str) 
             )
     if chosen == rejected:
         raise DataError("the two answers are equal", place=origin, fix="Remove the record.", kind=EQUAL)
+
+
+def _unweighted(message: Message) -> Message:
+    """A message without the weight 1: it says no more than having none, and may be on only one of two equal turns."""
+    if message.get("weight") != 1:
+        return message
+    return {key: part for key, part in message.items() if key != "weight"}
+
+
+def refuse_weights(answer: list[Message], origin: str) -> None:
+    """Refuse answers that are to be trained in part: a pair or a label is about all of an answer.
+
+    Raises:
+        DataError: A turn with a weight other than 1.
+    """
+    for message in answer:
+        if message.get("weight", 1) != 1:
+            raise DataError(
+                f"an answer with the weight {message['weight']}; pairs and labels are about whole answers",
+                place=origin,
+                fix="Remove the weight.",
+                kind=BAD_WEIGHT,
+            )
 
 
 def checked_prompt(prompt: list[Message], origin: str) -> list[Message]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from hftune.data import fields
+from hftune.data.content import text_of
 from hftune.data.formats import (
     ASKS,
     CONVERSATIONS,
@@ -24,8 +25,8 @@ from hftune.data.formats import (
     unknown_format,
     wrong_stage,
 )
-from hftune.data.messages import Message, is_message, parse_messages, text_of
-from hftune.data.preferences import Preference, checked_prompt, to_preference
+from hftune.data.messages import Message, is_message, parse_messages
+from hftune.data.preferences import Preference, checked_prompt, refuse_weights, to_preference
 from hftune.data.readers.base import Row
 from hftune.errors import DataError
 
@@ -206,13 +207,14 @@ def to_labelled(row: Row) -> Labelled:
         cause = "the record has no answer that the label could be about"
         raise DataError(cause, place=origin, fix="Add the question and the answer.", kind=NO_ASSISTANT)
     prompt, completion = messages[: last + 1], messages[last + 1 :]
+    refuse_weights(completion, origin)
     return Labelled(prompt, completion, _label(value[key], key, origin), fields.tools(row), origin)
 
 
 def _label(value: Any, key: str, origin: str) -> bool:
-    """true or false, also as 1 and 0 or, in tables of text, as words."""
+    """true or false, also as 1 and 0, and in tables as words or as 1.0 and 0.0."""
     known = {"true": True, "false": False, "1": True, "0": False}
-    found = known.get(str(value).strip().lower()) if isinstance(value, (bool, int, str)) else None
+    found = known.get(str(value).strip().lower().removesuffix(".0")) if isinstance(value, (int, float, str)) else None
     if found is None:
         cause = f'"{key}" must be true or false, found {value!r:.40}'
         raise DataError(cause, place=origin, fix="true: a good answer, false: a bad one.", kind=BAD_LABEL)

@@ -9,6 +9,7 @@ own words. Blank lines are the one thing passed over.
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -49,8 +50,10 @@ SUFFIXES = (
 """What a data file's name may end with."""
 
 _ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
-# What lies beside data and is none; `datasets` and model hubs write it.
-_COMPANIONS = ("readme", "license", "licence", "dataset_info.json", "dataset_infos.json", "state.json", "hftune.json")
+# What lies beside data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
+_COMPANIONS = ("dataset_info.json", "dataset_infos.json", "hftune.json")
+_DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
+_DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 
@@ -72,9 +75,13 @@ def find_files(path: str, flag: str) -> list[Path]:
         DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits.
     """
     root = Path(path).expanduser()
-    if not root.exists():
+    if not os.path.exists(root):
         raise DataError(f"{path} does not exist", place=flag, fix=f"Give a folder or a file ({_ACCEPTED}).")
-    seen = [root] if root.is_file() else _data_of(root, flag)
+    try:
+        seen = [root] if root.is_file() else _data_of(root, flag)
+    except OSError as error:
+        cause = f"cannot read {path}: {error.strerror or error}"
+        raise DataError(cause, place=flag, fix="Check it.", kind="unreadable file") from error
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
     if not files:
         found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
@@ -97,11 +104,18 @@ def _data_of(root: Path, flag: str) -> list[Path]:
     for file in visible:
         names = listed.get(file.parent)
         # Beside its data, `datasets` leaves caches of earlier maps and filters: the same records again.
-        if names is not None and file.suffix == ".arrow" and file.name not in names:
-            continue
-        if not file.name.lower().startswith(_COMPANIONS) and file.name != _SPLITS:
+        is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
+        if not is_left and not _is_companion(file):
             found.append(file)
     return found
+
+
+def _is_companion(file: Path) -> bool:
+    """Whether a file says something about data rather than being data."""
+    name = file.name.lower()
+    if name == _SPLITS or name in _COMPANIONS:
+        return True
+    return Path(name).stem in _DOCUMENTS and file.suffix.lower() in _DOCUMENT_SUFFIXES
 
 
 def _visible_files(root: Path) -> list[Path]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from hftune.errors import ArgumentError
 
-_TAKE = re.compile(r"#([^#\s/]*)$")
+_TAKE = re.compile(r"#([^#\s,/]*)$")
 _SEPARATOR = re.compile(r"([,\s]+)")
 
 
@@ -91,13 +91,19 @@ def _separate(text: str) -> list[str]:
 
 def _exists(text: str) -> bool:
     """Whether a text is a path, as it is or before its #."""
-    return any(Path(part).expanduser().exists() for part in {text, _TAKE.sub("", text)} if part)
+    return any(path_exists(part) for part in {text, _TAKE.sub("", text)} if part)
+
+
+def path_exists(text: str) -> bool:
+    """Whether there is a file or folder of this name, `~` expanded; a text too long to be one is none."""
+    # Path.exists would raise for a long list of sources: more than 255 letters are no name.
+    return os.path.exists(os.path.expanduser(text))
 
 
 def _take(text: str, flag: str) -> tuple[str, int | None]:
     """`path#500` to ("path", 500)."""
     match = _TAKE.search(text)
-    if match is None or Path(text).expanduser().exists():
+    if match is None or path_exists(text):
         return text, None
     number = match.group(1)
     if not number.isdecimal() or int(number) == 0 or match.start() == 0:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, DataError, UserError, raise_together, shown
 
 SCRIPT = "from hftune.errors import *\ndef main():\n    raise {error}\nrun_script(main)\n"
 
@@ -35,3 +36,20 @@ def test_exit_code_tells_a_user_error_from_a_bug(error: str, code: int, tracebac
     assert ("Traceback" in finished.stderr) is traceback
     if code == 2:
         assert finished.stderr.strip() == "error: no"
+
+
+def test_a_data_error_travels_between_processes_whole() -> None:
+    error = DataError("cause", place="a.jsonl:3", fix="mend it", kind="malformed JSON")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is DataError and vars(again) == vars(error) and str(again) == str(error)
+    moved = error.at("b.jsonl:7")
+    assert (moved.cause, moved.place, moved.fix, moved.kind) == ("cause", "b.jsonl:7", "mend it", "malformed JSON")
+    assert DataError("cause").kind == "unusable record"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("a\nb\t c", "a b c"), ("x" * 10, "x" * 10), ("x" * 11, "x" * 7 + "..."), ([1, None], "[1, None]"), ("", "")],
+)
+def test_values_are_quoted_on_one_line(value: object, text: str) -> None:
+    assert shown(value, 10) == text

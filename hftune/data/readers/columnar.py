@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
+from hftune.data.readers.strict_json import Malformed, loads
 from hftune.errors import DataError, shown
 
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
@@ -29,14 +31,15 @@ class ArrowRecords(Chunk):
     def rows(self) -> Iterator[Read]:
         """A row for each record."""
         batch = pa.ipc.open_stream(self.stream).read_all()
-        nested = [name for name in batch.column_names if _has_struct(batch.schema.field(name).type)]
+        changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
         for number, value in enumerate(_values(batch), start=self.first):
             if isinstance(value, Exception):
                 yield _no_value(value, f"{self.file}:{number}")
                 continue
-            for name in nested:
-                value[name] = _without_nulls(value[name])
-            yield Row(value, self.file, number)
+            try:
+                yield Row(value | {name: change(value[name]) for name, change in changes.items()}, self.file, number)
+            except Malformed as error:
+                yield _no_value(error, f"{self.file}:{number}")
 
 
 def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -62,13 +65,14 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
 
 
 def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
-    """The records of an Arrow file or stream in chunks, through a memory map.
+    """The records of an Arrow file or stream in chunks.
 
     Raises:
         OSError: From the system.
     """
     try:
-        with pa.memory_map(str(file)) as source:
+        # Not a memory map: its pages would count as ours, and a file cut short meanwhile would end the process.
+        with pa.OSFile(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
@@ -124,7 +128,7 @@ def _chunks(
 def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
     """The batch as one chunk if it is sound, else a chunk or an error for each record.
 
-    Arrow trusts a memory map: an offset that a flipped bit has made too large would end the process, not raise.
+    Arrow trusts the file: an offset that a flipped bit has made too large would end the process, not raise.
     """
     try:
         batch.validate(full=True)
@@ -166,19 +170,33 @@ def _values(batch: pa.Table) -> Iterator[dict[str, Any] | Exception]:
             yield error
 
 
-def _has_struct(kind: pa.DataType) -> bool:
+Change = Callable[[Any], Any]
+
+
+def _change(kind: pa.DataType) -> Change | None:
+    """What has to be done to the values of a type beside turning them into Python; None for nothing.
+
+    Objects lose their nulls: Arrow gives each object the fields of all, null where it had none. What `datasets` stores
+    as JSON, because its records differ in type, is decoded.
+    """
+    if isinstance(kind, pa.JsonType):
+        return lambda value: None if value is None else loads(value.encode("utf-8"))
     if pa.types.is_struct(kind):
-        return True
-    return hasattr(kind, "value_type") and _has_struct(kind.value_type)
+        changes = {field.name: _change(field.type) for field in kind}
+        return partial(_change_object, changes=changes)
+    if pa.types.is_map(kind) or not hasattr(kind, "value_type"):
+        return None
+    inner = _change(kind.value_type)
+    if inner is None or pa.types.is_dictionary(kind):
+        return inner
+    return lambda value: None if value is None else [inner(part) for part in value]
 
 
-def _without_nulls(value: Any) -> Any:
-    """Nested objects without their nulls: Arrow gives each object the fields of all, null where it had none."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
-    if isinstance(value, list):
-        return [_without_nulls(part) for part in value]
-    return value
+def _change_object(value: dict[str, Any] | None, changes: dict[str, Change | None]) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    present = {key: part for key, part in value.items() if part is not None}
+    return {key: change(part) if (change := changes[key]) else part for key, part in present.items()}
 
 
 def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:

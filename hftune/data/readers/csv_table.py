@@ -83,11 +83,10 @@ class _Lines:
         self.damage: DataError | None = None
 
     def __iter__(self) -> Iterator[str]:
-        held, first = b"", True
+        held = b""
         try:
             for block in read_blocks(self.file):
-                held += block.removeprefix(codecs.BOM_UTF8) if first else block
-                first = False
+                held += block
                 *whole, held = held.split(b"\n")
                 for line in whole:
                     yield self._text(line + b"\n")
@@ -101,6 +100,8 @@ class _Lines:
 
     def _text(self, line: bytes) -> str:
         self.number += 1
+        if self.number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         return line.decode("utf-8", "surrogateescape")
 
 

@@ -113,8 +113,7 @@ class _Window:
         self.text, self.position, self.line = "", 0, 1
         self.ended = False
         self._blocks = read_blocks(file)
-        self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPE)
-        self._started = False
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")(_ESCAPE)
 
     def grow(self) -> bool:
         """Drop what is used and double what is left; False at the end of the file."""
@@ -124,8 +123,6 @@ class _Window:
         wanted = 2 * len(parts[0]) + 1
         while sum(map(len, parts)) < wanted and not self.ended:
             block = next(self._blocks, None)
-            if block is not None and not self._started:
-                block, self._started = block.removeprefix(codecs.BOM_UTF8), True
             parts.append(self._decoder.decode(block or b"", final=block is None))
             self.ended = block is None
         self.text, self.position = "".join(parts), 0

@@ -99,9 +99,10 @@ def _plain_blocks(file: Path) -> Iterator[bytes]:
 
 def _borders(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple[int, int, bool]]:
     """(bytes, lines, whether blank as far as known) of each chunk: whole lines, but for a last one without an end."""
-    size, lines, blank = 0, 0, True
+    size, lines, blank, last_block = 0, 0, True, b""
     for block in blocks:
-        blank = blank and not _NOT_BLANK.search(block)
+        blank = blank and _is_blank(block, at_start=not last_block)
+        last_block = block
         ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 0x0A) + 1
         position, index = 0, 0
         while index < len(ends):
@@ -116,7 +117,12 @@ def _borders(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple[int
             position, index, size, lines = end, last + 1, 0, 0
         size, lines = size + len(block) - position, lines + len(ends) - index
     if size:
-        yield size, lines + 1, blank
+        yield size, lines + (not last_block.endswith(b"\n")), blank
+
+
+def _is_blank(data: bytes, at_start: bool) -> bool:
+    """Whether there is nothing but white space, and a byte order mark at the start of a file."""
+    return not _NOT_BLANK.search(data, len(_BOM) if at_start and data.startswith(_BOM) else 0)
 
 
 def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[Chunk, bool]]:
@@ -129,7 +135,7 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
             if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
                 continue
             for chunk, lines in _pieces(held[:end], file, line, rows_per_chunk, is_text):
-                blank = blank and not _NOT_BLANK.search(chunk.data)
+                blank = blank and _is_blank(chunk.data, at_start=line == 1)
                 yield chunk, blank
                 line += lines
             held = held[end:]
@@ -141,7 +147,7 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
         yield Failed(_from_here(damage.error, file, line), str(file)), False
         return
     for chunk, _ in _pieces(held, file, line, rows_per_chunk, is_text):
-        yield chunk, blank and not _NOT_BLANK.search(chunk.data)
+        yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
 
 
 def _pieces(data: bytes, file: Path, line: int, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[LineBytes, int]]:

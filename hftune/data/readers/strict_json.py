@@ -189,7 +189,7 @@ def _no_object(value: Any, raw: bytes, place: str) -> DataError:
 
 def _is_too_deep(value: Any) -> bool:
     level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
+    for _ in range(MAX_DEPTH):
         level = [
             part
             for container in level
@@ -198,7 +198,7 @@ def _is_too_deep(value: Any) -> bool:
         ]
         if not level:
             return False
-    return True
+    return any(isinstance(part, (dict, list)) for part in level)
 
 
 def _refuse_half_surrogates(value: Any, text: str) -> None:

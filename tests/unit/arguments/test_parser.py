@@ -10,6 +10,7 @@ import pytest
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, parse_arguments
 from hftune.arguments.aliases import ALIASES, DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE, STAGE_ALIASES
 from hftune.arguments.parser import STAGES, HftuneParser, parse_merge_arguments
+from hftune.data.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]
@@ -154,3 +155,51 @@ def test_both_generations_of_merge_names() -> None:
 def test_defaults_are_written_down_as_json() -> None:
     *_, training = parse_arguments("sft", OUT)
     json.dumps(training.to_dict())
+
+
+def data_of(*argv: str) -> DataArguments:
+    """The data arguments of a command."""
+    return parse_arguments("sft", [*argv, *OUT])[1]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--train_dataset_path", "a.jsonl,b.jsonl", "--train_dataset_prob", "0.8,0.2"],
+        ["--train_file_dir", "a.jsonl", "b.jsonl", "--train_dataset_prob", "0.8", "0.2"],
+        ["--train_dataset_path=a.jsonl,b.jsonl", "--train_dataset_prob=0.8,0.2", "--train_dataset_type", "x,y"],
+    ],
+)
+def test_several_sources_in_the_words_of_other_tools(argv: list[str]) -> None:
+    data = data_of(*argv)
+    assert (data.train_file_dir, data.train_dataset_prob) == ("a.jsonl,b.jsonl", "0.8,0.2")
+    assert data.mix_strategy == "over"
+
+
+@pytest.mark.parametrize(
+    ("asked", "weights", "expected"),
+    [
+        (None, None, "concat"),
+        (None, "1,1", "over"),
+        ("concat", "1,1", "concat"),
+        ("interleave_under", "1,1", "under"),
+        ("interleave_over", "1,1", "over"),
+    ],
+)
+def test_how_sources_are_mixed(asked: str | None, weights: str | None, expected: str) -> None:
+    assert DataArguments(mix_strategy=asked, train_dataset_prob=weights).mix_strategy == expected
+    with pytest.raises(ArgumentError, match="there are no weights"):
+        DataArguments(mix_strategy="under")
+    with pytest.raises(ArgumentError, match="invalid choice"):
+        data_of("--mix_strategy", "random")
+    with pytest.raises(ArgumentError, match="--dummy_data 10000"):
+        data_of("--use_dummy_dataset", "True")
+
+
+def test_columns_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    assert data_of("--columns", "prompt=question", "response=answer").columns == "prompt=question response=answer"
+    config = tmp_path / "config.yaml"
+    config.write_text("columns: {prompt: question}\ntrain_file_dir: [a, b]\non_bad_record: drop\n")
+    data = data_of("--config", str(config))
+    assert parse_columns(data.columns) == {"prompt": "question"}
+    assert (data.train_file_dir, data.on_bad_record) == ("a,b", "drop")

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from hftune.data.schemas import to_conversation, to_preference, to_prompt, to_text
+from hftune.data.formats import FORMATS
+from hftune.data.schemas import (
+    describe_format,
+    to_conversation,
+    to_labelled,
+    to_preference,
+    to_prompt,
+    to_text,
+)
 from hftune.data.sources import find_files, read_rows
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, row, user
@@ -22,6 +33,8 @@ TOOL = {"name": "f", "description": "d", "parameters": {}}
 def test_text() -> None:
     assert to_text(row(text=" 你好 ")) == " 你好 "
     assert to_text(row(content="c")) == "c"
+    assert to_text(row(text=None, content="c")) == "c"
+    assert to_text(row(messages=[assistant("ms-swift writes text so")])) == "ms-swift writes text so"
 
 
 SFT: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
@@ -83,6 +96,86 @@ def test_tools(tools: Any, expected: Any) -> None:
     assert to_conversation(row(conversations=HG, tools=tools)).tools == expected
 
 
+W = "weight"
+
+
+def only_calls(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"tool_calls": call(name, **arguments)["tool_calls"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "messages"),
+    [
+        # ms-swift.
+        ({"conversation": [{"human": "Q", "assistant": "A"}], "system": "S"}, [SYSTEM, *UA]),
+        ({"conversations": [{"from": "user", "value": "Q"}, {"from": "bot", "value": "A"}]}, UA),
+        ({"messages": [user("Q"), {"role": "tool_call", "content": CALL}, {"role": "tool-call", "content": CALL},
+                       {"role": "tool_response", "content": "1"}, {"role": "tool_response", "content": "2"},
+                       assistant("A")]},
+         [user("Q"), assistant("", tool_calls=call("f", x=1)["tool_calls"] * 2), {"role": "tool", "content": "1"},
+          {"role": "tool", "content": "2"}, assistant("A")]),
+        ({"messages": [user("Q"), assistant("so"), {"role": "tool_call", "content": CALL}]},
+         [user("Q"), assistant("so", tool_calls=call("f", x=1)["tool_calls"])]),
+        ({"query": "R", "response": "B", "history": '[["Q", "A"]]'}, [*UA, user("R"), assistant("B")]),
+        ({"query": "R", "response": "B", "history": UA}, [*UA, user("R"), assistant("B")]),
+        # Real ShareGPT records have users who say nothing, to make a cut answer go on.
+        ({"conversations": [*HG, {"from": "human", "value": ""}, HG[1]]}, [*UA, user(""), assistant("A")]),
+        # ERNIEKit.
+        ({"src": ["Q", "R"], "tgt": ["A", "B"], "label": [0, 1], "system": "S"},
+         [SYSTEM, user("Q"), assistant("A", weight=0.0), user("R"), assistant("B", weight=1.0)]),
+        ({"src": "Q", "tgt": ["A"]}, UA),
+        # MedicalGPT's converter, Dolly.
+        ({"input": "Q", "output": "A"}, UA),
+        ({"instruction": "Q", "response": "A"}, UA),
+        ({"question": "Q", "response": "A"}, UA),
+        # OpenAI: calls before 2024, and without arguments.
+        ({"messages": [user("Q"),
+                       {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": ""}},
+                       {"role": "function", "name": "f", "content": "1"}, assistant("A")]},
+         [user("Q"), call("f"), {"role": "tool", "content": "1", "name": "f"}, assistant("A")]),
+        ({"messages": [user("Q"), assistant("A", reasoning_content="because")]},
+         [user("Q"), assistant("A", reasoning_content="because")]),
+        # LLaMA-Factory (v1) and Anthropic write a turn in parts.
+        ({"messages": [{"role": "user", "content": [{"type": "text", "value": "Q"}], "loss_weight": 0.0},
+                       {"role": "assistant", "loss_weight": 0.5, "content": [
+                           {"type": "reasoning", "value": "because"}, {"type": "text", "value": "A"},
+                           {"type": "tool_call", "value": CALL}]}]},
+         [user("Q"), assistant("A", reasoning_content="because", weight=0.5, **only_calls("f", x=1))]),
+        ({"messages": [user("Q"), {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "because"}, {"type": "tool_use", "name": "f", "input": {"x": 1}}]}]},
+         [user("Q"), assistant("", reasoning_content="because", **only_calls("f", x=1))]),
+        # Tables: JSON in cells, and null for the columns of other records.
+        ({"messages": '[{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]'}, UA),
+        ({"conversations": None, "messages": None, "prompt": "Q", "completion": "A", "text": None}, UA),
+        ({"messages": [{"role": "user", "content": "Q", "from": None, "train": None}, assistant("A", tool_calls=None)]},
+         UA),
+    ],
+)  # fmt: skip
+def test_conversations_of_other_tools(value: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    assert to_conversation(row(**value)).messages == messages
+
+
+@pytest.mark.parametrize(
+    ("given", "weight"),
+    [
+        ({"weight": 0.5}, 0.5),
+        ({"weight": 0}, 0.0),
+        ({"weight": 3}, 3.0),
+        ({"loss_scale": 2.0}, 2.0),
+        ({"train": False}, 0.0),
+        ({"train": True}, 1.0),
+        ({"loss": False}, 0.0),
+        ({"loss": False, "weight": 0}, 0.0),
+        ({"loss": None, "weight": None}, None),
+    ],
+)
+def test_weights_of_turns(given: dict[str, Any], weight: float | None) -> None:
+    value = [user("Q"), assistant("A", **given), user("R"), {**assistant("B"), "loss": True}]
+    found = to_conversation(row(messages=value)).messages[1]
+    assert found == (assistant("A") if weight is None else assistant("A", weight=weight))
+    assert not isinstance(found.get(W), bool)
+
+
 Q, C, R = [user("Q")], [assistant("C")], [assistant("R")]
 PAIRS: list[tuple[dict[str, Any], list[dict[str, Any]], float | None]] = [
     ({"conversations": HG[:1], "chosen": "C", "rejected": "R"}, Q, None),
@@ -102,6 +195,27 @@ PAIRS: list[tuple[dict[str, Any], list[dict[str, Any]], float | None]] = [
     ({"chosen": [*Q, *C], "rejected": [*Q, *R]}, Q, None),
     ({"prompt": "Q", "chosen": [*Q, *C], "rejected": [*Q, *R]}, Q, None),
     ({"prompt": "Q", "chosen": [SYSTEM, *Q, *C], "rejected": [SYSTEM, *Q, *R]}, [SYSTEM, *Q], None),
+    # Strings of numbers, as CSV has them.
+    ({"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "2"}, Q, 2.0),
+    ({"prompt": "Q", "chosen": "C", "rejected": "R", "chosen_score": 3, "rejected_score": 1}, Q, 2.0),
+    ({"prompt": "Q", "chosen": "C", "rejected": "R", "chosen_rating": 3, "rejected_rating": 1}, Q, 2.0),
+    # TRL's implicit prompt as JSON in a cell, and Anthropic's dialogues.
+    ({"chosen": json.dumps([*Q, *C]), "rejected": json.dumps([*Q, *R])}, Q, None),
+    ({"chosen": "\n\nHuman: Q\n\nAssistant: C", "rejected": "\n\nHuman: Q\n\nAssistant: R"}, Q, None),
+    # ms-swift: all behind the last question is replaced.
+    ({"messages": [*Q, *C], "rejected_response": "R"}, Q, None),
+    ({"messages": [SYSTEM, *UA, user("S"), *C], "rejected_response": R}, [SYSTEM, *UA, user("S")], None),
+    ({"messages": [*Q, *C], "rejected_messages": [*Q, *R]}, Q, None),
+    ({"query": "Q", "response": "C", "rejected_response": "R", "system": "S"}, [SYSTEM, *Q], None),
+    # LLaMA-Factory's newest format and its first.
+    ({"chosen_messages": [*Q, {**C[0], "loss_weight": 1}], "rejected_messages": [*Q, R[0]]}, Q, None),
+    ({"instruction": "Q", "input": "I", "output": ["C", "R"]}, [user("Q\nI")], None),
+    # ERNIEKit: the higher number is better; numbers other than 0 and 1 are scores.
+    ({"src": ["Q", "R"], "tgt": ["A"], "response": [["C"], ["R"]], "sort": [1, 0]}, [*UA, user("R")], None),
+    ({"src": ["Q"], "tgt": [], "response": ["R", "C"], "sort": [1.5, 4]}, Q, 2.5),
+    ({"src": ["Q"], "response": [["C"], ["R"]], "sort": [2, 1], "system": "S"}, [SYSTEM, *Q], 1.0),
+    # Parquet gives every record all columns.
+    ({"prompt": "Q", "chosen": "C", "rejected": "R", "conversations": None, "rejected_response": None}, Q, None),
     ({"chosen": [*Q, assistant("same"), user("more"), *C], "rejected": [*Q, assistant("same"), user("more"), *R]},
      [*Q, assistant("same"), user("more")], None),
 ]  # fmt: skip
@@ -115,6 +229,24 @@ def test_preference(value: dict[str, Any], prompt: list[dict[str, Any]], margin:
 
 
 @pytest.mark.parametrize(
+    ("value", "prompt", "label"),
+    [
+        ({"prompt": "Q", "completion": "C", "label": True}, Q, True),
+        ({"prompt": Q, "completion": C, "label": False}, Q, False),
+        ({"messages": [SYSTEM, *UA, *Q, *C], "label": 1}, [SYSTEM, *UA, *Q], True),
+        ({"conversations": [*Q, *C], "kto_tag": False}, Q, False),
+        ({"instruction": "Q", "input": "I", "output": "C", "kto_tag": "true"}, [user("Q\nI")], True),
+        ({"prompt": "Q", "completion": "C", "label": 1.0}, Q, True),
+        ({"query": "Q", "response": "C", "label": "0", "history": [["Q", "A"]]}, [*UA, *Q], False),
+    ],
+)
+def test_labelled(value: dict[str, Any], prompt: list[dict[str, Any]], label: bool) -> None:
+    labelled = to_labelled(row(**value, tools=[TOOL]))
+    assert (labelled.prompt, labelled.completion, labelled.label) == (prompt, C, label)
+    assert labelled.tools == [{"type": "function", "function": TOOL}]
+
+
+@pytest.mark.parametrize(
     ("value", "messages", "extra"),
     [
         ({"prompt": "Q", "answer": 4}, Q, {"answer": 4}),
@@ -123,6 +255,9 @@ def test_preference(value: dict[str, Any], prompt: list[dict[str, Any]], margin:
         ({"instruction": "Q", "input": "I", "output": "A"}, [user("Q\nI")], {"output": "A"}),
         ({"query": "Q", "response": "A"}, Q, {"response": "A"}),
         ({"conversations": HG, "id": 1}, Q, {"id": 1}),
+        ({"problem": "Q", "solution": "x", "ground_truth": "4"}, Q, {"solution": "x", "ground_truth": "4"}),
+        ({"prompt": Q, "reward_model": {"ground_truth": "4"}}, Q, {"reward_model": {"ground_truth": "4"}}),
+        ({"src": ["Q"], "tgt": ["A"], "answer": 1}, Q, {"answer": 1}),
         ({"messages": [*UA, user("R"), assistant("B"), assistant("C")]}, [*UA, user("R")], {}),
         ({"conversations": HG[:1], "chosen": "C", "rejected": "R"}, Q, {"chosen": "C", "rejected": "R"}),
     ],
@@ -183,7 +318,53 @@ REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (to_conversation, {"instruction": "", "input": "", "output": "A"}, ['"instruction" is empty']),
     (to_conversation, {"instruction": "Q", "output": ""}, ["output[0] is an empty assistant turn"]),
     (to_conversation, {"instruction": "Q", "output": "A", "history": ["Q", "A"]}, ["[[question, answer], ...]"]),
+    # A bad answer is not to be learned as if it were good.
+    (to_conversation, {"messages": UA, "label": False}, ["labels (KTO)"]),
+    (to_conversation, {"conversations": UA, "kto_tag": True}, ["labels (KTO)"]),
+    (to_conversation, {"messages": UA, "images": ["a.png"]}, ["images", "text only"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=0)]}, ["every assistant turn has the weight 0"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=True)]}, ['"weight" True']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", loss=0.5)]}, ['"loss" 0.5']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=float("inf"))]}, ['"weight" inf']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=1, loss=False)]}, ["contradicts itself"]),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "train": True}, assistant("A")]},
+        ['"train" True', "--train_on_inputs"],
+    ),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "tool_calls": [{"name": "f"}]}]},
+        ["turn of user with function calls"],
+    ),
+    (to_conversation, {"messages": "[{]"}, ['"messages" is not JSON']),
+    (
+        to_conversation,
+        turns(("human", "Q"), ("function_call", '{"name": "f", "name": "g"}')),
+        ['"name" is there twice'],
+    ),
+    (to_conversation, {"src": ["Q", "R", "S"], "tgt": ["A"]}, ["3 questions", "1 answers"]),
+    (to_conversation, {"src": ["Q"], "tgt": ["A"], "label": [1, 1]}, ["list of 1 weights"]),
+    (
+        to_conversation,
+        {"conversation": [{"human": "Q", "assistant": ""}]},
+        ["conversation[0] is an empty assistant turn"],
+    ),
+    # Labels.
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": "good"}, ['"label" must be true or false']),
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": 2}, ['"label" must be true or false']),
+    (to_labelled, {"messages": UA[:1], "label": True}, ["no answer"]),
+    (to_labelled, {"messages": UA}, ["no format that training on labels (KTO)", '"label": true or false']),
+    (to_labelled, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
     # Preference.
+    (to_preference, {"messages": Q, "rejected_response": "R"}, ["no better answer"]),
+    (to_preference, {"messages": [*Q, *C], "rejected_response": "C"}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 1}], "rejected": C}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 0.5}], "rejected": R}, ["the weight 0.5"]),
+    (to_labelled, {"messages": [*Q, {**C[0], "loss": False}], "label": True}, ["the weight 0.0"]),
+    (to_preference, {"instruction": "Q", "output": ["C"]}, ["found 1 entries"]),
+    (to_preference, {"src": ["Q"], "response": [["C"], ["R"]], "sort": [1, 1]}, ["two different numbers"]),
+    (to_preference, {"src": ["Q"], "response": [["C"]], "sort": [1]}, ['"response" must hold two answers']),
     (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "C"}, ["are equal"]),
     (to_preference, {"prompt": "Q", "chosen": "C", "rejected": ""}, ["rejected[0] is an empty"]),
     (to_preference, {"conversations": HG, "chosen": "C", "rejected": "R"}, ["must end with a turn of user or tool"]),
@@ -206,6 +387,70 @@ def test_refused(read: Any, value: dict[str, Any], words: list[str]) -> None:
     assert caught.value.place == "data.jsonl:3"
     message = str(caught.value)
     assert not [word for word in words if word not in message], message
+
+
+def test_every_refusal_has_a_kind_of_its_own() -> None:
+    """Records that are dropped are counted under it, so it must say something and hold nothing of the record."""
+    for read, value, _ in REFUSED:
+        with pytest.raises(DataError) as caught:
+            read(row(3, **value))
+        assert caught.value.kind != DataError("").kind, value
+        assert len(caught.value.kind) <= 40 and '"' not in caught.value.kind
+
+
+@pytest.mark.parametrize("script", sorted(FORMATS))
+def test_every_format_that_messages_suggest_is_read(script: str) -> None:
+    """A record of just the columns that a format names is recognised as that format and read."""
+    filling: dict[str, Any] = {
+        "messages": [*Q, *C], "conversations": [*Q, *C], "conversation": [{"human": "Q", "assistant": "A"}],
+        "src": ["Q"], "tgt": ["A"], "label": True, "kto_tag": True, "sort": [1, 0], "response": "C",
+        "rejected_response": "R", "rejected": "R", "response_rejected": "R", "rejected_messages": [*Q, *R],
+    }  # fmt: skip
+    read = {"run_pt.py": to_text, "run_sft.py": to_conversation, "run_dpo.py": to_preference, "run_kto.py": to_labelled}
+    for known in FORMATS[script]:
+        value = {key: filling.get(key, "T") for key in known.keys}
+        if script == "run_dpo.py":
+            value |= {"response": ["C", "R"], "tgt": []} if "sort" in known.keys else {}
+            value |= {"conversations": Q} if "conversations" in known.keys else {}
+            value |= {"chosen": [*Q, *C], "rejected": [*Q, *R]} if known.keys == ("chosen", "rejected") else {}
+        if script == "run_pt.py" and "messages" in known.keys:
+            value = {"messages": C}
+        assert read.get(script, to_prompt)(row(**value))
+        assert describe_format(value, script).startswith(known.name) or script == "run_dpo.py"
+
+
+@pytest.mark.parametrize(
+    ("value", "script", "line"),
+    [
+        ({"conversations": HG, "system": "S", "tools": [TOOL], "id": 1}, "run_sft.py",
+         'ShareGPT, because it has "conversations", with system, tools; not used: id'),
+        ({"instruction": "Q", "input": "I", "output": "A"}, "run_sft.py",
+         'Alpaca, because it has "instruction" and "output", with input'),
+        ({"conversations": HG[:1], "chosen": "C", "rejected": "R"}, "run_rm.py",
+         'chosen and rejected after ShareGPT, because it has "conversations" and "chosen" and "rejected"'),
+        ({"question": "Q", "answer": "A"}, "run_rl.py",
+         'question, because it has "question"; for the reward functions: answer'),
+        ({"question": "Q", "answer": "A"}, "run_sft.py",
+         "no format that run_sft.py reads; it looks like data for run_rl.py (prompts without an answer to learn)"),
+        ({"messages": [*Q, *C], "rejected_response": "R"}, "run_dpo.py",
+         'messages and rejected_response, because it has "messages" and "rejected_response"'),
+        ({"a": 1}, "run_pt.py", "no format that run_pt.py reads"),
+    ],
+)  # fmt: skip
+def test_a_record_is_explained(value: dict[str, Any], script: str, line: str) -> None:
+    assert describe_format(value, script) == line
+
+
+def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"messages": UA}) + "\n" + json.dumps({"prompt": "Q", "completion": "A"})
+    )
+    (tmp_path / "b.csv").write_text("query,response\nQ,A\n")
+    pq.write_table(pa.Table.from_pylist([{"instruction": "Q", "output": "A"}, {"src": ["Q"], "tgt": ["A"]}],
+                   pa.schema({"instruction": pa.string(), "output": pa.string(), "src": pa.list_(pa.string()),
+                              "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
+    read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
+    assert read == [UA] * 5
 
 
 def test_samples(samples: Path) -> None:

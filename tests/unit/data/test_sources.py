@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, DatasetDict
 
+from hftune.data.encoding import Counts
 from hftune.data.sources import find_files, read_rows
 from hftune.errors import DataError
+from hftune.logging import notices
 
 FLAG = "--train_file_dir"
 
@@ -57,6 +61,65 @@ def test_find_refuses(tmp_path: Path, files: dict[str, str], target: str, words:
     with pytest.raises(DataError) as caught:
         find_files(str(tmp_path / target), FLAG)
     assert all(word in str(caught.value) for word in [*words, FLAG])
+
+
+def test_links_blanks_and_unicode_in_names(tmp_path: Path) -> None:
+    write(tmp_path, "far/real data.jsonl", "{}")
+    write(tmp_path, "in/数据 é.jsonl", "{}")
+    (tmp_path / "in" / "link.jsonl").symlink_to(tmp_path / "far" / "real data.jsonl")
+    (tmp_path / "in" / "folder").symlink_to(tmp_path / "far")
+    (tmp_path / "in" / "circle").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "dangling.jsonl").symlink_to(tmp_path / "nowhere")
+    found = find_files(str(tmp_path / "in"), FLAG)
+    assert [file.relative_to(tmp_path / "in").as_posix() for file in found] == [
+        "folder/real data.jsonl",
+        "link.jsonl",
+        "数据 é.jsonl",
+    ]
+
+
+def test_files_of_other_kinds_are_said_but_companions_are_not(tmp_path: Path) -> None:
+    for name in (
+        "a.jsonl",
+        "licenses.txt",
+        "state.json",
+        "README.md",
+        "LICENSE",
+        "dataset_info.json",
+        ".gitattributes",
+        "b.xlsx",
+        "c.zip",
+    ):
+        write(tmp_path, name, "{}")
+    assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl", "licenses.txt", "state.json"]
+    assert [said for said in notices() if str(tmp_path) in said] == [
+        f"2 file(s) in {tmp_path} are left out, because their names do not end as data: b.xlsx, c.zip"
+    ]
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    saved = Dataset.from_dict({"text": [f"row {number}" for number in range(10)]})
+    saved.save_to_disk(tmp_path / "one", num_shards=2)
+    # What `Dataset.map` leaves beside the data holds the same records again.
+    write(tmp_path / "one", "cache-1234.arrow", (tmp_path / "one" / "data-00000-of-00002.arrow").read_bytes())
+    rows = read_rows(find_files(str(tmp_path / "one"), FLAG))
+    assert [row.value["text"] for row in rows] == [f"row {number}" for number in range(10)]
+    assert rows[5].origin.endswith("data-00001-of-00002.arrow:1")
+
+    DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "dict")
+    with pytest.raises(DataError, match="holds the splits test, train") as caught:
+        find_files(str(tmp_path / "dict"), FLAG)
+    assert str(tmp_path / "dict" / "train") in (caught.value.fix or "")
+    assert len(read_rows(find_files(str(tmp_path / "dict" / "test"), FLAG))) == 10
+
+
+def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="cannot read") as caught:
+        find_files(str(tmp_path / "pipe.jsonl"), FLAG)
+    assert caught.value.place == FLAG and caught.value.kind == "unreadable file"
+    with pytest.raises(DataError, match="does not exist"):
+        find_files("x" * 5000, FLAG)
 
 
 A, B = {"text": "é\u2028x"}, {"text": "世界 🙂"}
@@ -130,6 +193,20 @@ def test_broken_records_are_named(tmp_path: Path, name: str, content: bytes | st
     assert caught.value.place == f"{path}:{line}"
     assert caught.value.fix
     assert all(word in str(caught.value) for word in words)
+
+
+def test_bad_records_are_dropped_and_counted_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a": 1}\n{"a": 1\n[1]\n{"a": 2}\n{"a": 3,\n')
+    counts = Counts()
+    rows = read_rows([path], on_bad_record="drop", counts=counts)
+    assert [row.line for row in rows] == [1, 4]
+    assert (counts.rows, counts.dropped) == (5, {"malformed JSON": 2, "not an object": 1})
+    said = f"3 bad records were dropped: 2 x malformed JSON (first: {path}:2); 1 x not an object (first: {path}:3)"
+    assert said in notices()
+    assert [row.line for row in read_rows([path], max_samples=1)] == [1]
+    assert read_rows([path], max_samples=0) == []
+    with pytest.raises(DataError, match="malformed"):
+        read_rows([path], max_samples=2)
 
 
 @pytest.mark.parametrize(

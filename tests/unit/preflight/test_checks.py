@@ -38,6 +38,11 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": None}, ["no training data", "--train_file_dir"]),
         ([], {"validation_file_dir": "nowhere"}, ["no file or folder nowhere", "--validation_file_dir"]),
         (["--eval_strategy", "steps"], {}, ["no records are held out", "--validation_split_percentage 5"]),
+        ([], {"train_file_dir": "tests,nowhere.jsonl#5"}, ["no file or folder nowhere.jsonl", "--train_file_dir"]),
+        ([], {"train_file_dir": ".#zero"}, ["'zero' is no number of records", "--train_file_dir"]),
+        ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),
+        ([], {"columns": "question"}, ["'question' is no list of columns", "--columns", "OURS=YOURS"]),
+        ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
         ([], {"validation_split_percentage": 120}, ["no percentage"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
         (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
@@ -48,6 +53,20 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], 
     message = problems(tiny_model, *flags, **given)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_file_dir": "tests/unit,tests#5", "train_dataset_prob": "3,1", "mix_strategy": "under"},
+        {"train_file_dir": "owner/name:en@train#5"},
+        {"train_file_dir": None, "dataset_name": "name"},
+        {"train_file_dir": None, "dummy_data": "100"},
+        {"columns": "prompt=question"},
+    ],
+)
+def test_sources_that_may_be_there(tiny_model: Path, given: dict[str, Any]) -> None:
+    assert problems(tiny_model, **given) == ""
 
 
 @pytest.mark.parametrize(

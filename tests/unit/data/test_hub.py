@@ -1,0 +1,97 @@
+"""Names of the Hub, as far as they can be tried without one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.data.hub import HubName, data_files, download, is_there_or_on_the_hub, parse_hub_name
+from hftune.data.schemas import to_conversation
+from hftune.data.sources import read_rows
+from hftune.errors import DataError
+from tests.unit.data.helpers import call, user
+
+FLAG = "--train_file_dir"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("owner/name", HubName("owner/name")),
+        ("owner/name:en", HubName("owner/name", "en")),
+        ("owner/name@test", HubName("owner/name", None, "test")),
+        ("owner/na.me-1_2:a b@train[:10%]", None),
+        ("owner/na.me-1_2:a b@train[10%]", HubName("owner/na.me-1_2", "a b", "train[10%]")),
+        ("squad", HubName("squad")),
+        ("./owner/name", None),
+        ("/owner/name", None),
+        ("a/b/c", None),
+        ("owner/", None),
+        ("owner/name@", None),
+    ],
+)
+def test_names(text: str, expected: HubName | None) -> None:
+    assert parse_hub_name(text) == expected
+
+
+def test_a_folder_read_by_datasets_gives_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text('{"prompt": "Q", "response": "A"}\n' * 3)
+    (folder / "test.jsonl").write_text('{"prompt": "T", "response": "A"}\n')
+    monkeypatch.chdir(tmp_path)
+    rows = read_rows(download(HubName("owner/name"), FLAG, cache_dir=str(tmp_path / "cache")))
+    assert [row.value for row in rows] == [{"prompt": "Q", "response": "A"}] * 3 and rows[2].line == 3
+    rows = read_rows(download(HubName("owner/name", split="test"), FLAG, cache_dir=str(tmp_path / "cache")))
+    assert [row.value["prompt"] for row in rows] == ["T"]
+    with pytest.raises(DataError, match='Unknown split "dev"') as caught:
+        download(HubName("owner/name", split="dev"), FLAG, cache_dir=str(tmp_path / "cache"))
+    assert caught.value.place == FLAG
+    # A path that is there is read as it is, not through the library.
+    assert [file.name for file in data_files("owner/name", FLAG)] == ["test.jsonl", "train.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("owner/name", FLAG), ("owner/name:en@test", FLAG), ("squad", "--dataset_name")]
+)
+def test_without_a_connection_one_message_says_both(name: str, flag: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        data_files(name, flag, cache_dir=str(tmp_path))
+    message = str(caught.value)
+    assert "is no file or folder here" in message and "Hub" in message and flag in message
+    assert caught.value.kind == "data set not found"
+
+
+@pytest.mark.parametrize("path", ["squad", "a/b/c", "owner/name.jsonl", "./owner/name", "owner/name.JSON.gz"])
+def test_a_missing_path_is_not_looked_for_on_the_hub(path: str) -> None:
+    assert not is_there_or_on_the_hub(path)
+    with pytest.raises(DataError, match=r"does not exist"):
+        data_files(path, FLAG)
+
+
+def test_what_may_be_there(tmp_path: Path) -> None:
+    assert is_there_or_on_the_hub(str(tmp_path)) and is_there_or_on_the_hub("owner/name:en")
+
+
+def test_what_datasets_stores_as_json_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records that differ in type, such as the arguments of calls, are strings of JSON in its Arrow files."""
+    records = [
+        {
+            "messages": [user("Q"), call("f", x=1)],
+            "tools": [{"name": "f", "parameters": {"a": {"b": None}}}],
+            "answer": 1,
+        },
+        {
+            "messages": [user("Q"), call("g", y="z", w=[1, "a"])],
+            "tools": [{"name": "g", "parameters": {"c": 2}}],
+            "answer": "s",
+        },
+    ]
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    (tmp_path / "owner" / "name" / "train.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.chdir(tmp_path)
+    rows = read_rows(download(HubName("owner/name"), FLAG, cache_dir=str(tmp_path / "cache")))
+    assert [row.value for row in rows] == records
+    assert to_conversation(rows[1]).messages == records[1]["messages"]

@@ -12,7 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,16 @@ def packed(
     return cached(own_key, build, cache_dir=cache_dir, overwrite=overwrite)
 
 
+def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bool) -> None:
+    """Settings of what is not done."""
+    defaults = {field.name: field.default for field in fields(training_args)}
+    for name in ("packing_strategy", "cross_document_attention"):
+        if not some and getattr(training_args, name, None) != defaults.get(name):
+            notice(f"--{name} has no effect without --packing")
+    if every and training_args.padding_free:
+        notice("--padding_free has no effect: packed rows have no padding")
+
+
 def _written(batches: Iterable[pa.RecordBatch], folder: Path) -> Dataset:
     """A dataset on a file of its own below `folder`, which goes when the dataset does."""
     try:
@@ -198,13 +208,13 @@ def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
         ArgumentError: No such length.
     """
     train = bool(training_args.packing)
-    if train or training_args.eval_packing:
-        check_length(getattr(training_args, length), f"--{length}")
-        if getattr(training_args, length) is None:
-            raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
-        if training_args.padding_free:
-            notice("--padding_free has no effect: packed rows have no padding")
     chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
+    _say_what_has_no_effect(training_args, any(chosen.values()), all(chosen.values()))
+    if not any(chosen.values()):
+        return {}
+    check_length(getattr(training_args, length), f"--{length}")
+    if getattr(training_args, length) is None:
+        raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
     packing = Packing(
         getattr(training_args, length),
         training_args.packing_strategy,

@@ -152,6 +152,8 @@ def segments_attention(
     Returns:
         (batch, tokens, heads, head size), and no weights.
     """
+    # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     plain = softcap is None and s_aux is None
     if not isinstance(attention_mask, Segments):
         if plain:

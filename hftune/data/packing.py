@@ -7,11 +7,7 @@ first label of each is masked. The collator hands the borders to the attention (
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
-import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +22,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.bins import Bins, IntArray, Pieces, best_fit_decreasing, cut_stream, split_overlong, whole_documents
 from hftune.data.cache import cached
 from hftune.data.encoding import Counts, check_length
+from hftune.data.flat import IntColumn, int_lists, write_dataset
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 
@@ -96,7 +93,7 @@ def pack(
 ) -> tuple[Dataset, PackStats]:
     """Pack documents into rows; see `Packing` for the settings.
 
-    Tokens go from one memory-mapped file to another, so memory grows with the number of documents only (about 100 bytes
+    Tokens go from one memory-mapped file to another, so memory grows with the number of documents only (about 150 bytes
     each), not with their length. The same documents give the same rows.
 
     Args:
@@ -112,7 +109,7 @@ def pack(
     assert strategy in STRATEGIES, strategy
     # A selection is an index on the side; the buffers below know nothing of it.
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
-    columns = {name: _Column(dataset, name) for name in ("input_ids", "labels")}
+    columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
     lengths = columns["input_ids"].lengths
     pieces, bins = plan(lengths, max_length, strategy)
     documents, pieces_each = np.unique(pieces.document, return_counts=True)
@@ -121,7 +118,7 @@ def pack(
         _packs(columns, pieces, bins, first, last, cross_document_attention, stats)
         for first, last in _portions(pieces, bins)
     )
-    packed = _written(rows, Path(folder or datasets.config.HF_DATASETS_CACHE))
+    packed = write_dataset(rows, FEATURES, Path(folder or datasets.config.HF_DATASETS_CACHE))
     if not stats.packs:
         raise DataError("packing leaves no token to train", fix="Give more data, or a larger maximum length.")
     return packed, stats
@@ -178,26 +175,6 @@ def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bo
         notice("--padding_free has no effect: packed rows have no padding")
 
 
-def _written(batches: Iterable[pa.RecordBatch], folder: Path) -> Dataset:
-    """A dataset on a file of its own below `folder`, which goes when the dataset does."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix="packing-", dir=folder))
-        with ExitStack() as undo:
-            undo.callback(shutil.rmtree, work, ignore_errors=True)
-            file = str(work / "packs.arrow")
-            with pa.OSFile(file, "wb") as sink, pa.ipc.new_stream(sink, FEATURES.arrow_schema) as writer:
-                for batch in batches:
-                    writer.write_batch(batch)
-            dataset = Dataset.from_file(file)
-            undo.pop_all()
-    except OSError as error:
-        fix = "Give a folder with room in HF_DATASETS_CACHE."
-        raise DataError(f"cannot write packed rows: {error}", place=str(folder), fix=fix) from error
-    weakref.finalize(dataset, shutil.rmtree, work, ignore_errors=True)
-    return dataset
-
-
 def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
     """How the splits "train" and "eval" are packed; those that are not are left out.
 
@@ -225,37 +202,6 @@ def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
     return {name: packing for name, packs in chosen.items() if packs}
 
 
-class _Column:
-    """Lists of integers, read from Arrow's buffers where they lie.
-
-    Args:
-        dataset: Without a selection on top.
-    """
-
-    def __init__(self, dataset: Dataset, name: str) -> None:
-        chunks = dataset.data.column(name).chunks
-        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
-        self.values: list[np.ndarray] = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
-        self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
-        # Where each document lies: number of the chunk, first token in it.
-        self.chunk: IntArray = np.repeat(np.arange(len(chunks)), [len(part) - 1 for part in offsets])
-        self.begin: IntArray = _joined([part[:-1] for part in offsets])
-
-    def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
-        """The tokens of pieces, one after the other, int32."""
-        out = np.empty(int(lengths.sum()), dtype=np.int32)
-        at = 0
-        begins = (self.begin[documents] + starts).tolist()
-        for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):
-            out[at : at + length] = self.values[chunk][begin : begin + length]
-            at += length
-        return out
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
 def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
     """Ranges of bins with about `TOKENS_AT_ONCE` tokens each."""
     tokens = np.append(0, np.cumsum(pieces.length[bins.pieces]))[bins.offsets]
@@ -268,7 +214,7 @@ def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
 
 
 def _packs(
-    columns: dict[str, _Column],
+    columns: dict[str, IntColumn],
     pieces: Pieces,
     bins: Bins,
     first: int,
@@ -296,11 +242,6 @@ def _packs(
     stats.tokens += int(sizes[kept].sum())
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
-    arrays = [_lists(values, sizes) for values in (ids, labels, positions)] + [_lists(lengths, per_pack)]
+    arrays = [int_lists(values, sizes) for values in (ids, labels, positions)] + [int_lists(lengths, per_pack)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=FEATURES.arrow_schema)
     return batch if kept.all() else batch.filter(pa.array(kept))
-
-
-def _lists(values: np.ndarray, sizes: IntArray) -> pa.ListArray:
-    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.astype(np.int32, copy=False))

@@ -160,7 +160,7 @@ def test_the_file_goes_with_the_dataset(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match="cannot write packed rows") as caught:
+    with pytest.raises(DataError, match="cannot write data") as caught:
         pack(documents([3]), 4, folder=tmp_path / "file")
     assert "HF_DATASETS_CACHE" in str(caught.value)
 

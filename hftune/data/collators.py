@@ -26,14 +26,17 @@ class CausalCollator:
         """Examples with input_ids and labels of one length each to input_ids, labels and attention_mask.
 
         Returns:
-            LongTensors of shape (batch, length), length being that of the longest example, rounded up.
+            LongTensors of shape (batch, length), length being that of the longest example, rounded up; and, where
+            examples have them, loss_weights (batch, length), float32, 0 for padding.
         """
         apart = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
         assert apart, "rows of several documents go through FlatCollator"
         longest = max(len(feature["input_ids"]) for feature in features)
         length = -(-longest // self.multiple) * self.multiple
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])
-        return {
+        weights = [feature["loss_weights"] for feature in features if "loss_weights" in feature]
+        scale = {"loss_weights": _padded(weights, length, 0, torch.float32)} if weights else {}
+        return scale | {
             "input_ids": _padded([feature["input_ids"] for feature in features], length, self.pad_token_id),
             "labels": _padded([feature["labels"] for feature in features], length, IGNORE_INDEX),
             # By length, not by comparing with the pad token: often that is EOS, which must be attended.
@@ -67,6 +70,8 @@ class FlatCollator:
             "labels": labels,
             "position_ids": (torch.arange(len(starts)) - starts)[None],
         }
+        if "loss_weights" in features[0]:
+            batch["loss_weights"] = torch.tensor([[weight for each in features for weight in each["loss_weights"]]])
         for side in ("q", "k"):
             batch[f"cu_seq_lens_{side}"] = borders.int()
             batch[f"max_length_{side}"] = int(lengths.max())
@@ -90,9 +95,9 @@ def _joined(features: list[dict[str, Any]], name: str) -> torch.Tensor:
     return torch.tensor(list(chain.from_iterable(values)), dtype=torch.long)[None]
 
 
-def _padded(values: list[Any], length: int, filler: int) -> torch.Tensor:
+def _padded(values: list[Any], length: int, filler: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
     """(batch, length), each row filled up on the right."""
-    batch = torch.full((len(values), length), filler, dtype=torch.long)
+    batch = torch.full((len(values), length), filler, dtype=dtype)
     for row, value in zip(batch, values, strict=True):
-        row[: len(value)] = torch.as_tensor(value, dtype=torch.long)
+        row[: len(value)] = torch.as_tensor(value, dtype=dtype)
     return batch

@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from hftune.data.bins import Bins, IntArray, Pieces, best_fit_decreasing, cut_st
 from hftune.data.cache import cached
 from hftune.data.encoder import write_batches
 from hftune.data.encoding import Counts, check_length
+from hftune.data.flat import IntColumn, int_lists
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 
@@ -116,7 +117,7 @@ def pack(
 def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     """Write packed rows into an empty folder, as `Dataset.save_to_disk` would.
 
-    Tokens go from one memory-mapped file to another, so memory grows with the number of documents only (about 100 bytes
+    Tokens go from one memory-mapped file to another, so memory grows with the number of documents only (about 150 bytes
     each), not with their length. The same documents give the same rows.
 
     Raises:
@@ -125,7 +126,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     assert packing.strategy in STRATEGIES, packing.strategy
     # A selection is an index on the side; the buffers below know nothing of it.
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
-    columns = {name: _Column(dataset, name) for name in ("input_ids", "labels")}
+    columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
     pieces, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
     documents, pieces_each = np.unique(pieces.document, return_counts=True)
     stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((pieces_each > 1).sum()))
@@ -184,6 +185,16 @@ def packed(
     return cached(own_key, write, cache_dir=cache_dir, overwrite=overwrite)
 
 
+def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bool) -> None:
+    """Settings of what is not done."""
+    defaults = {field.name: field.default for field in fields(training_args)}
+    for name in ("packing_strategy", "cross_document_attention"):
+        if not some and getattr(training_args, name, None) != defaults.get(name):
+            notice(f"--{name} has no effect without --packing")
+    if every and training_args.padding_free:
+        notice("--padding_free has no effect: packed rows have no padding")
+
+
 def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
     """How the splits "train" and "eval" are packed; those that are not are left out.
 
@@ -194,50 +205,19 @@ def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
         ArgumentError: No such length.
     """
     train = bool(training_args.packing)
-    if train or training_args.eval_packing:
-        check_length(getattr(training_args, length), f"--{length}")
-        if getattr(training_args, length) is None:
-            raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
-        if training_args.padding_free:
-            notice("--padding_free has no effect: packed rows have no padding")
     chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
+    _say_what_has_no_effect(training_args, any(chosen.values()), all(chosen.values()))
+    if not any(chosen.values()):
+        return {}
+    check_length(getattr(training_args, length), f"--{length}")
+    if getattr(training_args, length) is None:
+        raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
     packing = Packing(
         getattr(training_args, length),
         training_args.packing_strategy,
         getattr(training_args, "cross_document_attention", False),
     )
     return {name: packing for name, packs in chosen.items() if packs}
-
-
-class _Column:
-    """Lists of integers, read from Arrow's buffers where they lie.
-
-    Args:
-        dataset: Without a selection on top.
-    """
-
-    def __init__(self, dataset: Dataset, name: str) -> None:
-        chunks = dataset.data.column(name).chunks
-        offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
-        self.values: list[np.ndarray] = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
-        self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
-        # Where each document lies: number of the chunk, first token in it.
-        self.chunk: IntArray = np.repeat(np.arange(len(chunks)), [len(part) - 1 for part in offsets])
-        self.begin: IntArray = _joined([part[:-1] for part in offsets])
-
-    def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
-        """The tokens of pieces, one after the other, int32."""
-        out = np.empty(int(lengths.sum()), dtype=np.int32)
-        at = 0
-        begins = (self.begin[documents] + starts).tolist()
-        for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):
-            out[at : at + length] = self.values[chunk][begin : begin + length]
-            at += length
-        return out
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
@@ -252,7 +232,7 @@ def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
 
 
 def _packs(
-    columns: dict[str, _Column],
+    columns: dict[str, IntColumn],
     pieces: Pieces,
     bins: Bins,
     first: int,
@@ -280,11 +260,6 @@ def _packs(
     stats.tokens += int(sizes[kept].sum())
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
-    arrays = [_lists(values, sizes) for values in (ids, labels, positions)] + [_lists(lengths, per_pack)]
+    arrays = [int_lists(values, sizes) for values in (ids, labels, positions)] + [int_lists(lengths, per_pack)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=FEATURES.arrow_schema)
     return batch if kept.all() else batch.filter(pa.array(kept))
-
-
-def _lists(values: np.ndarray, sizes: IntArray) -> pa.ListArray:
-    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.astype(np.int32, copy=False))

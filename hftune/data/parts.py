@@ -49,7 +49,7 @@ def load_part(path: str, flag: str, encoder: Encoder, data_args: DataArguments, 
     """
     files = data_files(path, flag)
     read = partial(_chunks, files, limit)
-    key = fingerprint(files, encoder.tokenizer, **_settings(encoder, data_args), limit=limit)
+    key = fingerprint(files, encoder.tokenizer, **_settings(encoder, data_args), records=limit)
     return _made(key, read, encoder, data_args, [str(file) for file in files])
 
 
@@ -57,12 +57,12 @@ def generated_part(encoder: Encoder, data_args: DataArguments) -> Part:
     """`--dummy_data` records."""
     assert data_args.dummy_data is not None
     kind = encoder.dummy_kind
-    key = fingerprint([], encoder.tokenizer, **_settings(encoder, data_args), dummy=[data_args.dummy_data, kind])
+    key = fingerprint([], encoder.tokenizer, **_settings(encoder, data_args), records=[data_args.dummy_data, kind])
     return _made(key, partial(dummy_chunks, data_args.dummy_data, kind), encoder, data_args, [FILE])
 
 
 def _settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
-    return {**encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
+    return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
 
 
 def _made(

@@ -57,17 +57,11 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     Raises:
         ArgumentError: Documents side by side, and a model or an attention that would let them see each other.
     """
-    machine = this_machine(training_args)
+    machine = this_machine(training_args, dtype=model_args.dtype)
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
     if not training_args.flat_batches:
         return asked
-    config = AutoConfig.from_pretrained(
-        model_args.model_name_or_path,
-        revision=model_args.model_revision,
-        cache_dir=model_args.cache_dir,
-        trust_remote_code=training_args.trust_remote_code,
-        **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
-    )
+    config = _config(model_args, training_args)
     model_class = causal_class(config)
     refuse_unless_apart(config, model_class)
     if asked is not None:
@@ -78,9 +72,26 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     return chosen
 
 
-def this_machine(training_args: StageArguments) -> Machine:
-    """What is installed and asked for here."""
-    half = bool(training_args.bf16 or training_args.fp16)
+def _config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            cache_dir=model_args.cache_dir,
+            trust_remote_code=training_args.trust_remote_code,
+            **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
+        )
+    except OSError as error:
+        raise ArgumentError(
+            f"no config could be loaded from {model_args.model_name_or_path}: {str(error).splitlines()[0]}",
+            place="--model_name_or_path",
+            fix="give a folder with config.json, or a Hub name that can be reached",
+        ) from error
+
+
+def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
+    """What is installed and asked for here; `dtype` is that of the weights."""
+    half = bool(training_args.bf16 or training_args.fp16) or dtype in ("bfloat16", "float16")
     if training_args.use_cpu:
         return Machine(half=half, compiled=training_args.torch_compile)
     # Asked without their fallback to kernels on the Hub: choosing must not reach for the network.

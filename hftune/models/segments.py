@@ -152,33 +152,72 @@ def segments_attention(
     Returns:
         (batch, tokens, heads, head size), and no weights.
     """
-    plain = softcap is None and s_aux is None
-    if not isinstance(attention_mask, Segments):
-        if plain:
-            return sdpa_attention_forward(
-                module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-            )
-        seen = _seen(attention_mask, query.shape[2], key.shape[2], query.device)
-        return _explicit(query, key, value, seen, dropout, scaling, softcap, s_aux).transpose(1, 2), None
-    runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q"))
-    if kwargs.get("position_bias") is not None:
-        mask = runs.dense(query.shape[0], query.shape[2])
-        return sdpa_attention_forward(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
-    out = []
-    for one_query, one_key, one_value in zip(*(_runs(states, runs) for states in (query, key, value)), strict=True):
-        band = runs.band(one_query.shape[2])
-        if plain:
-            # `enable_gqa` costs nothing where the numbers of heads agree.
-            out.append(
-                scaled_dot_product_attention(
-                    one_query, one_key, one_value, attn_mask=band, dropout_p=dropout, is_causal=band is None,
-                    scale=scaling, enable_gqa=True,
-                )
-            )  # fmt: skip
-        else:
-            seen = _seen(band, one_query.shape[2], one_query.shape[2], query.device)
-            out.append(_explicit(one_query, one_key, one_value, seen, dropout, scaling, softcap, s_aux))
-    return _rows(out, query.shape[0], query.shape[2]), None
+    # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    softmax = _Softmax(dropout, scaling, softcap, s_aux)
+    if isinstance(attention_mask, Segments):
+        runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q"))
+        if kwargs.get("position_bias") is None:
+            return _by_runs(query, key, value, runs, softmax), None
+        attention_mask = runs.dense(query.shape[0], query.shape[2])
+    if softmax.plain:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    assert kwargs.get("position_bias") is None, "no model has both a bias by position and a cap or sinks"
+    return softmax.of(query, key, value, attention_mask).transpose(1, 2), None
+
+
+def _by_runs(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, runs: Segments, softmax: _Softmax
+) -> torch.Tensor:
+    """(batch, tokens, heads, size), a run of tokens at a time."""
+    parts = zip(_runs(query, runs), _runs(key, runs), _runs(value, runs), strict=True)
+    out = [softmax.of(*part, seen=runs.band(part[0].shape[2])) for part in parts]
+    return _rows(out, query.shape[0], query.shape[2])
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """What happens between queries times keys and the values; see `segments_attention`."""
+
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether SDPA has an argument for all of it."""
+        return self.softcap is None and self.sinks is None
+
+    def of(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention of (batch, heads, tokens, size); `seen` is a bool mask, None: causal."""
+        if not self.plain:
+            return self._by_formula(query, key, value, seen)
+        # `enable_gqa` costs nothing where the numbers of heads agree.
+        return scaled_dot_product_attention(
+            query, key, value, seen, self.dropout, is_causal=seen is None, scale=self.scaling, enable_gqa=True
+        )
+
+    def _by_formula(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if seen is None:  # the queries are the last ones
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        if self.sinks is not None:
+            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        return drop(weights[..., :keys], self.dropout) @ value
 
 
 def _runs(states: torch.Tensor, runs: Segments) -> tuple[torch.Tensor, ...]:
@@ -195,37 +234,6 @@ def _rows(out: list[torch.Tensor], batch: int, tokens: int) -> torch.Tensor:
     """What `_runs` took apart, as (batch, tokens, heads, size)."""
     flat = [part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in out]
     return torch.cat(flat).view(batch, tokens, *flat[0].shape[1:])
-
-
-def _seen(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
-    """The mask, bool; all keys up to its own place for each of the last `queries` where there is none."""
-    if mask is not None:
-        return mask
-    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
-
-
-def _explicit(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    seen: torch.Tensor,
-    dropout: float,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention by its formula, (batch, heads, queries, size): for what SDPA has no argument for."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    if sinks is not None:
-        sink = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sink], dim=-1)
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
-    return drop(weights[..., : key.shape[2]], dropout) @ value
 
 
 AttentionInterface.register(SEGMENTS, segments_attention)

@@ -49,7 +49,8 @@ def varlen_attention(
 ) -> tuple[torch.Tensor, None]:
     """As `segments_attention`, which also does what the kernel cannot: float32, dropout, caps, sinks, dense masks."""
     runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q")) if isinstance(attention_mask, Segments) else None
-    query, key, value = _half(query), _half(key), _half(value)
+    value = _half(value)
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if runs is None or dropout or not _kernel_takes(query, value, kwargs):
         return segments_attention(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     from torch.nn.attention.varlen import varlen_attn
@@ -69,7 +70,7 @@ def varlen_attention(
 
 
 def _half(states: torch.Tensor) -> torch.Tensor:
-    """In the dtype of autocast, where that is on: norms of queries and keys give float32 in the midst of it."""
+    """In the dtype of autocast, where that is on."""
     device = states.device.type
     if states.dtype == torch.float32 and torch.is_autocast_enabled(device):
         return states.to(torch.get_autocast_dtype(device))

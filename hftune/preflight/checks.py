@@ -13,6 +13,7 @@ from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.models.attention import attention_for
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.data_checks import check_data_flags, check_tokenized
 
@@ -33,6 +34,7 @@ def check_run(
             *check_quantisation(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),
+            *check_attention(model_args, training_args),
         ]
     )
 
@@ -106,6 +108,16 @@ def check_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) ->
     if path is None or not model_args.model_name_or_path:
         return
     yield from check_adapter_fits(model_args.model_name_or_path, path, flag="--peft_path")
+
+
+def check_attention(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Documents side by side in a row can be kept apart by this model and the attention asked for."""
+    if not training_args.flat_batches or any(check_model_folder(model_args)):
+        return
+    try:
+        attention_for(model_args, training_args)
+    except UserError as problem:
+        yield problem
 
 
 def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:

@@ -55,13 +55,22 @@ class HftuneTrainerMixin:
                 self._signature_columns.append(name)
 
     def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's; before the first one, documents in a row are proven not to see each other."""
+        """As the Trainer's, once documents in a row are proven not to see each other."""
+        self._prove_apart(model)
+        step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
+        return step(model, *args, **kwargs)
+
+    def prediction_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, once documents in a row are proven not to see each other."""
+        self._prove_apart(model)
+        return super().prediction_step(model, *args, **kwargs)  # type: ignore[misc]
+
+    def _prove_apart(self: Any, model: Any) -> None:
+        """Once a run, and only where documents share rows."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
             vocabulary = self.model.get_input_embeddings().num_embeddings
             prove_apart(model, vocabulary, self.model.config._attn_implementation, self.args.device)
-        step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
-        return step(model, *args, **kwargs)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import trl
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -42,6 +43,34 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
                 **kwargs,
             )
         self.mixture = data.mixture
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As TRL's; with `loss_weights`, the loss of each token is scaled by its turn's weight.
+
+        The sum is still divided by the number of trained tokens, so a weight of 0.5 halves a turn's share.
+        """
+        weights = inputs.pop("loss_weights", None)
+        scaled = model if weights is None else _Scaled(model, weights)
+        return super().compute_loss(scaled, inputs, *args, **kwargs)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if "loss_weights" not in self._signature_columns:
+            self._signature_columns.append("loss_weights")
+
+
+class _Scaled:
+    """A model whose log-probabilities, which TRL sums up as its loss, are scaled by weights (batch, length)."""
+
+    def __init__(self, model: Any, weights: torch.Tensor) -> None:
+        self.model, self.weights = model, weights
+
+    def __call__(self, **inputs: Any) -> Any:
+        outputs = self.model(**inputs)
+        if getattr(outputs, "log_probs", None) is not None:
+            # Position t holds the token t + 1.
+            outputs.log_probs = outputs.log_probs * self.weights[:, 1:]
+        return outputs
 
 
 @contextmanager

@@ -9,14 +9,17 @@ import pytest
 from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
+from examples.base_model import prepare_base
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data import packing as packing_module
 from hftune.data.encoding import Counts
 from hftune.data.packing import STRATEGIES, Packing, pack, packed, packings
+from hftune.data.sources import find_files, read_rows
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import to_dataset
+from tests.unit.data.helpers import to_dataset, tokenize_chat
 
 LENGTH = 8
 DOCUMENTS = st.lists(st.integers(1, 20), min_size=1, max_size=25)
@@ -201,3 +204,43 @@ def test_rows_need_a_length() -> None:
         args.max_length = length
         with pytest.raises(ArgumentError, match=words):
             packings(args, "max_length")
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "words"),
+    [
+        ("sft", ["--packing_strategy", "wrapped"], "--packing_strategy has no effect without --packing"),
+        (
+            "pt",
+            ["--packing", "False", "--cross_document_attention", "True"],
+            "--cross_document_attention has no effect",
+        ),
+        ("sft", ["--packing", "--padding_free"], "--padding_free has no effect"),
+    ],
+)
+def test_settings_of_what_is_not_done_are_said(
+    stage: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(packing_module, "notice", said.append)
+    for chosen, expected in ((flags, 1), ([], 0)):
+        said.clear()
+        *_, args = parse_arguments(stage, [*chosen, "--output_dir", "o"])
+        packings(args, "max_length" if stage == "sft" else "block_size")
+        assert sum(words in line for line in said) == len(said) == expected
+
+
+@pytest.mark.slow
+def test_real_conversations_fill_rows(samples: Path) -> None:
+    """200 conversations, a third of them longer than a row, with the tokenizer of the model that examples train."""
+    folder = Path(__file__).parents[3] / "outputs" / "base" / "SmolLM2-135M-Instruct"
+    prepare_base(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = read_rows(find_files(str(samples / "sft" / "sharegpt_zh.jsonl"), "--train_file_dir"))
+    for strategy in STRATEGIES:
+        dataset, counts = tokenize_chat(rows, tokenizer, max_length=None if Packing(2048, strategy).cuts else 2048)
+        packs, stats = pack(dataset, 2048, strategy)
+        assert stats.fill >= 0.98, (strategy, stats)
+        # Every token that tokenising kept, and as few rows as can hold them.
+        assert stats.tokens == counts.tokens
+        assert len(packs) == -(-counts.tokens // 2048) or strategy == "bfd_split"

@@ -12,13 +12,16 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from hftune.arguments import DataArguments
+from hftune.arguments import DataArguments, parse_arguments
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts
+from hftune.data.mixing import Mixture
+from hftune.data.packing import PackStats
 from hftune.data.parts import hold_out
 from hftune.data.sources import Row
 from hftune.data.splits import describe, load_splits
-from hftune.errors import DataError
+from hftune.data.tokenization import ChatEncoder
+from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
 
 
@@ -125,3 +128,108 @@ def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:
 def test_counts_in_words() -> None:
     counts = Counts(rows=10, used=7, dropped={"too long": 3}, truncated=1, tokens=200, trained_tokens=50)
     assert describe(counts) == "10 records read, 7 used, 3 dropped (too long), 1 truncated, 200 tokens, 25 % trained"
+
+
+class Documents(Numbers):
+    """Two tokens a row, or one where there is a limit; packed into rows of `block_size`."""
+
+    schema = pa.schema({"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()})
+    row_length = "block_size"
+
+    def __init__(self, limit: int | None = 1) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def whole(self) -> Documents:
+        return Documents(None)
+
+    def settings(self) -> dict[str, Any]:
+        return {"limit": self.limit}
+
+    def encode(self, parsed: list[int], counts: Counts) -> dict[str, list[Any]]:
+        counts.used += len(parsed)
+        ids = [np.array([number, number + 1])[: self.limit] for number in parsed]
+        lengths = [len(each) for each in ids]
+        return {"input_ids": ids, "labels": ids, "length": lengths, "trained": lengths}
+
+
+def test_each_split_is_packed_as_asked(tmp_path: Path) -> None:
+    """What is packed by cutting is tokenised without a limit; the manifest says what came of it."""
+    arguments = DataArguments(
+        train_file_dir=write(tmp_path / "t.jsonl", range(5)),
+        validation_file_dir=write(tmp_path / "v.jsonl", range(3)),
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--eval_packing", "False"])
+    splits = load_splits(Documents(), arguments, training)
+    assert splits.train["seq_lengths"][:] == [[2, 2], [2, 2], [2]]
+    assert splits.evaluation is not None and splits.evaluation["input_ids"][:] == [[0], [1], [2]]
+    assert splits.about["train"]["packing"]["packs"] == 3
+    assert "packing" not in splits.about["eval"]
+    again = load_splits(Documents(), arguments, training)
+    assert again.train.to_dict() == splits.train.to_dict() and again.about == splits.about
+    # Other settings, other rows.
+    *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--packing", "False"])
+    assert len(load_splits(Documents(), arguments, training).train) == 5
+
+
+def test_held_out_records_cannot_be_cut_in_another_way(tmp_path: Path) -> None:
+    arguments = DataArguments(
+        train_file_dir=write(tmp_path / "t.jsonl", range(9)),
+        validation_split_percentage=20,
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--eval_packing", "False"])
+    with pytest.raises(ArgumentError, match="cannot be cut in another way"):
+        load_splits(Documents(), arguments, training)
+
+
+def test_several_sources_are_joined_taken_from_and_mixed(tmp_path: Path) -> None:
+    left, right = write(tmp_path / "left.jsonl", range(10)), write(tmp_path / "right.jsonl", range(100, 104))
+    cache = str(tmp_path / "cache")
+    training = SimpleNamespace(seed=0)
+    joined = load_splits(Numbers(), DataArguments(train_file_dir=f"{left},{right}", data_cache_dir=cache), training)
+    assert numbers_of(joined.train) == [*range(10), *range(100, 104)] and joined.mixture is None
+    assert (joined.about["train"]["rows"], joined.about["train"]["files"]) == (14, [left, right])
+    some = load_splits(Numbers(), DataArguments(train_file_dir=f"{left}#3,{right}#9", data_cache_dir=cache), training)
+    found = numbers_of(some.train)
+    assert len(found) == 12 and len(set(found[:3])) == 3 and max(found[:3]) < 10
+    # More than there are: each twice, and one of them once more.
+    assert sorted(found.count(number) for number in range(100, 104)) == [2, 2, 2, 3]
+    arguments = DataArguments(train_file_dir=f"{left},{right}", train_dataset_prob="3,1", data_cache_dir=cache)
+    for strategy, number in (("over", 16), ("under", 13)):
+        arguments.mix_strategy = strategy
+        mixed = load_splits(Numbers(), arguments, training)
+        assert mixed.mixture == Mixture((10, 4), (3.0, 1.0), number), strategy
+    arguments.num_samples_each_epoch = 8
+    mixture = load_splits(Numbers(), arguments, training).mixture
+    assert mixture is not None and mixture.counts() == [6, 2]
+
+
+def test_columns_are_read_under_our_names(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"value": 1}\n{"n": 2}\n')
+    arguments = DataArguments(
+        train_file_dir=str(tmp_path / "t.jsonl"), columns="n=value", data_cache_dir=str(tmp_path / "cache")
+    )
+    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [1, 2]
+    arguments.columns = "n=valeu"
+    (tmp_path / "t.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(ArgumentError, match="no record has the column valeu"):
+        load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
+
+
+def test_generated_records(tmp_path: Path) -> None:
+    arguments = DataArguments(dummy_data=300, data_cache_dir=str(tmp_path / "cache"), max_train_samples=250)
+    splits = load_splits(
+        ChatEncoder(make_tokenizer(), max_length=999), arguments, parse_arguments("sft", ["--output_dir", "o"])[-1]
+    )
+    assert len(splits.train) == 250 and splits.about["train"]["files"] == ["dummy_data"]
+
+
+def test_packing_in_a_line() -> None:
+    about = {**PackStats(2048, 10, 30, 2, 20000, 9000, 5).to_dict(), "strategy": "bfd_split"}
+    line = describe(Counts(rows=30, used=30, tokens=20000, trained_tokens=9000, packing=about))
+    assert line == (
+        "30 records read, 30 used, 20000 tokens, 45 % trained, packed (bfd_split) into 10 rows of 2048, 97.7 % full, "
+        "2 split, 5 tokens left out in rows with nothing to train"
+    )

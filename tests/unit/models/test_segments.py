@@ -159,3 +159,18 @@ def test_attention_dropout_drops() -> None:
         # The first token of a document has one weight, which is kept and doubled, or dropped.
         first = out[0, 5] / sure[0, 5]
         assert all(min(abs(ratio), abs(ratio - 2)) < 1e-4 for ratio in first.flatten().tolist())
+
+
+@pytest.mark.parametrize("more", [{}, {"softcap": 0.5}])
+def test_queries_and_keys_follow_the_values_dtype(more: dict[str, Any]) -> None:
+    """On a quantised base, norms of queries and keys are in float32 and values in bf16."""
+    inputs = [states(HEADS, seed=1), states(KEY_HEADS, seed=2), states(KEY_HEADS, seed=3)]
+    runs = segments_mask(BATCH, TOKENS, TOKENS, mask_function=packed(causal_mask_function))
+    expected = segments_attention(torch.nn.Identity(), *inputs, runs, **more)[0]
+    mixed = [*inputs[:2], inputs[2].bfloat16()]
+    module = torch.nn.Identity()
+    module.num_key_value_groups = HEADS // KEY_HEADS
+    for mask in (runs, None):
+        assert segments_attention(module, *mixed, mask, **more)[0].dtype == torch.bfloat16
+    out = segments_attention(torch.nn.Identity(), *mixed, runs, **more)[0]
+    torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.03)

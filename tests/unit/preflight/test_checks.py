@@ -110,3 +110,16 @@ def test_rewards(tmp_path: Path) -> None:
     assert "made by the sft stage and has no score head" in str(problem)
     write_manifest(tmp_path, {"status": "complete", "stage": "rm", "head": "score"})
     assert list(check_rewards([], [str(tmp_path)])) == []
+
+
+def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
+    assert problems(tmp_path) == ""
+    said = problems(tmp_path, "--packing", "--peft_path", "nowhere")
+    assert "2 problems" in said and "kept apart in mamba" in said and "nowhere holds no adapter" in said
+    assert problems(tiny_model, "--packing") == ""
+    assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
+
+
+def test_a_folder_without_a_model_is_said_once(tmp_path: Path) -> None:
+    assert "problems" not in problems(tmp_path, "--packing")

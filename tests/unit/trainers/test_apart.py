@@ -69,7 +69,7 @@ def trainer_for(folder: Path, out: Path, attention: str) -> SFTTrainer:
     ids = [[5, 6, 7], [8, 9]]
     data = pack(to_dataset({"input_ids": ids, "labels": ids}), 8)[0]
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
-    return SFTTrainer(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, None))
+    return SFTTrainer(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, data))
 
 
 def test_a_run_stops_before_its_first_step(tiny_model: Path, tmp_path: Path, blind: None) -> None:
@@ -77,6 +77,11 @@ def test_a_run_stops_before_its_first_step(tiny_model: Path, tmp_path: Path, bli
     with pytest.raises(ArgumentError, match="see each other"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_evaluation_alone_is_stopped_too(tiny_model: Path, tmp_path: Path, blind: None) -> None:
+    with pytest.raises(ArgumentError, match="see each other"):
+        trainer_for(tiny_model, tmp_path, "eager").evaluate()
 
 
 def test_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:

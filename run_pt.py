@@ -15,6 +15,7 @@ def main() -> None:
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
     from hftune.data.splits import load_splits
+    from hftune.data.streams import open_stream
     from hftune.data.tokenization import TextEncoder
     from hftune.data.tokenized import open_tokenized
     from hftune.models.adapters import add_adapter
@@ -27,7 +28,7 @@ def main() -> None:
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = TextEncoder.from_arguments(tokenizer, training_args)
-    load = open_tokenized if data_args.tokenized else load_splits
+    load = open_tokenized if data_args.tokenized else open_stream if data_args.streaming else load_splits
     data = load(encoder, data_args, training_args)  # read, tokenise, pack, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)

@@ -30,6 +30,13 @@ class DataArguments:
     dummy_data: int | None = field(
         default=None, metadata={"help": "Train on this many generated records instead of data, for benchmarks."}
     )
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Tokenise while training instead of before (run_pt.py and run_sft.py); needs --max_steps. Good for a "
+            "first look at big data; `hftune tokenize` is the better way for many epochs."
+        },
+    )
     train_dataset_prob: str | None = field(
         default=None, metadata={"help": "How much of each training source is drawn: a weight each, such as 0.8,0.2."}
     )

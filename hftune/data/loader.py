@@ -33,7 +33,7 @@ LOGICAL_SHARDS = 2048
 SHUFFLE_BUFFER = 100_000
 """Documents; a window's index takes 16 bytes each."""
 
-STATE_VERSION = 1
+STATE_KIND, STATE_VERSION = "blocks", 1
 
 Example = dict[str, torch.Tensor]
 
@@ -138,6 +138,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         """What a checkpoint after `blocks` trained blocks must hold, as plain values for JSON."""
         positions = self.positions(blocks)
         return {
+            "kind": STATE_KIND,
             "version": STATE_VERSION,
             "blocks": blocks,
             "block_size": self.block_size,
@@ -174,6 +175,12 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         return _changes(before, now, state["block_size"], self.block_size)
 
     def _check_same_order(self, state: dict[str, Any]) -> None:
+        if state["kind"] != STATE_KIND:
+            raise DataError(
+                "the checkpoint was made on streamed records, not on tokenised folders",
+                place="--resume_from_checkpoint",
+                fix="Go on with --streaming, or give the folder as --model_name_or_path to start anew.",
+            )
         if state["version"] != STATE_VERSION:
             raise DataError(
                 f"the data state is of version {state['version']}, this is version {STATE_VERSION}",

@@ -50,7 +50,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     weights = _weights(data_args)
     if weights is None:
         sources = {name: [join(parts)] for name, parts in sources.items()}
-    sources = {name: _packed(parts, packing.get(name), data_args) for name, parts in sources.items()}
+    sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
     about, built = {}, {}
     for name, parts in sources.items():
         whole = join(parts)
@@ -66,11 +66,16 @@ def encoders_of(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Enco
     return {name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")}
 
 
-def load_sources(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
+def load_sources(
+    encoders: dict[str, Encoder], data_args: DataArguments, seed: int, *, only: str | None = None
+) -> Sources:
     """Tokenised records of each split and source.
 
     Held-out records come from `--validation_file_dir`, or are drawn with `seed` from each source of the training
     records. With `--tokenized_dir` both are read from there.
+
+    Args:
+        only: Load this split alone, from its files.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
@@ -81,7 +86,9 @@ def load_sources(encoders: dict[str, Encoder], data_args: DataArguments, seed: i
         return {name: [first(part, limits[name])] for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         return _drawn(encoders, data_args, seed)
-    sources = {"train": _training_parts(encoders["train"], data_args, seed, limits["train"])}
+    sources = {}
+    if only != "eval":
+        sources["train"] = _training_parts(encoders["train"], data_args, seed, limits["train"])
     if data_args.validation_file_dir:
         sources["eval"] = _parts(
             data_args.validation_file_dir, "--validation_file_dir", encoders["eval"], data_args, seed, limits["eval"]
@@ -132,7 +139,8 @@ def _limited(parts: list[Part], limit: int) -> list[Part]:
     return kept
 
 
-def _packed(parts: list[Part], packing: Packing | None, data_args: DataArguments) -> list[Part]:
+def pack_sources(parts: list[Part], packing: Packing | None, data_args: DataArguments) -> list[Part]:
+    """Each part in packed rows; as it is without packing."""
     return parts if packing is None else [pack_part(part, packing, data_args) for part in parts]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments import DataArguments, PTArguments, StageArguments
+from hftune.arguments import DataArguments, PTArguments, SFTArguments, StageArguments
 from hftune.data.columns import parse_columns
 from hftune.data.hub import is_there_or_on_the_hub
 from hftune.data.specs import parse_sources
@@ -53,6 +53,39 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
         parse_columns(data_args.columns)
     except ArgumentError as problem:
         yield problem
+
+
+def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """A stream has no length, no weights, and no records to hold out."""
+    if not data_args.streaming:
+        return
+    if not isinstance(training_args, (PTArguments, SFTArguments)):
+        yield ArgumentError("pairs and prompts are not streamed", place="--streaming", fix="leave it out")
+    if training_args.max_steps <= 0:
+        yield ArgumentError("a stream has no end", place="--streaming", fix="give --max_steps")
+    clashing = [
+        *(name for name in ("tokenized_dir", "dummy_data", "train_dataset_prob") if getattr(data_args, name)),
+        *(["num_samples_each_epoch"] if data_args.num_samples_each_epoch else []),
+        *(["max_train_samples"] if data_args.max_train_samples > 0 else []),
+        *(["validation_split_percentage"] if data_args.validation_split_percentage > 0 else []),
+    ]
+    for name in clashing:
+        yield ArgumentError(
+            "it needs the records to be known before training",
+            place=f"--{name}, --streaming",
+            fix="leave one of them out; held-out records come from --validation_file_dir",
+        )
+    if training_args.train_sampling_strategy != "random":
+        yield ArgumentError(
+            "a stream has an order of its own", place="--train_sampling_strategy, --streaming", fix="leave it out"
+        )
+    strategy = getattr(training_args, "packing_strategy", "wrapped")
+    if getattr(training_args, "packing", False) and strategy != "wrapped":
+        yield ArgumentError(
+            f"--packing_strategy {strategy} looks at all records to find those that fit together",
+            place="--packing, --streaming",
+            fix="use --packing_strategy wrapped or --padding_free with a stream",
+        )
 
 
 def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:

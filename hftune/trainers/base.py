@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.mixing import Mixture, MixtureSampler
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric
 
@@ -105,6 +105,13 @@ class HftuneTrainerMixin:
             sampler.set_epoch(epoch)
         return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
 
+    def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; what a DataLoader worker says of the data is said as if there were no worker."""
+        try:
+            return super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+        except UserError as error:
+            raise own_words(error) from error
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""
 
@@ -112,6 +119,14 @@ class HftuneTrainerMixin:
 def causal_collator(args: StageArguments, tokenizer: PreTrainedTokenizerBase) -> CausalCollator | FlatCollator:
     """The collator of PT and SFT: documents side by side in one row, or padded."""
     return FlatCollator() if args.flat_batches else CausalCollator(tokenizer.pad_token_id)
+
+
+def own_words(error: UserError) -> UserError:
+    """An error of a DataLoader worker, which torch rebuilds from the text of its traceback, without the traceback."""
+    name = f"{type(error).__module__}.{type(error).__qualname__}: "
+    if not error.cause.startswith("Caught ") or name not in error.cause:
+        return error
+    return type(error)(error.cause.rsplit(name, 1)[1].rstrip())
 
 
 def innermost_sampler(dataloader: DataLoader) -> Any:

@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hftune.data.loader import BlockDataset, InOrder
+from hftune.data.streaming import StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
@@ -36,12 +37,8 @@ class BlocksMixin:
         """As `Trainer.train`; a folder to resume from is read before the number of steps is fixed."""
         if isinstance(self.train_dataset, BlockDataset):
             self._begin_blocks(resume_from_checkpoint)
-        elif resume_from_checkpoint and (Path(str(resume_from_checkpoint)) / LOADER_STATE_NAME).is_file():
-            raise ArgumentError(
-                f"{resume_from_checkpoint} was made on tokenised data, and other data would be skipped by count",
-                place="--resume_from_checkpoint",
-                fix="Give the --tokenized_dir that it was made with.",
-            )
+        elif resume_from_checkpoint and not isinstance(self.train_dataset, StreamingDataset):
+            _refuse_state(str(resume_from_checkpoint))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def blocks_trained(self: Any) -> int:
@@ -119,6 +116,15 @@ class BlocksMixin:
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
 
+def _refuse_state(checkpoint: str) -> None:
+    if (Path(checkpoint) / LOADER_STATE_NAME).is_file():
+        raise ArgumentError(
+            f"{checkpoint} was made on tokenised or streamed data, and other data would be skipped by count",
+            place="--resume_from_checkpoint",
+            fix="Give the data that it was made with: --tokenized_dir, or --streaming.",
+        )
+
+
 def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
     """The state of the data in a checkpoint, and the steps made by then.
 
@@ -131,8 +137,8 @@ def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
         raise ArgumentError(
             f"{checkpoint} has no {' and no '.join(missing)}, so it is not known which documents it was trained on",
             place="--resume_from_checkpoint",
-            fix="Go on with the data that it was made with (without --tokenized_dir), or give the folder as "
-            "--model_name_or_path to start anew from its weights.",
+            fix="Go on with the data that it was made with (without --tokenized_dir or --streaming), or give the "
+            "folder as --model_name_or_path to start anew from its weights.",
         )
     state = json.loads((folder / LOADER_STATE_NAME).read_text(encoding="utf-8"))
     steps = json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["global_step"]

@@ -15,12 +15,13 @@ from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.evaluation import TokenLossMixin
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.streams import StreamMixin
 
 
-class PTTrainer(BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Trainer):
+class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
 
-    The training data are a map-style dataset, or a `BlockDataset` over tokenised folders.
+    The training data are a map-style dataset, a `BlockDataset` over tokenised folders, or a `StreamingDataset`.
     """
 
     reports_perplexity = True

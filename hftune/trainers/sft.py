@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 import trl
+from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import SFTArguments
 from hftune.data.splits import Splits
+from hftune.data.streaming import StreamingDataset
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.evaluation import TokenLossMixin
+from hftune.trainers.streams import StreamMixin
 
 
-class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
+class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
     """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
 
     reports_perplexity = True
@@ -30,6 +33,7 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
         data: Splits,
         **kwargs: Any,
     ) -> None:
+        streams = isinstance(data.train, StreamingDataset)
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         collator = causal_collator(args, tokenizer)
         with _done_already(args):
@@ -38,11 +42,13 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
                 args=args,
                 processing_class=tokenizer,
                 data_collator=collator,
-                train_dataset=data.train,
+                train_dataset=sample_of(data.train) if streams else data.train,
                 eval_dataset=data.evaluation,
                 **kwargs,
             )
         self.mixture = data.mixture
+        if streams:
+            self.train_dataset = data.train
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As TRL's; with `loss_weights`, the loss of each token is scaled by its turn's weight.
@@ -57,6 +63,12 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
         super()._set_signature_columns_if_needed()
         if "loss_weights" not in self._signature_columns:
             self._signature_columns.append("loss_weights")
+
+
+def sample_of(stream: StreamingDataset) -> Dataset:
+    """The first example of a stream: TRL wants to see one, and takes no data sets but those of `datasets`."""
+    example = next(iter(stream))
+    return Dataset.from_list([{name: example[name].tolist() for name in ("input_ids", "labels")}])
 
 
 class _Scaled:

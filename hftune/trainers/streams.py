@@ -1,0 +1,105 @@
+"""A Trainer on a `StreamingDataset`: it writes down what is trained, and all ranks' notes go into every checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hftune.data.progress import Progress, merged
+from hftune.data.streaming import ORIGIN, StreamingDataset
+from hftune.distributed import ranks
+from hftune.logging import get_logger
+from hftune.trainers.blocks import LOADER_STATE_NAME, read_state
+
+
+class StreamMixin:
+    """Put before a `Trainer` subclass. Does nothing unless the training data are a `StreamingDataset`.
+
+    The stream is dealt out to ranks and workers by the data set itself, so accelerate does not get to see the
+    DataLoader: it would read on one process for all, or read everything on each. On going on, nothing is skipped by
+    the Trainer; the stream leaves out what was trained.
+    """
+
+    def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """As `Trainer.train`; a stream is told where it stands first."""
+        if isinstance(self.train_dataset, StreamingDataset) and resume_from_checkpoint:
+            state, steps = read_state(str(resume_from_checkpoint))
+            self.train_dataset.resume(state)
+            self.args.ignore_data_skip = True
+            get_logger().info("data: going on after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
+        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self: Any) -> DataLoader:
+        """As the Trainer's; batches of a stream also carry the origins of their examples."""
+        if not isinstance(self.train_dataset, StreamingDataset):
+            return super().get_train_dataloader()  # type: ignore[misc]
+        args = self.args
+        return DataLoader(
+            self.train_dataset,
+            batch_size=args.per_device_train_batch_size,
+            collate_fn=WithOrigins(self.data_collator),
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and not args.use_cpu,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+        )
+
+    def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the Trainer's; a micro-batch of a stream is noted as trained."""
+        origins = inputs.pop(ORIGIN, ())
+        loss = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+        if origins:
+            self.train_dataset.progress.record(origins)
+        return loss
+
+    def stream_progress(self: Any) -> Progress:
+        """What all ranks have trained; every rank must ask."""
+        own = self.train_dataset.progress
+        if not ranks.is_distributed():
+            return own
+        everyone: list[Any] = [None] * ranks.world_size()
+        dist.all_gather_object(everyone, own)
+        return merged(everyone)
+
+    def count_trained_tokens(self: Any) -> int | None:
+        """Tokens with a loss so far, of a stream; every rank must ask. Else what the parent says."""
+        if isinstance(self.train_dataset, StreamingDataset):
+            return self.stream_progress().totals()["tokens"]
+        parent = getattr(super(), "count_trained_tokens", None)
+        return parent() if parent is not None else None
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        """The state goes first: a checkpoint that has its trainer state also has this."""
+        if isinstance(self.train_dataset, StreamingDataset):
+            progress = self.stream_progress()
+            if ranks.is_main():
+                folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+                folder.mkdir(parents=True, exist_ok=True)
+                text = json.dumps(self.train_dataset.state(progress), indent=1)
+                (folder / LOADER_STATE_NAME).write_text(text, encoding="utf-8")
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+    def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As `Trainer.log`. The length of a stream is not known: its "epoch" is the share of `--max_steps`."""
+        if isinstance(self.train_dataset, StreamingDataset):
+            self.state.epoch = self.state.global_step / self.state.max_steps
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+class WithOrigins:
+    """A collator that keeps the origins of the examples beside the batch."""
+
+    def __init__(self, collator: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
+        self.collator = collator
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        """The collator's batch, and under ORIGIN a list of `Origin`."""
+        origins = [feature.pop(ORIGIN) for feature in features]
+        return {**self.collator(features), ORIGIN: origins}

@@ -100,7 +100,7 @@ def step(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> float:
     clock = time.perf_counter if device == "cuda" else time.process_time
     began = clock()
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        model(**inputs, use_cache=False).last_hidden_state.float().square().mean().backward()
+        model(**inputs | {"use_cache": False}).last_hidden_state.float().square().mean().backward()
     if device == "cuda":
         torch.cuda.synchronize()
     return clock() - began

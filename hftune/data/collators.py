@@ -59,6 +59,7 @@ class FlatCollator:
             IGNORE_INDEX, since nothing before it could predict it.
             cu_seq_lens_q, cu_seq_lens_k: IntTensor of shape (documents + 1,), where each document begins, and the end.
             max_length_q, max_length_k: int, tokens of the longest document.
+            use_cache: False. With a cache, transformers does not look for documents in a row.
         """
         lengths = torch.tensor([length for feature in features for length in _documents(feature)])
         borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
@@ -69,6 +70,7 @@ class FlatCollator:
             "input_ids": _joined(features, "input_ids"),
             "labels": labels,
             "position_ids": (torch.arange(len(starts)) - starts)[None],
+            "use_cache": False,
         }
         if "loss_weights" in features[0]:
             batch["loss_weights"] = torch.tensor([[weight for each in features for weight in each["loss_weights"]]])

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-)
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
@@ -118,11 +114,13 @@ def choose(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tupl
     dropout = bool(getattr(text, "attention_dropout", 0.0))
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     version = _flash_version(machine)
-    if version and machine.half and model_class._supports_flash_attn and not softcap and not sinks:
+    # What both FlashAttention and torch's own take.
+    flash = machine.half and not softcap and not sinks and size <= MAX_HEAD_SIZE
+    if version and flash and model_class._supports_flash_attn:
         return f"flash_attention_{version}", f"FlashAttention {version} is installed"
-    if machine.compiled:
+    if machine.compiled and not sinks:
         return _compiled(model_class, machine, dropout)
-    if machine.varlen and machine.half and not softcap and not sinks and not dropout and size <= MAX_HEAD_SIZE:
+    if machine.varlen and flash and not dropout:
         return VARLEN, "torch's own FlashAttention, all documents in a call"
     # Not with sinks: GPT-OSS keeps its position ids from its mask (transformers 5.23), which only our own makes good.
     if machine.major and machine.flex and model_class._supports_flex_attn and not dropout and not sinks:

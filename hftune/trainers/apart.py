@@ -12,6 +12,10 @@ from hftune.errors import ArgumentError
 LENGTHS = (100, 156)
 """Tokens of the two documents: more than a block of any kernel in all, with the border inside a block."""
 
+TOLERANCE = 0.02
+"""Of the largest logit. A mask that leaks moves logits by 0.3 to 1.5 of it (measured on SmolLM2 and random models);
+bf16 rounds to 0.004, where the order of sums depends on the other document at all."""
+
 
 @torch.no_grad()
 def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torch.device) -> None:
@@ -31,9 +35,8 @@ def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torc
     model.eval()  # dropout is no leak
     before, after = (_logits_of_second(model, vocabulary, shift, device) for shift in (1, 7))
     model.train(was_training)
-    scale = before.abs().max().clamp(min=1e-6)
-    tolerance = 1e-4 if before.dtype == torch.float32 else 2e-2
-    if float((before - after).abs().max() / scale) > tolerance:
+    noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
+    if float(noticed) > TOLERANCE:
         raise ArgumentError(
             f"documents in a row see each other in {type(_plain(model)).__name__} with attention {attention}",
             place="--packing / --padding_free / --attn_implementation",
@@ -42,12 +45,13 @@ def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torc
 
 
 def _logits_of_second(model: Any, vocabulary: int, shift: int, device: torch.device) -> torch.Tensor:
-    first = [(shift * token + 3) % vocabulary for token in range(LENGTHS[0])]
-    second = [(5 * token + 1) % vocabulary for token in range(LENGTHS[1])]
+    # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
+    first = [(vocabulary // 3 + shift * token) % vocabulary for token in range(LENGTHS[0])]
+    second = [(vocabulary // 3 + 5 * token) % vocabulary for token in range(LENGTHS[1])]
     batch = FlatCollator()([{"input_ids": ids, "labels": ids} for ids in (first, second)])
     inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     del inputs["labels"]
-    logits: torch.Tensor = model(**inputs, use_cache=False).logits
+    logits: torch.Tensor = model(**inputs).logits
     return logits[0, LENGTHS[0] :]
 
 

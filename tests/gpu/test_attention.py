@@ -60,7 +60,7 @@ def batch() -> dict[str, Any]:
 
 def loss_and_gradient(model: Any) -> tuple[float, torch.Tensor]:
     """Loss, and all gradients as one vector."""
-    loss = model(**batch(), use_cache=False).loss
+    loss = model(**batch()).loss
     loss.backward()
     gradients = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
     return loss.item(), torch.cat(gradients).float()

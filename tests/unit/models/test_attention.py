@@ -52,6 +52,7 @@ def without(machine: Machine, **changes: Any) -> Machine:
         ("Llama", without(HOPPER, compiled=True, flash=frozenset()), "flex_attention"),
         ("Gemma2", HOPPER, "flex_attention"),  # soft caps
         ("Gemma2", without(HOPPER, flex=False), SEGMENTS),
+        ("GptOss", without(HOPPER, compiled=True), SEGMENTS),
         ("GptOss", HOPPER, SEGMENTS),  # sinks, and a mask that does not know the positions
     ],
 )
@@ -61,11 +62,11 @@ def test_the_fastest_exact_attention(model: str, machine: Machine, expected: str
 
 
 def test_what_kernels_cannot_do_is_left_to_us() -> None:
-    no_flash = without(HOPPER, flash=frozenset())
     for changes in ({"attention_dropout": 0.1}, {"head_dim": 512}):
         config = transformers.LlamaConfig(**changes)
         expected = SEGMENTS if "attention_dropout" in changes else "flex_attention"
-        assert choose(config, causal_class(config), no_flash)[0] == expected
+        assert choose(config, causal_class(config), without(HOPPER, flash=frozenset()))[0] == expected
+    assert choose(config, causal_class(config), HOPPER)[0] == expected
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,11 @@ def test_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     trainer = trainer_for(tiny_model, tmp_path, SEGMENTS)
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
+def test_apart_with_a_config_that_asks_for_a_cache(tiny_model: Path, attention: str) -> None:
+    """As after training, when a model is made ready to generate: with a cache, nobody looks for documents in a row."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention)
+    model.config.use_cache = True
+    prove_apart(model, 256, attention, CPU)

@@ -33,8 +33,8 @@ class DataArguments:
     streaming: bool = field(
         default=False,
         metadata={
-            "help": "Tokenise while training instead of before (run_pt.py and run_sft.py); needs --max_steps. Good for a "
-            "first look at big data; `hftune tokenize` is the better way for many epochs."
+            "help": "Tokenise while training instead of before (run_pt.py and run_sft.py); needs --max_steps. Good "
+            "for a first look at big data; `hftune tokenize` is the better way for many epochs."
         },
     )
     train_dataset_prob: str | None = field(

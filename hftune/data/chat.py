@@ -27,8 +27,9 @@ from hftune.errors import DataError
 _REASONING = frozenset(("reasoning", "reasoning_content", "thinking"))
 """Keys of a turn that transformers gives each other's names, so that any template finds the one it reads."""
 
+_REWRITTEN = "turns rewritten by the chat template"
 _WAY_OUT = (
-    "Train on the last turn only (--last_turn_only), split the record into one record a turn, "
+    "Train on the last turn only (--train_on_last_turn), split the record into one record a turn, "
     "or give another template with --chat_template."
 )
 
@@ -69,6 +70,7 @@ def render(
         raise DataError(
             f"the chat template refuses this conversation ({roles}): {error}",
             fix="Change the record, or give another template with --chat_template.",
+            kind="refused by the chat template",
         ) from error
     return str(text)
 
@@ -84,6 +86,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens_map
+        self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
         self.compiled: dict[bool, Any] = {}
 
     def __call__(
@@ -163,7 +166,9 @@ class Finder:
         spans = [self.span(index) for index in chosen if self.messages[index].get("weight") != 0]
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
-                raise DataError("this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT)
+                raise DataError(
+                    "this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT, kind=_REWRITTEN
+                )
         return spans
 
     def beginning(self, count: int, *, prompt: bool = False) -> str | None:
@@ -244,6 +249,9 @@ class Finder:
     def _trimmed(self, index: int, start: int, end: int) -> int:
         """`end` without white space after the terminator, but never inside the content itself."""
         body = self.text[start:end]
+        closed = body.rstrip()
+        if closed.endswith(self.renderer.special_texts):
+            return start + len(closed)
         content = self.messages[index]["content"]
         found = body.rfind(content) if content.strip() else -1
         content_end = found + len(content) if found >= 0 else 0
@@ -259,6 +267,7 @@ class Finder:
             raise DataError(
                 f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
                 fix=f"Remove the {name} from the record, or give another template with --chat_template.",
+                kind="turn cut by the chat template",
             )
 
     def _is_earlier(self, index: int) -> bool:
@@ -268,10 +277,11 @@ class Finder:
     def _rewritten(self, index: int, why: str) -> DataError:
         where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
         if self._is_earlier(index):
-            return DataError(f"this chat template rewrites earlier turns: {where}", fix=_WAY_OUT)
+            return DataError(f"this chat template rewrites earlier turns: {where}", fix=_WAY_OUT, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
             fix="Change the turn (often its reasoning), or give another template with --chat_template.",
+            kind=_REWRITTEN,
         )
 
 

@@ -11,13 +11,13 @@ from transformers import AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.encoding import to_dataset
 from hftune.data.packing import pack
 from hftune.data.splits import Splits
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_causal_lm
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import to_dataset
 
 LENGTHS = [9, 7, 12, 4, 10, 6, 14, 2]
 """8 documents of 64 tokens, which fill 4 rows of 16."""

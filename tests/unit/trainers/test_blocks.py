@@ -143,7 +143,7 @@ def test_a_checkpoint_and_data_that_do_not_belong_together(folders: list[Path], 
     assert (state["blocks"], state["block_size"]) == (6, BLOCK)
     plain = trainer_on(folders, tmp_path / "plain", "--per_device_train_batch_size", "6")
     plain.train_dataset = [trainer.train_dataset[0]]
-    with pytest.raises(ArgumentError, match="was made on tokenised data"):
+    with pytest.raises(ArgumentError, match="was made on tokenised or streamed data"):
         plain.train(resume_from_checkpoint=str(checkpoint))
     (checkpoint / LOADER_STATE_NAME).unlink()
     with pytest.raises(ArgumentError, match=f"has no {LOADER_STATE_NAME}"):

@@ -54,6 +54,13 @@ class DataArguments:
             "order. Must stay the same when a run goes on."
         },
     )
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Tokenise records while training instead of ahead of it: for data that are too large to be kept "
+            "tokenised. Needs --max_steps; records are mixed with their neighbours only."
+        },
+    )
     num_samples_each_epoch: int | None = field(
         default=None,
         metadata={"help": "Examples in an epoch where sources are mixed; left out: as many as there are."},

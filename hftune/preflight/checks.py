@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, PTArguments, StageArguments
+from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, PTArguments, SFTArguments, StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
@@ -29,6 +29,7 @@ def check_run(
             *check_output_folder(training_args),
             *check_data_flags(data_args, training_args),
             *check_tokenized(data_args, training_args),
+            *check_streaming(data_args, training_args),
             *check_quantisation(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),
@@ -145,6 +146,29 @@ def _check_loader_settings(data_args: DataArguments, training_args: StageArgumen
             place="--train_sampling_strategy",
             fix="leave it out; --shuffle_buffer 0 keeps the order of the files",
         )
+
+
+def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """A stream has no length, so what counts records or epochs has no meaning for it."""
+    if not data_args.streaming:
+        return
+    if not isinstance(training_args, PTArguments | SFTArguments):
+        yield ArgumentError("only text and conversations are streamed", place="--streaming", fix="leave it out")
+    if training_args.max_steps <= 0:
+        yield ArgumentError("a stream has no length", place="--streaming", fix="say how long to train: --max_steps")
+    if data_args.tokenized:
+        yield ArgumentError(
+            "tokenised folders are never read as a whole",
+            place="--streaming, --tokenized_dir",
+            fix="leave --streaming out",
+        )
+    for name, idle in (("validation_split_percentage", 0), ("max_train_samples", -1), ("num_samples_each_epoch", None)):
+        if getattr(data_args, name) != idle:
+            yield ArgumentError(
+                "it needs the number of records, which a stream does not know",
+                place=f"--{name}, --streaming",
+                fix="leave one of them out; held-out records can be given as --validation_file_dir",
+            )
 
 
 def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

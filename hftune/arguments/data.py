@@ -30,13 +30,6 @@ class DataArguments:
     dummy_data: int | None = field(
         default=None, metadata={"help": "Train on this many generated records instead of data, for benchmarks."}
     )
-    streaming: bool = field(
-        default=False,
-        metadata={
-            "help": "Tokenise while training instead of before (run_pt.py and run_sft.py); needs --max_steps. Good "
-            "for a first look at big data; `hftune tokenize` is the better way for many epochs."
-        },
-    )
     train_dataset_prob: str | None = field(
         default=None, metadata={"help": "How much of each training source is drawn: a weight each, such as 0.8,0.2."}
     )
@@ -103,6 +96,13 @@ class DataArguments:
         metadata={
             "help": "Tokenised documents that are shuffled together, drawn from all over their source; 0: keep their "
             "order. Must stay the same when a run goes on."
+        },
+    )
+    streaming: bool = field(
+        default=False,
+        metadata={
+            "help": "Tokenise records while training instead of ahead of it: for data that are too large to be kept "
+            "tokenised. Needs --max_steps; records are mixed with their neighbours only."
         },
     )
     num_samples_each_epoch: int | None = field(

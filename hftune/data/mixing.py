@@ -60,8 +60,8 @@ class Schedule:
     """The source of each block of an endless run.
 
     The k-th block of a source is due at (k + 1/2) / share, and blocks come in the order in which they are due. So
-    after any number of blocks no source is more than a block or two from its exact share, and after `sum(shares)`
-    blocks it is exact.
+    after any number of blocks a source is off its exact share by half a block for each source at most, and after
+    `sum(shares)` blocks it is exact.
 
     Args:
         shares: A whole number a source, above zero.

@@ -60,9 +60,9 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
     if not data_args.streaming:
         return
     if not isinstance(training_args, (PTArguments, SFTArguments)):
-        yield ArgumentError("pairs and prompts are not streamed", place="--streaming", fix="leave it out")
+        yield ArgumentError("only text and conversations are streamed", place="--streaming", fix="leave it out")
     if training_args.max_steps <= 0:
-        yield ArgumentError("a stream has no end", place="--streaming", fix="give --max_steps")
+        yield ArgumentError("a stream has no length", place="--streaming", fix="say how long to train: --max_steps")
     clashing = [
         *(name for name in ("tokenized_dir", "dummy_data", "train_dataset_prob") if getattr(data_args, name)),
         *(["num_samples_each_epoch"] if data_args.num_samples_each_epoch else []),
@@ -73,7 +73,7 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
         yield ArgumentError(
             "it needs the records to be known before training",
             place=f"--{name}, --streaming",
-            fix="leave one of them out; held-out records come from --validation_file_dir",
+            fix=f"leave --streaming out, or --{name}; held-out records come from --validation_file_dir",
         )
     if training_args.train_sampling_strategy != "random":
         yield ArgumentError(

@@ -85,7 +85,14 @@ class BlocksMixin:
         data = self.train_dataset
         trained = sum(source["position"] for source in state["sources"].values())
         wanted = self.args.num_train_epochs * data.epoch_blocks * data.block_size
-        left = max(0, math.ceil((wanted - trained) / (step_size * data.block_size)))
+        left = math.ceil((wanted - trained) / (step_size * data.block_size))
+        if left <= 0:
+            # The Trainer would make a step before it looks at their number.
+            raise ArgumentError(
+                f"{trained:,} tokens were trained by the checkpoint, which are the epochs asked for",
+                place=f"--num_train_epochs {self.args.num_train_epochs:g}",
+                fix="Ask for more, or leave the batch size as it was.",
+            )
         self.args.max_steps = steps + left
         notice(
             f"a step is now {step_size} blocks of {data.block_size} tokens; {steps} steps were made before, and {left} "

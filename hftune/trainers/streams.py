@@ -15,6 +15,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hftune.data.progress import Progress, merged
 from hftune.data.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.trainers.blocks import LOADER_STATE_NAME, read_state
 
@@ -41,15 +42,26 @@ class StreamMixin:
         if not isinstance(self.train_dataset, StreamingDataset):
             return super().get_train_dataloader()  # type: ignore[misc]
         args = self.args
+        self._check_world()
         return DataLoader(
             self.train_dataset,
-            batch_size=args.per_device_train_batch_size,
+            batch_size=self._train_batch_size,
             collate_fn=WithOrigins(self.data_collator),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and not args.use_cpu,
             prefetch_factor=args.dataloader_prefetch_factor,
             multiprocessing_context=args.dataloader_multiprocessing_context,
         )
+
+    def _check_world(self: Any) -> None:
+        """Every process reads a share of its own, so no two of them may need the same examples."""
+        alone = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        if self.get_total_train_batch_size(self.args) != alone:
+            raise ArgumentError(
+                "tensor and sequence parallel processes train the same examples, and a stream gives each its own",
+                place="--streaming",
+                fix="Tokenise ahead of the run and give --tokenized_dir, or leave the parallelism out.",
+            )
 
     def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the Trainer's; a micro-batch of a stream is noted as trained."""

@@ -1,4 +1,4 @@
-"""What goes and does not go together with tokenised folders."""
+"""What goes and does not go together with tokenised folders and with streams."""
 
 from __future__ import annotations
 
@@ -58,3 +58,31 @@ def test_only_pre_training_mixes_tokenised_folders(tiny_model: Path) -> None:
     assert problems(tiny_model, *TOKENIZED, stage="sft") == ""
     said = problems(tiny_model, *TOKENIZED, "--weights", "1", stage="sft")
     assert "use run_pt.py" in said and "--train_dataset_prob" in said
+
+
+STREAMED = ["--streaming", "--train_file_dir", ".", "--max_steps", "5"]
+
+
+def test_a_stream_with_a_length_and_held_out_files(tiny_model: Path) -> None:
+    for stage in ("pt", "sft"):
+        assert problems(tiny_model, *STREAMED, "--validation_file_dir", ".", stage=stage) == ""
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--streaming", "--train_file_dir", "."], ["a stream has no length", "--max_steps"]),
+        ([*STREAMED, "--validation_split_percentage", "5"], ["--validation_split_percentage", "--validation_file_dir"]),
+        ([*STREAMED, "--max_train_samples", "5"], ["--max_train_samples"]),
+        ([*STREAMED, "--num_samples_each_epoch", "5"], ["--num_samples_each_epoch"]),
+        (["--streaming", "--max_steps", "5", *TOKENIZED], ["leave --streaming out"]),
+    ],
+)
+def test_a_rule_each_for_streams(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
+    message = problems(tiny_model, *flags)
+    for part in parts:
+        assert part in message
+
+
+def test_pairs_are_not_streamed(tiny_model: Path) -> None:
+    assert "only text and conversations are streamed" in problems(tiny_model, *STREAMED, stage="dpo")

@@ -116,6 +116,14 @@ def test_going_on_trains_the_rest(folders: list[Path], tmp_path: Path, flags: li
         assert second.state.global_step == steps
 
 
+def test_nothing_is_left_for_a_smaller_batch(folders: list[Path], tmp_path: Path) -> None:
+    size = "--per_device_train_batch_size"
+    trainer_on(folders, tmp_path / "first", size, "6", "--max_steps", "5", *SAVING, "5").train()
+    second = trainer_on(folders, tmp_path / "second", size, "3", "--num_train_epochs", "1")
+    with pytest.raises(ArgumentError, match="120 tokens were trained by the checkpoint"):
+        second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+
+
 def test_going_on_with_another_block_size(folders: list[Path], tmp_path: Path) -> None:
     first = trainer_on(
         folders, tmp_path / "first", "--per_device_train_batch_size", "5", "--max_steps", "3", *SAVING, "3"

@@ -48,11 +48,16 @@ def preview(argv: list[str]) -> None:
     """Samples and counts of what a script would train on."""
     encoder, data_args, training_args = _encoder(argv, "preview")
     from hftune.data.preview import preview as show
+    from hftune.data.preview import recognised
     from hftune.data.splits import load_splits
 
-    data = load_splits(encoder, data_args, training_args)
+    data, samples = load_splits(encoder, data_args, training_args), data_args.preview or 3
+    files = [Path(file) for file in data.about["train"]["files"]]
+    if not data_args.columns and all(file.is_file() for file in files):
+        stage, _ = _stage(argv, "preview")
+        print("\n".join(recognised(files, f"run_{stage}.py", samples)))
     accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
-    show(data, encoder.tokenizer, data_args.preview or 3, rows_per_step=accumulated)
+    show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
 
 
 def tokenize(argv: list[str]) -> None:

@@ -14,6 +14,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.data.preview import preview
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
@@ -60,6 +61,9 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     args = run.training_args
     assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
     trains = args.do_train or not args.do_eval
+    if run.data_args.preview and ranks.is_main():
+        rows = trainer.get_total_train_batch_size(args)
+        preview(data, trainer.processing_class, run.data_args.preview, rows_per_step=rows)
     manifest = describe_run(run, trainer, data)
     if trains:
         _write(args, manifest)

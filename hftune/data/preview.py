@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -13,6 +14,8 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import IGNORE_INDEX
+from hftune.data.schemas import describe_format
+from hftune.data.sources import read_rows
 from hftune.data.splits import Splits
 
 TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
@@ -50,6 +53,16 @@ def preview(
         steps = math.ceil(len(data.train) / rows_per_step)
         console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")
     console.print(_legend())
+
+
+def recognised(files: list[Path], script: str, samples: int) -> Iterator[str]:
+    """The first records of some files: where each is, the format it was taken for, and why.
+
+    Args:
+        script: A key of `formats.FORMATS`, or run_rm.py.
+    """
+    for row in read_rows(files, max_samples=samples, on_bad_record="drop"):
+        yield f"{row.origin}: {describe_format(row.value, script)}"
 
 
 def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:

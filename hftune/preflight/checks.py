@@ -15,7 +15,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
 from hftune.preflight.bases import check_adapter_fits
-from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized
+from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 
 
 def check_run(
@@ -32,6 +32,7 @@ def check_run(
             *check_data_flags(data_args, training_args),
             *check_tokenized(data_args, training_args),
             *check_streaming(data_args, training_args),
+            *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),

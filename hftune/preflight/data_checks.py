@@ -55,6 +55,24 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
         yield problem
 
 
+def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:
+    """Weights of turns go with rows of one record each, and with a loss that is a sum over tokens."""
+    if not getattr(training_args, "turn_weights", False):
+        return
+    if training_args.packing or training_args.eval_packing:
+        yield ArgumentError(
+            "packed rows do not carry the weights of turns",
+            place="--turn_weights, --packing",
+            fix="use --padding_free in place of --packing",
+        )
+    if training_args.loss_type != "nll":
+        yield ArgumentError(
+            f"the loss {training_args.loss_type} is no plain sum over tokens",
+            place="--turn_weights, --loss_type",
+            fix="use --loss_type nll",
+        )
+
+
 def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A stream has no length, no weights, and no records to hold out."""
     if not data_args.streaming:

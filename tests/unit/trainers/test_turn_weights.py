@@ -1,0 +1,96 @@
+"""The weight of a turn scales its share of the loss, padded and padding-free, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from hftune.arguments import parse_arguments
+from hftune.data.splits import Splits
+from hftune.data.tokenization import ChatEncoder
+from hftune.errors import DataError
+from hftune.preflight.data_checks import check_turn_weights
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_chat, user
+
+FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
+FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "2", "--turn_weights"]
+TURNS = [
+    user("a"),
+    assistant("one two", weight=0.25),
+    user("b"),
+    assistant("three"),
+    user("c"),
+    assistant("four", weight=0),
+]
+
+
+def data() -> Dataset:
+    rows = [row(messages=TURNS), row(2, messages=[user("x"), assistant("y", weight=2)])]
+    dataset, counts = tokenize_chat(rows, make_tokenizer(), max_length=99, turn_weights=True)
+    assert counts.trained_tokens == sum(weight > 0 for weights in dataset["loss_weights"] for weight in weights)
+    return dataset
+
+
+def tiny() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    )
+
+
+def by_hand(model: Any, dataset: Dataset) -> float:
+    """Sum of weight times -log p over all trained tokens, divided by their number."""
+    total, count = 0.0, 0
+    for example in dataset:
+        ids, labels, weights = (torch.tensor(example[name]) for name in ("input_ids", "labels", "loss_weights"))
+        log_probs = model(ids[None]).logits[0, :-1].log_softmax(-1)
+        for position, (label, weight) in enumerate(zip(labels[1:].tolist(), weights[1:].tolist(), strict=True)):
+            if label != -100:
+                total -= weight * float(log_probs[position, label])
+                count += 1
+    return total / count
+
+
+@pytest.mark.parametrize("flags", [[], ["--padding_free"]])
+def test_loss_by_hand(tmp_path: Path, flags: list[str]) -> None:
+    args = parse_arguments("sft", ["--model_name_or_path", "none", "--output_dir", str(tmp_path), *FLAGS, *flags])[-1]
+    dataset, model = data(), tiny()
+    expected = by_hand(model, dataset)
+    trainer = SFTTrainer(model, args, make_tokenizer(), Splits(dataset, None))
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["loss_weights"].shape == batch["labels"].shape
+    count = int((batch["labels"][:, 1:] != -100).sum())
+    model.eval()
+    assert float(trainer.compute_loss(model, dict(batch))) == pytest.approx(expected, abs=1e-5)
+    assert float(trainer.compute_loss(model, dict(batch), num_items_in_batch=2 * count)) == pytest.approx(
+        expected / 2, abs=1e-5
+    )
+
+
+def test_training_with_weights(tmp_path: Path) -> None:
+    flags = [*FLAGS, "--max_steps", "3", "--learning_rate", "1e-2", "--eval_strategy", "steps", "--eval_steps", "2"]
+    args = parse_arguments("sft", ["--model_name_or_path", "none", "--output_dir", str(tmp_path), *flags])[-1]
+    trainer = SFTTrainer(tiny(), args, make_tokenizer(), Splits(data(), data()))
+    trainer.train()
+    trainer.save_model(str(tmp_path / "out"))
+    AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert trainer.state.log_history[-1]["train_loss"] > 0
+
+
+def test_other_weights_than_0_and_1_must_be_asked_for() -> None:
+    encoder = ChatEncoder(make_tokenizer(), max_length=99)
+    with pytest.raises(DataError, match=r"weight 0\.25") as caught:
+        encoder.parse(row(7, messages=TURNS))
+    assert caught.value.place == "data.jsonl:7" and "--turn_weights" in str(caught.value)
+
+
+@pytest.mark.parametrize(("flags", "words"), [(["--packing"], "packed rows"), (["--loss_type", "dft"], "the loss dft")])
+def test_what_does_not_go_with_weights_is_refused(flags: list[str], words: str) -> None:
+    args = parse_arguments("sft", ["--output_dir", "o", "--turn_weights", *flags])[-1]
+    assert words in str(next(iter(check_turn_weights(args))))

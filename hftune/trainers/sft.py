@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import SFTArguments
 from hftune.data.splits import Splits
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.evaluation import TokenLossMixin
+from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
 
 
 class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
@@ -41,6 +41,15 @@ class SFTTrainer(HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
                 eval_dataset=data.evaluation,
                 **kwargs,
             )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL's; token accuracy and entropy of an evaluation are means over its tokens, not over its batches."""
+        if not self.model.training:
+            for name in ("entropy", "mean_token_accuracy"):
+                values = self._metrics["eval"][name]
+                if values:
+                    self._metrics["eval"][name] = [weighted_mean(values, self.tokens_per_batch)]
+        super().log(logs, start_time)
 
 
 @contextmanager

@@ -25,8 +25,9 @@ class TokenLossMixin:
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoader:
         """As the Trainer's, with as many records as fill every rank's last batch."""
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        dataset = given[eval_dataset] if isinstance(eval_dataset, str) else given
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # one of several, by its name
         if isinstance(dataset, Dataset):
             dataset = filled_up(dataset, self.args.eval_batch_size * self.args.world_size)
         return super().get_eval_dataloader(dataset)  # type: ignore[misc]

@@ -91,3 +91,16 @@ def test_filling_trains_nothing(tiny_model: Path) -> None:
     assert filled[:5] == data[:]
     assert all(set(row["labels"]) == {IGNORE_INDEX} for row in filled.select([5, 6, 7]))
     assert filled_up(data, 5) is data
+
+
+def test_several_sets_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "4"]
+    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
+    trainer.eval_dataset = {"all": data, "one": data.select([4])}
+    metrics = {**trainer.evaluate(), **trainer.evaluate(data.select([4]), metric_key_prefix="alone")}
+    assert metrics["eval_all_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)
+    assert metrics["eval_one_loss"] == pytest.approx(metrics["alone_loss"], abs=1e-6)
+    assert metrics["eval_one_loss"] != pytest.approx(metrics["eval_all_loss"], abs=1e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,25 +20,28 @@ class TokenLossMixin:
     records so that every rank has a full last batch. Here sums are added up, and repeated records train nothing.
     """
 
-    _loss_and_tokens = (0.0, 0)
+    tokens_per_batch: tuple[float, ...] = ()
+    """Trained tokens of each batch of the last evaluation, over all ranks."""
 
     def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoader:
         """As the Trainer's, with as many records as fill every rank's last batch."""
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        dataset = given[eval_dataset] if isinstance(eval_dataset, str) else given
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]  # one of several, by its name
         if isinstance(dataset, Dataset):
             dataset = filled_up(dataset, self.args.eval_batch_size * self.args.world_size)
         return super().get_eval_dataloader(dataset)  # type: ignore[misc]
 
     def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with the loss over all tokens."""
-        self._loss_and_tokens = (0.0, 0)
+        self._sums: list[tuple[float, int]] = []
         output = super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
-        totals = torch.tensor(self._loss_and_tokens, dtype=torch.float64, device=self.args.device)
-        loss, tokens = self.accelerator.reduce(totals, "sum").tolist()
+        sums = torch.tensor(self._sums, dtype=torch.float64, device=self.args.device).view(-1, 2)
+        losses, tokens = self.accelerator.reduce(sums, "sum").T.tolist()
+        self.tokens_per_batch = tuple(tokens)
         for name in output.metrics:
-            if name.endswith("_loss") and tokens:
-                output.metrics[name] = loss / tokens
+            if name.endswith("_loss") and sum(tokens):
+                output.metrics[name] = sum(losses) / sum(tokens)
         return output
 
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -45,13 +49,18 @@ class TokenLossMixin:
         # The first label of a row has no token before it.
         tokens = int((inputs["labels"][..., 1:] != IGNORE_INDEX).sum())
         result = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        if tokens:
-            loss, before = self._loss_and_tokens
-            self._loss_and_tokens = (loss + float(result[0]) * tokens, before + tokens)
-        elif not math.isfinite(float(result[0])):
+        self._sums.append((float(result[0]) * tokens if tokens else 0.0, tokens))
+        if not tokens and not math.isfinite(float(result[0])):
             # 0 / 0 of a batch of filling; the Trainer takes the mean of all of these before we replace it.
             result = (torch.zeros_like(result[0]), *result[1:])
         return result
+
+
+def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Of values that are means over `weights` tokens each; 0 for no token."""
+    assert len(values) == len(weights), "a value a batch"
+    total = sum(weights)
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total if total else 0.0
 
 
 def filled_up(dataset: Dataset, multiple: int) -> Dataset:

@@ -16,7 +16,7 @@ from hftune.arguments import SFTArguments
 from hftune.data.splits import Splits
 from hftune.data.streaming import StreamingDataset
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.evaluation import TokenLossMixin
+from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
 from hftune.trainers.streams import StreamMixin
 
 
@@ -63,6 +63,15 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer
         super()._set_signature_columns_if_needed()
         if "loss_weights" not in self._signature_columns:
             self._signature_columns.append("loss_weights")
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL's; token accuracy and entropy of an evaluation are means over its tokens, not over its batches."""
+        if not self.model.training:
+            for name in ("entropy", "mean_token_accuracy"):
+                values = self._metrics["eval"][name]
+                if values:
+                    self._metrics["eval"][name] = [weighted_mean(values, self.tokens_per_batch)]
+        super().log(logs, start_time)
 
 
 def sample_of(stream: StreamingDataset) -> Dataset:

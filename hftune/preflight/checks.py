@@ -104,6 +104,12 @@ def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> 
         return
     if not isinstance(training_args, PTArguments):
         yield ArgumentError("tokenised folders hold text without labels", place="--tokenized_dir", fix="use run_pt.py")
+    elif not training_args.packing:
+        yield ArgumentError(
+            "tokenised documents are joined into blocks",
+            place="--packing False, --tokenized_dir",
+            fix="leave --packing out; documents in a block do not see each other",
+        )
     for name in ("train_file_dir", "validation_file_dir", "validation_split_percentage"):
         if getattr(data_args, name):
             yield ArgumentError(

@@ -36,7 +36,8 @@ class Recorder(PTTrainer):
 
 
 def trainer_on(output: Path, *flags: str, mixture: Mixture | None = MIXTURE) -> Recorder:
-    args = parse_arguments("pt", ["--model_name_or_path", "none", "--output_dir", str(output), *FLAGS, *flags])[-1]
+    argv = ["--model_name_or_path", "none", "--output_dir", str(output), "--packing", "False", *FLAGS, *flags]
+    args = parse_arguments("pt", argv)[-1]
     records = [[number, 1, 2] for number in range(24)]
     data = Dataset.from_dict({"input_ids": records, "labels": records})
     config = LlamaConfig(

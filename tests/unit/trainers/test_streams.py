@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments import parse_arguments
 from hftune.data.splits import Splits
+from hftune.data.streaming import ORIGIN
 from hftune.errors import ArgumentError, DataError
 from hftune.trainers.blocks import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
@@ -33,7 +34,7 @@ def trainer_on(stage: str, output: Path, *flags: str, **stream: Any) -> Any:
         tokens: Counter[int]
 
         def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-            assert set(inputs) == {"input_ids", "labels", "attention_mask"}
+            assert ORIGIN not in inputs
             self.tokens.update(inputs["input_ids"].flatten().tolist())
             return super().compute_loss(model, inputs, *args, **kwargs)
 

@@ -133,6 +133,12 @@ def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> 
 
 
 def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    if not training_args.packing:
+        yield ArgumentError(
+            "tokenised documents are joined into blocks",
+            place="--packing False, --tokenized_dir",
+            fix="leave --packing out; documents in a block do not see each other",
+        )
     for name in ("max_train_samples", "max_eval_samples"):
         if getattr(data_args, name) > 0:
             yield ArgumentError(

@@ -42,6 +42,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([*TOKENIZED, "--num_samples_each_epoch", "0"], ["--num_samples_each_epoch"]),
         ([*TOKENIZED, "--accelerator_config", '{"split_batches": true}'], ["split_batches", "--accelerator_config"]),
         ([*TOKENIZED, "--accelerator_config", '{"dispatch_batches": true}'], ["dispatch_batches"]),
+        ([*TOKENIZED, "--packing", "False"], ["tokenised documents are joined into blocks"]),
         ([*TOKENIZED, "--auto_find_batch_size"], ["--auto_find_batch_size"]),
         ([*TOKENIZED, "--train_sampling_strategy", "sequential"], ["--shuffle_buffer 0"]),
         (["--train_file_dir", ".", "--weights", "1,2"], ["--weights", "it goes with --tokenized_dir"]),

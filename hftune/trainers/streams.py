@@ -16,7 +16,7 @@ from hftune.data.progress import Progress, merged
 from hftune.data.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-from hftune.logging import get_logger
+from hftune.logging import get_logger, notice
 from hftune.trainers.blocks import LOADER_STATE_NAME, read_state
 
 
@@ -29,13 +29,18 @@ class StreamMixin:
     """
 
     def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`; a stream is told where it stands first."""
+        """As `Trainer.train`; a stream is told where it stands first, and says in the end what it had to drop."""
         if isinstance(self.train_dataset, StreamingDataset) and resume_from_checkpoint:
             state, steps = read_state(str(resume_from_checkpoint))
             self.train_dataset.resume(state)
             self.args.ignore_data_skip = True
             get_logger().info("data: going on after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+        if isinstance(self.train_dataset, StreamingDataset):
+            dropped = self.stream_progress().totals()["dropped"]
+            if dropped:
+                notice(f"{dropped} records of the stream gave no example and were dropped")
+        return result
 
     def get_train_dataloader(self: Any) -> DataLoader:
         """As the Trainer's; batches of a stream also carry the origins of their examples."""

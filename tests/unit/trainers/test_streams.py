@@ -16,6 +16,7 @@ from hftune.arguments import parse_arguments
 from hftune.data.splits import Splits
 from hftune.data.streaming import ORIGIN
 from hftune.errors import ArgumentError, DataError
+from hftune.logging import notices
 from hftune.trainers.blocks import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
@@ -86,6 +87,13 @@ def test_a_bad_record_is_said_in_its_own_words(workers: str, tmp_path: Path) -> 
     with pytest.raises(DataError) as error:
         trainer.train()
     assert str(error.value) == "bad record\n  where: numbers.jsonl:18"
+
+
+def test_dropped_records_are_said(tmp_path: Path) -> None:
+    """Portions of 4: the first has one record without an example, the second a bad one; 6 are trained."""
+    given = {"bad": frozenset({5}), "empty": frozenset({2}), "drop_bad_records": True}
+    trainer_on("pt", tmp_path, "--max_steps", "2", **given).train()
+    assert "2 records of the stream gave no example and were dropped" in notices()
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:

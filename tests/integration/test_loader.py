@@ -109,7 +109,7 @@ def test_gone_on_with_a_smaller_batch(leg: Callable[..., Leg]) -> None:
     assert any("16 are left to 1 epoch" in said for said in second.manifest["notices"])
 
 
-@pytest.mark.parametrize("world", ["zero2", "zero3"])
+@pytest.mark.parametrize("world", ["zero2", pytest.param("zero3", marks=pytest.mark.slow)])
 def test_deepspeed_goes_on_where_it_was(leg: Callable[..., Leg], world: str) -> None:
     first = leg("first", world, "--max_steps", "6", "--save_steps", "6", batch=1, accumulation=2)
     going_on = ("--resume_from_checkpoint", str(first.folder / "checkpoint-6"), "--num_train_epochs", "1")

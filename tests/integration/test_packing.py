@@ -10,7 +10,7 @@ import pytest
 PACKING = ("--packing", "True", "--max_length", "176")
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_packed_conversations_train_alike(stage_run: Callable, method: str) -> None:
     alone = stage_run("sft", method, "single", PACKING)
     packed = alone.manifest["data"]["train"]["packing"]

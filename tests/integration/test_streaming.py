@@ -13,7 +13,9 @@ import pytest
 TOKENS = 240
 
 
-@pytest.mark.parametrize("launcher", ["torchrun --nproc_per_node 2", "deepspeed --num_gpus 2"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun --nproc_per_node 2", marks=pytest.mark.slow), "deepspeed --num_gpus 2"]
+)
 def test_stopped_on_two_processes_and_gone_on_with(
     run: Callable, tiny_model: Path, tmp_path: Path, launcher: str
 ) -> None:

@@ -68,7 +68,7 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer
         """As TRL's; token accuracy and entropy of an evaluation are means over its tokens, not over its batches."""
         if not self.model.training:
             for name in ("entropy", "mean_token_accuracy"):
-                values = self._metrics["eval"][name]
+                values = self._metrics["eval"].get(name)  # looking it up with [] would make an empty entry
                 if values:
                     self._metrics["eval"][name] = [weighted_mean(values, self.tokens_per_batch)]
         super().log(logs, start_time)

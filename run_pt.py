@@ -14,10 +14,10 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
+    from hftune.data.corpus.streams import open_stream
+    from hftune.data.corpus.tokenized import open_tokenized
     from hftune.data.splits import load_splits
-    from hftune.data.streams import open_stream
     from hftune.data.tokenization import TextEncoder
-    from hftune.data.tokenized import open_tokenized
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer

@@ -12,8 +12,8 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
+    from hftune.data.corpus.streams import open_stream
     from hftune.data.splits import load_splits
-    from hftune.data.streams import open_stream
     from hftune.data.tokenization import ChatEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm

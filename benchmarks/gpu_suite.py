@@ -69,7 +69,7 @@ def make_model(folder: Path, *, quick: bool) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from hftune.data.dummy import dummy_chunks
+    from hftune.data.readers.dummy import dummy_chunks
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

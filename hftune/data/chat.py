@@ -21,7 +21,7 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from hftune.data.messages import Message
+from hftune.data.records.messages import Message
 from hftune.errors import DataError
 
 _REASONING = frozenset(("reasoning", "reasoning_content", "thinking"))

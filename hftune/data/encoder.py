@@ -19,8 +19,8 @@ from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.columns import apply_columns, check_columns, columns_found
 from hftune.data.encoding import Counts, all_dropped
+from hftune.data.readers.columns import apply_columns, check_columns, columns_found
 from hftune.data.sources import Chunk, Row
 from hftune.data.workers import in_order
 from hftune.errors import DataError

@@ -21,8 +21,8 @@ from hftune.arguments import DPOArguments, GRPOArguments, RLOOArguments, RMArgum
 from hftune.data.chat import render, require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
-from hftune.data.messages import Message
 from hftune.data.prefixes import PrefixEncoder, token_span
+from hftune.data.records.messages import Message
 from hftune.data.schemas import Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder

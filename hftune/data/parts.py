@@ -15,12 +15,12 @@ from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments import DataArguments
 from hftune.data.cache import cached, fingerprint
-from hftune.data.columns import parse_columns
-from hftune.data.dummy import FILE, dummy_chunks
 from hftune.data.encoder import Encoder, write_tokenised
 from hftune.data.encoding import Counts, all_dropped
-from hftune.data.hub import data_files
 from hftune.data.packing import Packing, packed
+from hftune.data.readers.columns import parse_columns
+from hftune.data.readers.dummy import FILE, dummy_chunks
+from hftune.data.readers.hub import data_files
 from hftune.data.sources import Chunk, chunks, first_rows
 from hftune.data.workers import default_workers
 from hftune.distributed import ranks

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hftune.data import fields
-from hftune.data.content import text_of
-from hftune.data.formats import (
+from hftune.data.readers.base import Row
+from hftune.data.records import fields
+from hftune.data.records.content import text_of
+from hftune.data.records.formats import (
     ASKS,
     CONVERSATIONS,
     FORMATS,
@@ -25,9 +26,8 @@ from hftune.data.formats import (
     unknown_format,
     wrong_stage,
 )
-from hftune.data.messages import Message, is_message, parse_messages
-from hftune.data.preferences import Preference, checked_prompt, refuse_weights, to_preference
-from hftune.data.readers.base import Row
+from hftune.data.records.messages import Message, is_message, parse_messages
+from hftune.data.records.preferences import Preference, checked_prompt, refuse_weights, to_preference
 from hftune.errors import DataError
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.chat import Finder, Renderer, common_start
-from hftune.data.messages import Message
+from hftune.data.records.messages import Message
 from hftune.errors import DataError
 
 Span = tuple[int, int]

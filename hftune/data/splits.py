@@ -10,13 +10,13 @@ from typing import Any
 from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
+from hftune.data.corpus.mixing import Mixture
 from hftune.data.encoder import Encoder, without_counts
 from hftune.data.encoding import Counts
-from hftune.data.mixing import Mixture
 from hftune.data.packing import Packing, packings
 from hftune.data.parts import Part, divide, first, generated_part, join, load_part, pack_part, take
+from hftune.data.readers.specs import parse_sources
 from hftune.data.saved import load_tokenised
-from hftune.data.specs import parse_sources
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hftune.arguments import DataArguments, PTArguments, SFTArguments, StageArguments
-from hftune.data.columns import parse_columns
-from hftune.data.hub import is_there_or_on_the_hub
-from hftune.data.specs import parse_sources
+from hftune.data.readers.columns import parse_columns
+from hftune.data.readers.hub import is_there_or_on_the_hub
+from hftune.data.readers.specs import parse_sources
 from hftune.errors import ArgumentError, UserError
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
-from hftune.data.mixing import Mixture, MixtureSampler
+from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric

@@ -11,8 +11,8 @@ from torch.utils.data import Sampler
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hftune.data.loader import BlockDataset, InOrder
-from hftune.data.streaming import StreamingDataset
+from hftune.data.corpus.loader import BlockDataset, InOrder
+from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import GRPOArguments, RLOOArguments
-from hftune.data.mixing import LookedUp, MixtureSampler
+from hftune.data.corpus.mixing import LookedUp, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.rewards import Rewards

@@ -13,8 +13,8 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import SFTArguments
+from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import Splits
-from hftune.data.streaming import StreamingDataset
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
 from hftune.trainers.streams import StreamMixin

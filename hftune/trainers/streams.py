@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hftune.data.progress import Progress, merged
-from hftune.data.streaming import ORIGIN, StreamingDataset
+from hftune.data.corpus.progress import Progress, merged
+from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice

@@ -17,7 +17,7 @@ from hftune.distributed import ranks
 from hftune.errors import run_script
 from hftune.stage import find_checkpoint
 from hftune.trainers.pt import PTTrainer
-from tests.unit.data.streams import stream_of
+from tests.unit.data.corpus.streams import stream_of
 
 
 class Recorder(PTTrainer):

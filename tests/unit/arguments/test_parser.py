@@ -10,7 +10,7 @@ import pytest
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, parse_arguments
 from hftune.arguments.aliases import ALIASES, DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE, STAGE_ALIASES
 from hftune.arguments.parser import STAGES, HftuneParser, parse_merge_arguments
-from hftune.data.columns import parse_columns
+from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 
 OUT = ["--output_dir", "out"]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -246,7 +247,7 @@ def fuzzed_file(seed: int) -> tuple[str, bytes]:
     if rng.random() < 0.35:
         content = damage(content, rng)
     if rng.random() < 0.2 and make is not columnar:
-        packed, pack = rng.choice([(".gz", gzip.compress), (".zst", zstandard.compress)])
+        packed, pack = rng.choice([(".gz", partial(gzip.compress, mtime=0)), (".zst", zstandard.compress)])
         suffix, content = suffix + packed, pack(content)
         if rng.random() < 0.4:
             content = damage(content, rng)

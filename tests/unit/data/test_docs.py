@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hftune.data.formats import ASKS, FORMATS, PAIRS
-from hftune.data.messages import _WEIGHTS
+from hftune.data.records.formats import ASKS, FORMATS, PAIRS
+from hftune.data.records.messages import _WEIGHTS
 from hftune.data.sources import SUFFIXES
 
 ROOT = Path(__file__).parents[3]
@@ -18,8 +18,8 @@ ABOUT_RUNS = {"data set not found", "empty file", "unusable record"}
 # The modules that this page is about; chat templates and tokenising have kinds of their own.
 MODULES = [
     *(ROOT / "hftune" / "data" / "readers").glob("*.py"),
-    *(ROOT / "hftune" / "data" / f"{name}.py" for name in ("columns", "content", "fields", "formats", "functions")),
-    *(ROOT / "hftune" / "data" / f"{name}.py" for name in ("messages", "nested", "preferences", "schemas", "sources")),
+    *(ROOT / "hftune" / "data" / "records").glob("*.py"),
+    *(ROOT / "hftune" / "data" / f"{name}.py" for name in ("schemas", "sources")),
 ]
 
 

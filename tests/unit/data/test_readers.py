@@ -355,7 +355,7 @@ def test_a_file_of_another_kind(tmp_path: Path, name: str) -> None:
         ("a.json", b"[\n]"),
         ("a.csv", b"a,b\n"),
         ("a.csv", b"\n"),
-        ("a.jsonl.gz", gzip.compress(b"\n")),
+        ("a.jsonl.gz", gzip.compress(b"\n", mtime=0)),
         ("a.jsonl.zst", zstandard.compress(b"")),
         ("a.parquet", None),
         ("a.arrow", None),

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hftune.data.formats import FORMATS
+from hftune.data.records.formats import FORMATS
 from hftune.data.schemas import (
     describe_format,
     to_conversation,

@@ -13,9 +13,9 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments import DataArguments, parse_arguments
+from hftune.data.corpus.mixing import Mixture
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts
-from hftune.data.mixing import Mixture
 from hftune.data.packing import PackStats
 from hftune.data.parts import hold_out
 from hftune.data.sources import Row

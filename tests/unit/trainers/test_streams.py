@@ -13,15 +13,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments import parse_arguments
+from hftune.data.corpus.streaming import ORIGIN
 from hftune.data.splits import Splits
-from hftune.data.streaming import ORIGIN
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from hftune.trainers.blocks import LOADER_STATE_NAME
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.corpus.streams import stream_of
 from tests.unit.data.helpers import make_tokenizer
-from tests.unit.data.streams import stream_of
 
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
 FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "3", "--logging_steps", "1"]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hftune.arguments import DataArguments
+from hftune.data.corpus.tokenized import find_folders, open_tokenized, read_weights
 from hftune.data.tokenization import TextEncoder
-from hftune.data.tokenized import find_folders, open_tokenized, read_weights
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
-from tests.unit.data.corpora import write_corpus
+from tests.unit.data.corpus.corpora import write_corpus
 from tests.unit.data.helpers import make_tokenizer
 
 

@@ -11,10 +11,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DataArguments, PTArguments
-from hftune.data.documents import Documents
+from hftune.data.corpus.documents import Documents
+from hftune.data.corpus.loader import BlockDataset, HeldOutBlocks, Settings
+from hftune.data.corpus.mixing import as_shares
 from hftune.data.encoder import Encoder
-from hftune.data.loader import BlockDataset, HeldOutBlocks, Settings
-from hftune.data.mixing import as_shares
 from hftune.data.saved import INDEX, check_index, held_out_beside
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError, DataError

@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from hftune.data.order import permutation
+from hftune.data.corpus.order import permutation
 from hftune.errors import ArgumentError
 
 

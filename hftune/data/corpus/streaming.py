@@ -6,9 +6,9 @@ example is three numbers: epoch, portion, example. Each example carries them, an
 were *trained*, not those that were fetched. On going on, in any world, the portions that are not done are dealt out
 anew; only the portions in hand are tokenised once more.
 
-Against tokenised folders (`hftune.data.loader`) it costs the tokenising while training, mixes only records of one
-portion, leaves a short block at the end of each portion, knows no length, and which examples share a step depends on
-the world. Every worker looks for the borders of all portions, but parses and tokenises only its own.
+Against tokenised folders (`loader.py`) it costs the tokenising while training, mixes only records of one portion,
+leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
+world. Every worker looks for the borders of all portions, but parses and tokenises only its own.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.order import permutation
-from hftune.data.progress import Origin, Progress, from_dict
+from hftune.data.corpus.order import permutation
+from hftune.data.corpus.progress import Origin, Progress, from_dict
 from hftune.data.sources import Row
 from hftune.errors import DataError
 
@@ -125,7 +125,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         """What a checkpoint must hold, as plain values for JSON.
 
         Args:
-            progress: Of all ranks together (`hftune.data.progress.merged`).
+            progress: Of all ranks together (`hftune.data.corpus.progress.merged`).
         """
         return {"kind": STATE_KIND, "settings": asdict(self.settings), **progress.to_dict()}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.specs import SourceSpec, parse_sources
+from hftune.data.readers.specs import SourceSpec, parse_sources
 from hftune.errors import ArgumentError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hftune.data.nested import from_json
+from hftune.data.records.nested import from_json
 from hftune.errors import DataError, shown
 
 BAD_CALL = "broken function call"

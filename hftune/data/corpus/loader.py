@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.documents import Documents
-from hftune.data.mixing import Schedule
-from hftune.data.order import Piece, SourceOrder
+from hftune.data.corpus.documents import Documents
+from hftune.data.corpus.mixing import Schedule
+from hftune.data.corpus.order import Piece, SourceOrder
 from hftune.errors import DataError
 
 LOGICAL_SHARDS = 2048

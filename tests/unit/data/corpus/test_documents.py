@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hftune.data.documents import Documents
+from hftune.data.corpus.documents import Documents
 from hftune.errors import DataError
-from tests.unit.data.corpora import write_corpus
+from tests.unit.data.corpus.corpora import write_corpus
 
 LENGTHS = [3, 0, 5, 1, 4, 2, 0]
 

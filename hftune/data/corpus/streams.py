@@ -11,16 +11,16 @@ import numpy as np
 
 from hftune.arguments import DataArguments, StageArguments
 from hftune.data.cache import fingerprint
-from hftune.data.columns import apply_columns, parse_columns
+from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.data.encoder import Encoder
 from hftune.data.encoding import Counts
-from hftune.data.hub import data_files
 from hftune.data.packing import packings
 from hftune.data.parts import join
+from hftune.data.readers.columns import apply_columns, parse_columns
+from hftune.data.readers.hub import data_files
+from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import Chunk, Row, chunks
-from hftune.data.specs import parse_sources
 from hftune.data.splits import Splits, encoders_of, load_sources, pack_sources
-from hftune.data.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.distributed import ranks
 from hftune.errors import DataError
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset, Features, List, Value
 
-from hftune.data.documents import Documents
+from hftune.data.corpus.documents import Documents
 
 
 def write_corpus(folder: Path, lengths: Sequence[int], first_token: int = 0, rows_per_chunk: int = 1000) -> Path:

@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
+from hftune.data.corpus.streaming import StreamingDataset, StreamSettings
 from hftune.data.sources import Row
-from hftune.data.streaming import StreamingDataset, StreamSettings
 from hftune.errors import DataError
 
 

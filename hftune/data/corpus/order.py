@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hftune.data.documents import Documents
+from hftune.data.corpus.documents import Documents
 
 
 class Piece(NamedTuple):

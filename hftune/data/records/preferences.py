@@ -7,11 +7,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.data import fields
-from hftune.data.content import NOT_TEXT
-from hftune.data.formats import pair_format, refuse_media, unknown_format
-from hftune.data.messages import BAD_WEIGHT, Message, parse_messages
 from hftune.data.readers.base import Row
+from hftune.data.records import fields
+from hftune.data.records.content import NOT_TEXT
+from hftune.data.records.formats import pair_format, refuse_media, unknown_format
+from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages
 from hftune.errors import DataError, shown
 
 EQUAL = "equal answers"

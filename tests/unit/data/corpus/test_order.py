@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.order import Piece, SourceOrder, permutation
-from tests.unit.data.corpora import InMemory
+from hftune.data.corpus.order import Piece, SourceOrder, permutation
+from tests.unit.data.corpus.corpora import InMemory
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)
 

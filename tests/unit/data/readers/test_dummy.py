@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.data.dummy import KINDS, dummy_chunks
+from hftune.data.readers.dummy import KINDS, dummy_chunks
 from hftune.data.schemas import to_conversation, to_labelled, to_preference, to_prompt, to_text
 from hftune.data.sources import Row
 from hftune.errors import ArgumentError

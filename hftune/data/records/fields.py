@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hftune.data.content import text_of
-from hftune.data.formats import PROMPTS, TURNS, filled, first_fit
-from hftune.data.functions import parse_tools
-from hftune.data.messages import NO_TURNS, Message, is_message, parse_messages
-from hftune.data.nested import from_json
 from hftune.data.readers.base import Row
+from hftune.data.records.content import text_of
+from hftune.data.records.formats import PROMPTS, TURNS, filled, first_fit
+from hftune.data.records.functions import parse_tools
+from hftune.data.records.messages import NO_TURNS, Message, is_message, parse_messages
+from hftune.data.records.nested import from_json
 from hftune.errors import DataError, shown
 
 NO_QUESTION = "empty question"

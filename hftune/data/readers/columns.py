@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hftune.data.nested import from_json
 from hftune.data.readers.base import Row
+from hftune.data.records.nested import from_json
 from hftune.errors import ArgumentError, DataError
 
 _FLAG = "--columns"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.documents import Documents
-from hftune.data.loader import BlockDataset, HeldOutBlocks, InOrder, Settings
+from hftune.data.corpus.documents import Documents
+from hftune.data.corpus.loader import BlockDataset, HeldOutBlocks, InOrder, Settings
 from hftune.errors import DataError
-from tests.unit.data.corpora import InMemory, write_corpus
+from tests.unit.data.corpus.corpora import InMemory, write_corpus
 
 CORPORA = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=25).filter(any), min_size=1, max_size=4)
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.progress import Origin, Progress, from_dict, merged
-from hftune.data.streaming import ORIGIN, StreamingDataset, join_examples
+from hftune.data.corpus.progress import Origin, Progress, from_dict, merged
+from hftune.data.corpus.streaming import ORIGIN, StreamingDataset, join_examples
 from hftune.errors import DataError
-from tests.unit.data.streams import stream_of
+from tests.unit.data.corpus.streams import stream_of
 
 Seen = Counter[tuple[int, int]]
 """Epoch and token."""
@@ -32,7 +32,7 @@ def worker_of(stream: StreamingDataset, worker: int, workers: int) -> Iterator[d
     examples = iter(stream)
     info = SimpleNamespace(id=worker, num_workers=workers) if workers else None
     while True:
-        with mock.patch("hftune.data.streaming.get_worker_info", lambda: info):
+        with mock.patch("hftune.data.corpus.streaming.get_worker_info", lambda: info):
             yield next(examples)
 
 

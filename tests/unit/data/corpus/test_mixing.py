@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hftune.data.mixing import LookedUp, Mixture, MixtureSampler, Schedule, as_shares, largest_remainder
+from hftune.data.corpus.mixing import LookedUp, Mixture, MixtureSampler, Schedule, as_shares, largest_remainder
 from hftune.errors import ArgumentError
 
 SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=6)

@@ -1,0 +1,1 @@
+"""What a record says: its messages, its answers, the format that it is in."""

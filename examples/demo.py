@@ -83,14 +83,14 @@ def steps(out: Path, base: Path) -> list[Step]:
             "rl",
             out / "sft-merged",
             f"--rl_algorithm grpo --reward_model_path {out}/rm-merged --train_file_dir {DATA}/prompts"
-            " --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 48 --max_steps 12"
+            " --per_device_train_batch_size 4 --num_generations 4 --max_completion_length 48 --max_steps 18"
             " --learning_rate 1e-3 --beta 0.02",
         ),
         merge("rl"),
         train(
             "dpo",
             out / "sft-merged",
-            f"{pairs} {sorted_by_length} --max_train_samples 64 --max_eval_samples 24"
+            f"{pairs} {sorted_by_length} --max_train_samples 48 --max_eval_samples 24"
             " --per_device_train_batch_size 2 --num_train_epochs 1 --learning_rate 2e-4 --max_length 192",
         ),
         merge("dpo"),

@@ -14,16 +14,18 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 
 from __future__ import annotations
 
+import re
 from itertools import chain, count, pairwise
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from hftune.data.records.messages import Message
 from hftune.errors import DataError
 
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REASONING = frozenset(("reasoning", "reasoning_content", "thinking"))
 """Keys of a turn that transformers gives each other's names, so that any template finds the one it reads."""
 
@@ -113,6 +115,19 @@ class Renderer:
             # For its message.
             return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
 
+    def marks(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[tuple[int, int]] | None:
+        """What the template itself marks as generated with {% generation %}: (start, end) in characters.
+
+        None where it marks nothing.
+        """
+        chosen = self.tokenizer.get_chat_template(tools=tools)
+        if not _MARKED.search(chosen):
+            return None
+        _, found = render_jinja_template(
+            [messages], tools=tools, chat_template=chosen, return_assistant_tokens_mask=True, **self.special
+        )
+        return [(start, end) for start, end in found[0]]
+
     def _template(self, tools: bool) -> Any:
         """The compiled template; a tokenizer may have one of its own for tools."""
         if tools not in self.compiled:
@@ -148,11 +163,23 @@ def render_with_spans(
 class Finder:
     """Renders one conversation and finds its turns.
 
+    Args:
+        by_marks: Take what the template marks with {% generation %}, if it does. That may cover what the generation
+            prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
+
     Raises:
         DataError: The template refuses the conversation.
     """
 
-    def __init__(self, messages: list[Message], renderer: Renderer, tools: list[dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        messages: list[Message],
+        renderer: Renderer,
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        by_marks: bool = False,
+    ) -> None:
+        self.by_marks = by_marks
         self.messages, self.renderer, self.tools = messages, renderer, tools
         self.text = text = renderer(messages, tools)
         self.beginnings: dict[tuple[int, bool], str | None] = {}
@@ -163,13 +190,32 @@ class Finder:
         """As `render_with_spans`."""
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         chosen = turns[-1:] if last_turn_only else turns
-        spans = [self.span(index) for index in chosen if self.messages[index].get("weight") != 0]
+        marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
+        # A template that marks a turn in pieces, or not at all, says less than what can be found.
+        places = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
+        spans = [
+            self._marked(index, *places[index]) if index in places else self.span(index)
+            for index in chosen
+            if self.messages[index].get("weight") != 0
+        ]
+        eos = str(self.renderer.tokenizer.eos_token or "\0")
+        for _, end in spans:
+            assert not self.text[end:].lstrip().startswith(eos), "an end of text after a turn is the turn's own"
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise DataError(
                     "this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT, kind=_REWRITTEN
                 )
         return spans
+
+    def _marked(self, index: int, start: int, end: int) -> tuple[int, int]:
+        """The turn as the template marks it, with its terminator, which a mark may leave out."""
+        self._check_nothing_lost(index, self.text[start:end])
+        try:
+            found = self.span(index)[1]
+        except DataError:
+            return start, end
+        return start, found if self.text[end:found].strip() else end
 
     def beginning(self, count: int, *, prompt: bool = False) -> str | None:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""

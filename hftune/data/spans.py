@@ -69,11 +69,18 @@ class SpanFinder:
         tokenizer: With the chat template to use.
         whole: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
+        by_marks: As `chat.Finder`'s.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, whole: bool = False, last_turn_only: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        whole: bool = False,
+        last_turn_only: bool = False,
+        by_marks: bool = False,
     ) -> None:
+        self.by_marks = by_marks
         self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
         self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], _Form | None] = {}
@@ -93,7 +100,7 @@ class SpanFinder:
             found = self._by_form(messages)
             if found is not None:
                 return found
-        finder = Finder(messages, self.render, tools)
+        finder = Finder(messages, self.render, tools, by_marks=self.by_marks)
         return finder.text, finder.spans(last_turn_only=self.last_turn_only), self._weights(messages)
 
     def _weights(self, messages: list[Message]) -> list[float]:
@@ -124,7 +131,7 @@ class SpanFinder:
         """The form of conversations with these roles; None where the template does not show one."""
         words = [f"HFTUNE{number}PART" for number in range(len(roles))]
         try:
-            finder = Finder(_conversation(roles, words), self.render)
+            finder = Finder(_conversation(roles, words), self.render, by_marks=self.by_marks)
             spans = finder.spans(last_turn_only=self.last_turn_only)
             padded = self.render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
         except DataError:

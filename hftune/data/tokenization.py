@@ -114,6 +114,7 @@ class ChatEncoder(Encoder):
         train_on_inputs: Train on every token instead.
         last_turn_only: Train only on the last assistant turn.
         turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
+        by_marks: Where a template marks what is generated, train that; without marks turns are located in the text.
 
     Raises:
         ArgumentError: Everything and the last turn only at once, or a length below 2.
@@ -131,6 +132,7 @@ class ChatEncoder(Encoder):
         train_on_inputs: bool = False,
         last_turn_only: bool = False,
         turn_weights: bool = False,
+        by_marks: bool = True,
     ) -> None:
         check_length(max_length, "--max_length")
         if train_on_inputs and last_turn_only:
@@ -143,7 +145,7 @@ class ChatEncoder(Encoder):
         require_chat_template(tokenizer)
         self.tokenizer = tokenizer
         self.max_length, self.turn_weights = max_length, turn_weights
-        self.finder = SpanFinder(tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only)
+        self.finder = SpanFinder(tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only, by_marks=by_marks)
         self.prefixes = PrefixEncoder(tokenizer, max_length)
         columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
         if turn_weights:
@@ -169,6 +171,7 @@ class ChatEncoder(Encoder):
             train_on_inputs=self.finder.whole,
             last_turn_only=self.finder.last_turn_only,
             turn_weights=self.turn_weights,
+            by_marks=self.finder.by_marks,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -179,6 +182,7 @@ class ChatEncoder(Encoder):
             "train_on_inputs": self.finder.whole,
             "last_turn_only": self.finder.last_turn_only,
             "turn_weights": self.turn_weights,
+            "by_marks": self.finder.by_marks,
         }
 
     def parse(self, row: Row) -> tuple[str, list[Span], list[float]]:

@@ -36,12 +36,14 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def example(name: str, kind: str) -> tuple[Any, dict[str, list[int]]]:
+def example(name: str, kind: str, *, by_marks: bool = False) -> tuple[Any, dict[str, list[int]]]:
     """The tokenizer with a template, and a conversation by it; skips where the template refuses the conversation."""
     tokenizer = make_tokenizer(SMOLLM2 if name == "SmolLM2" else template(name))
     tools = {"tools": TOOLS} if kind == "tools" else {}
     try:
-        dataset, _ = tokenize_chat([row(messages=CONVERSATIONS[kind], **tools)], tokenizer, max_length=4096)
+        dataset, _ = tokenize_chat(
+            [row(messages=CONVERSATIONS[kind], **tools)], tokenizer, max_length=4096, by_marks=by_marks
+        )
     except DataError as error:
         # Said with its reason, never masked on a guess.
         assert (
@@ -53,8 +55,11 @@ def example(name: str, kind: str) -> tuple[Any, dict[str, list[int]]]:
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str) -> None:
-    tokenizer, found = example(name, kind)
+@pytest.mark.parametrize("by_marks", [False, True])
+def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, by_marks: bool) -> None:
+    if by_marks and name not in MARKED:
+        pytest.skip("nothing is marked")
+    tokenizer, found = example(name, kind, by_marks=by_marks)
     messages = CONVERSATIONS[kind]
     text = render(messages, tokenizer, TOOLS if kind == "tools" else None)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -73,6 +78,25 @@ def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str) -
             if first >= start and last <= start + len(content) and first < last
         ]
         assert inside and set(inside) == {message["role"] == "assistant"}, content
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+@pytest.mark.parametrize("name", MARKED)
+def test_marks_are_taken_where_there_are_some(name: str, kind: str) -> None:
+    """As the template marks them, and the terminator besides."""
+    tokenizer, found = example(name, kind, by_marks=True)
+    tools = {"tools": TOOLS} if kind == "tools" else {}
+    marked = tokenizer.apply_chat_template(
+        CONVERSATIONS[kind], return_dict=True, return_assistant_tokens_mask=True, **tools
+    )
+    assert found["input_ids"] == marked["input_ids"]
+    ours = [label != IGNORE_INDEX for label in found["labels"]]
+    theirs = [bool(mark) for mark in marked["assistant_masks"]]
+    more = [token for token, mine, other in zip(found["input_ids"], ours, theirs, strict=True) if mine and not other]
+    less = [token for token, mine, other in zip(found["input_ids"], ours, theirs, strict=True) if other and not mine]
+    assert tokenizer.decode(more).replace("<|endoftext|>", "").replace("<|tool_response>", "").strip() == ""
+    # Phi-3 marks a turn in two pieces, so its turns are located: without the line break after the last.
+    assert not less or (name.startswith("phi3") and not tokenizer.decode(less).strip())
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,11 +33,12 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 @pytest.mark.parametrize("name", NAMES)
 def test_same_as_the_exact_finder(name: str) -> None:
     tokenizer = make_tokenizer(template(name))
-    for last_turn_only in (False, True):
-        finder = SpanFinder(tokenizer, last_turn_only=last_turn_only)
+    for last_turn_only, by_marks in itertools.product((False, True), repeat=2):
+        finder = SpanFinder(tokenizer, last_turn_only=last_turn_only, by_marks=by_marks)
         for messages in CONVERSATIONS:
             try:
-                expected = render_with_spans(messages, tokenizer, last_turn_only=last_turn_only)
+                exact = Finder(messages, Renderer(tokenizer), by_marks=by_marks)
+                expected = exact.text, exact.spans(last_turn_only=last_turn_only)
             except DataError as error:
                 with pytest.raises(DataError) as caught:
                     finder(messages)
@@ -102,9 +104,9 @@ def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     class Counting(Finder):
-        def __init__(self, messages: Any, *args: Any) -> None:
+        def __init__(self, messages: Any, *args: Any, **kwargs: Any) -> None:
             calls.append(len(messages))
-            super().__init__(messages, *args)
+            super().__init__(messages, *args, **kwargs)
 
     monkeypatch.setattr(spans_module, "Finder", Counting)
     finder = SpanFinder(make_tokenizer())

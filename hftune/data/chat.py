@@ -198,15 +198,23 @@ class Finder:
             for index in chosen
             if self.messages[index].get("weight") != 0
         ]
-        eos = str(self.renderer.tokenizer.eos_token or "\0")
-        for _, end in spans:
-            assert not self.text[end:].lstrip().startswith(eos), "an end of text after a turn is the turn's own"
+        self._check_ends([end for _, end in spans])
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise DataError(
                     "this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT, kind=_REWRITTEN
                 )
         return spans
+
+    def _check_ends(self, ends: list[int]) -> None:
+        """An end of text right behind a turn is the turn's own: without it a model does not learn to stop."""
+        eos = str(self.renderer.tokenizer.eos_token or "\0")
+        if any(self.text[end:].lstrip().startswith(eos) for end in ends):
+            raise DataError(
+                f"this chat template writes {eos} behind a turn, and it cannot be told whether it ends the turn",
+                fix="Take it out of the record, or give another template with --chat_template.",
+                kind=_REWRITTEN,
+            )
 
     def _marked(self, index: int, start: int, end: int) -> tuple[int, int]:
         """The turn as the template marks it, with its terminator, which a mark may leave out."""

@@ -182,3 +182,9 @@ def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
     with pytest.raises(DataError, match="no chat template") as caught:
         require_chat_template(make_tokenizer(None))
     assert "--chat_template" in str(caught.value)
+
+
+def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
+    """A template without any terminator, and a user who writes one."""
+    with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
+        spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)

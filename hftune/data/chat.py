@@ -341,8 +341,15 @@ class Finder:
 
 def common_start(left: str, right: str) -> str:
     """What two texts begin with alike."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return left[: next((index for index, (one, other) in pairs if one != other), min(len(left), len(right)))]
+    low, high = 0, min(len(left), len(right))
+    # Halving, so that characters are compared in strides and not one by one.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return left[:low]
 
 
 def _parts(message: Message) -> list[tuple[str, str]]:

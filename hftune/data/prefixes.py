@@ -42,6 +42,11 @@ class PrefixEncoder:
         if self.max_length is None:
             return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
         done: list[tuple[Encoding, int] | None] = [None] * len(texts)
+        if not self.density.known:
+            # Without a first look the whole batch would be read much too far, or twice.
+            heads = [text[: self.max_length] for text in texts[:16]]
+            for head, found in zip(heads, self._encode(heads), strict=True):
+                self.density.learn(head, len(found))
         open_ = {index: min(len(text), self._reach(text)) for index, text in enumerate(texts)}
         while open_:
             prefixes = [texts[index][:reach] for index, reach in open_.items()]
@@ -88,6 +93,11 @@ class _Density:
 
     def __init__(self) -> None:
         self.sums = [0.0] * 5
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was met yet."""
+        return self.sums[0] > 0
 
     def characters(self, text: str) -> float:
         """The characters a token to expect in a text like this one."""

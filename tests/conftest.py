@@ -11,7 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no reason to fail: properties are checked, not their speed.
+hypothesis.settings.register_profile("hftune", deadline=None)
+hypothesis.settings.load_profile("hftune")
 
 ROOT = Path(__file__).parents[1]
 NETGUARD = ROOT / "tests" / "netguard"

@@ -74,5 +74,5 @@ def _call(item: Any) -> Any:
 def _one_thread() -> None:
     """Each worker is one process on one core; the tokenizer's threads do not survive a fork anyway."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # What the parent has loaded stays. Looking through it again and again for garbage took a tenth of the time.
+    # What the parent has loaded stays, so the collector need not look through it again and again.
     gc.freeze()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -43,13 +41,3 @@ def barrier() -> None:
     """Wait for every process; nothing without a process group."""
     if is_distributed():
         dist.barrier()
-
-
-@contextmanager
-def main_first() -> Iterator[None]:
-    """Let the first process of each machine through the block before the others, so that they find its cache."""
-    if local_rank() != 0:
-        barrier()
-    yield
-    if local_rank() == 0:
-        barrier()

@@ -76,8 +76,8 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
 def _keep_unpacked(model: PreTrainedModel) -> None:
     """Keep bitsandbytes from repacking 4-bit weights in the first evaluation on a CPU with AVX512-BF16.
 
-    The kernel of repacked weights has no gradient, so that training after an evaluation would go astray without a word
-    (gradients off by their own size), and DoRA would read the weights in the wrong order (bitsandbytes 0.50).
+    The kernel of repacked weights has no gradient, so that training after an evaluation would go astray without a word:
+    gradients are then off by their own size (bitsandbytes 0.50).
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

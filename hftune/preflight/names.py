@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
@@ -25,14 +26,13 @@ def check_names(
     fresh = adapter_args.use_peft and adapter_args.continued_adapter is None
     if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
         return
-    model = skeleton(model_args, training_args, scores=isinstance(training_args, RMArguments))
-    if model is None:
-        return
     try:
-        if fresh:
-            yield from _try_adapter(model, adapter_args, training_args)
-        else:
-            plan_freezing(model, adapter_args)
+        with zero.not_partitioned():
+            model = skeleton(model_args, training_args, scores=isinstance(training_args, RMArguments))
+            if model is not None and fresh:
+                yield from list(_try_adapter(model, adapter_args, training_args))
+            elif model is not None:
+                plan_freezing(model, adapter_args)
     except UserError as problem:
         yield problem
 

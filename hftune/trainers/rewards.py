@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import deepspeed as hf_deepspeed
 
 from hftune.arguments import ModelArguments
 from hftune.arguments.training import RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
+from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
@@ -72,17 +71,6 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model.requires_grad_(False)
     return model.eval(), tokenizer
-
-
-@contextmanager
-def not_partitioned() -> Iterator[None]:
-    """Load whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
-    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
-    hf_deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered
 
 
 def load_function(name: str) -> Callable[..., list[float]]:

@@ -67,9 +67,12 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     set_seed(training_args.seed)
     if adapter_args.continued_adapter:
         _say_settled(adapter_args, read_lora_config(adapter_args.continued_adapter))
-        return load_adapter(model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast)
-    adapted = inject(model, lora_config(model, adapter_args), autocast_adapter_dtype=autocast)
-    say_targets(adapted, adapter_args)
+        adapted = load_adapter(
+            model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
+        )
+    else:
+        adapted = inject(model, lora_config(model, adapter_args), autocast_adapter_dtype=autocast)
+        say_targets(adapted, adapter_args)
     _gather_for_adapters(adapted)
     if adapter_args.changes_base:
         remember_start(adapted)

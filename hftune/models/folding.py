@@ -25,6 +25,8 @@ def load_adapter(
     """
     config = read_lora_config(folder)
     config.base_model_name_or_path = model.name_or_path
+    if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
+        config.task_type = None  # peft's class for causal LMs wants a model that generates; a reward model does not
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:

@@ -185,6 +185,12 @@ def _check_config(
         )
     if goes_on:
         yield from _check_goes_on(folder, config, adapter_args, training_args)
+    elif config.task_type == "SEQ_CLS" and not isinstance(training_args, RMArguments):
+        yield ArgumentError(
+            f"the adapter in {folder} has a score head, and this stage trains a model without one",
+            place="--peft_path",
+            fix="fold adapters of causal LMs only",
+        )
 
 
 def _check_goes_on(

@@ -30,16 +30,14 @@ def check_names(
         with zero.not_partitioned():
             model = skeleton(model_args, training_args, scores=isinstance(training_args, RMArguments))
             if model is not None and fresh:
-                yield from list(_try_adapter(model, adapter_args, training_args))
+                yield from list(_try_adapter(model, adapter_args))
             elif model is not None:
                 plan_freezing(model, adapter_args)
     except UserError as problem:
         yield problem
 
 
-def _try_adapter(
-    model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
+def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
     """Put the adapter into the skeleton: whatever peft refuses, it refuses here."""
     config = lora_config(model, adapter_args)
     head = model.get_output_embeddings()
@@ -68,25 +66,11 @@ def _try_adapter(
             fix="name other modules",
         )
         return
-    yield from _check_parameters(adapted_parameters(adapted), adapter_args, training_args)
-
-
-def _check_parameters(
-    names: list[str], adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """Rules that hold where the flags made peft adapt parameters, as `all` does in a mixture of experts."""
-    if not names:
-        return
-    fix = "name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj"
-    if adapter_args.init_lora_weights not in ("true", "gaussian"):
+    # `all` makes peft adapt parameters as well in a mixture of experts.
+    parameters = adapted_parameters(adapted)
+    if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):
         yield ArgumentError(
-            f"{names[0]} is no module, and only modules can begin so",
+            f"{parameters[0].removeprefix('base_model.model.')} is no module, and only modules can begin so",
             place=f"--init_lora_weights {adapter_args.init_lora_weights}",
-            fix=fix,
-        )
-    if training_args.zero_stage == 3:
-        yield ArgumentError(
-            f"the adapter of {names[0]} reads it outside of its module, where ZeRO-3 has partitioned it (peft 0.21)",
-            place="--lora_target_modules, --deepspeed",
-            fix=f"{fix}; or use ZeRO-2",
+            fix="name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj",
         )

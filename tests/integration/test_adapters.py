@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 IDS = torch.arange(3, 35)[None]
 SAVED = ("--save_strategy", "steps", "--save_steps", "5")
@@ -121,6 +121,33 @@ def test_variants_train_alike(stage_run: Callable, tiny_model: Path, name: str) 
             for result in (alone, other)
         ]
         torch.testing.assert_close(logits(models[0]), logits(models[1]), atol=2e-2, rtol=1e-3)
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(workspace: Path, tiny_model: Path) -> Path:
+    """A mixture of four experts with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=512, initializer_range=0.2, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    folder = workspace / "tiny-moe"
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_experts_train_alike_under_zero3(stage_run: Callable, tiny_moe: Path) -> None:
+    """Adapters of parameters read them beside their module: under ZeRO-3 they must be gathered for that."""
+    flags = ("--model_name_or_path", str(tiny_moe))
+    alone, zero3 = (stage_run("sft", "lora", mode, flags) for mode in ("single", "zero3"))
+    assert "parameters adapted besides linear modules: mlp.experts.down_proj" in zero3.output
+    assert zero3.losses == pytest.approx(alone.losses, abs=1e-3)
+    first, then = weights(alone.folder), weights(zero3.folder)
+    assert set(first) == set(then) and any("experts" in name for name in first)
 
 
 def test_a_chain_under_zero3_is_merged_in_order(

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
+from hftune.errors import UserError
 from hftune.logging import notice
 
 TEXTS = ("Who are you?", "The capital of France is", "为什么天空是蓝色的？", "def add(a, b):\n    return")
+# Of the logits' standard deviation. Rounding to 8 bits costs a few hundredths.
+LARGEST_DIFFERENCE = {"f32": 0.01, "f16": 0.03, "bf16": 0.06, "q8_0": 0.2, "float32": 0.01, "bfloat16": 0.06}
 _NOT_READ = ("mixtral",)  # by transformers 5.23's reader of GGUF files
 
 
@@ -55,15 +58,35 @@ def logits_of(model: Any, tokenizer_folder: Path) -> list[torch.Tensor]:
 
 
 def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:
-    """Largest and mean difference of logits, and how often both find the same token most likely."""
+    """Largest and mean difference of logits, the mean in standard deviations, and how often both choose one token."""
     pairs = list(zip(before, after, strict=True))
     apart = torch.cat([(a - b).abs().flatten() for a, b in pairs])
     same = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in pairs])
     return {
         "logits_largest_difference": float(apart.max()),
         "logits_mean_difference": float(apart.mean()),
+        "logits_relative_difference": float(apart.mean() / torch.cat([a.flatten() for a in before]).std()),
         "same_choice": float(same.float().mean()),
     }
+
+
+def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
+    """Stop before a wrong result is published.
+
+    Args:
+        figures: With `logits_relative_difference`, where the result was read back.
+        kind: A key of `LARGEST_DIFFERENCE`; coarser types lose what they lose, and only say so.
+
+    Raises:
+        UserError: The result says something else than the model.
+    """
+    apart, largest = figures.get("logits_relative_difference"), LARGEST_DIFFERENCE.get(kind)
+    if apart is not None and largest is not None and apart > largest:
+        raise UserError(
+            f"the {kind} result does not say what the model says: its logits are off by {apart:.2f} of their spread",
+            place="--verify",
+            fix="report it with the model's config.json; nothing was written",
+        )
 
 
 def _llama_cpp_logits(gguf: Path, folder: Path) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from hftune.arguments.export import (
 from hftune.checkpoints import manifest as manifests
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.merging.export.compared import compare, distance, load, logits_of, read_back
+from hftune.merging.export.compared import compare, distance, load, logits_of, read_back, refuse_if_apart
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -41,6 +41,7 @@ def export(args: ExportArguments) -> dict[str, Any]:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     figures = _write(folder, aside, args)
+    refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
     manifest = _manifest(folder, args, figures)
     manifests.write_manifest(aside, manifest)
     shutil.rmtree(output, ignore_errors=True)

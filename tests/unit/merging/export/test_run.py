@@ -20,7 +20,9 @@ from hftune.arguments.export import (
     QuantisedArguments,
     ServingArguments,
 )
+from hftune.cli import dispatch
 from hftune.errors import UserError
+from hftune.merging.export import architectures
 from hftune.merging.export.run import export
 from tests.architectures import make_model
 
@@ -187,3 +189,17 @@ def test_no_hub_is_one_message(model: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(HfApi, "create_repo", refuse)
     with pytest.raises(UserError, match="no route to host"):
         export(HubArguments(model_name_or_path=str(model), hub_model_id="me/mine"))
+
+
+def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
+    dispatch(["export", "gguf", "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "g")])
+    assert list((tmp_path / "g").glob("*.gguf"))
+    with pytest.raises(UserError, match="needs a format"):
+        dispatch(["export", "onnx"])
+
+
+def test_a_wrong_result_is_not_published(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "reorder", lambda tensor, heads: tensor)
+    with pytest.raises(UserError, match="does not say what the model says"):
+        export(GgufArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "g")))
+    assert not (tmp_path / "g").exists()

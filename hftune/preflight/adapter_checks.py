@@ -73,6 +73,12 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
             place=f"{flag}, --load_in_4bit / --load_in_8bit",
             fix="leave out one of the two",
         )
+    if init in ("orthogonal", "mica") and adapter_args.quantised:
+        yield ArgumentError(
+            "peft computes it in the dtype of the weights, which are packed (peft 0.21)",
+            place=f"{flag}, --load_in_4bit / --load_in_8bit",
+            fix="use --init_lora_weights true or gaussian",
+        )
     if init not in ("true", "gaussian") and adapter_args.lora_target_parameters:
         yield ArgumentError(
             "only modules can begin so, not parameters",

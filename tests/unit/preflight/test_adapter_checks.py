@@ -44,6 +44,8 @@ LORA = "--use_peft"
         ([LORA, "--init_lora_weights", "eva"], ["needs a pass over data first"]),
         (["--qlora", "--init_lora_weights", "pissa"], ["quantised anew", "--init_lora_weights pissa"]),
         (["--qlora", "--init_lora_weights", "olora"], ["quantised anew"]),
+        (["--qlora", "--init_lora_weights", "mica"], ["in the dtype of the weights"]),
+        ([LORA, "--load_in_8bit", "--init_lora_weights", "orthogonal"], ["in the dtype of the weights"]),
         (["--qlora", "--use_dora"], ["repacks"]),
         ([LORA, "--init_lora_weights", "orthogonal", "--lora_r", "5"], ["must be even"]),
         ([LORA, "--init_lora_weights", "mica", "--use_dora"], ["no such pair"]),

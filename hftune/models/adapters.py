@@ -52,6 +52,7 @@ def add_adapter(
         if adapter_args.freezes:
             freeze(model, adapter_args)
     say_trained(adapted)
+    _say_low_precision(adapted, training_args)
     if training_args.gradient_checkpointing:
         _prepare_checkpointing(adapted, adapter_args, training_args)
     return adapted
@@ -110,6 +111,16 @@ def _say_settled(adapter_args: AdapterArguments, config: LoraConfig) -> None:
     for flag in _NOT_READ:
         if getattr(adapter_args, flag) != getattr(defaults, flag):
             notice(f"--{flag} has no effect: the adapter that goes on knows its modules")
+
+
+def _say_low_precision(adapted: PreTrainedModel | PeftModel, training_args: StageArguments) -> None:
+    """Without DeepSpeed, which keeps float32 copies, small updates of 16-bit weights are rounded away."""
+    low = [name for name, p in adapted.named_parameters() if p.requires_grad and p.element_size() < 4]
+    if low and training_args.ds_resolved is None:
+        notice(
+            f"{len(low)} trained parameters are kept in 16 bit, {low[0]} the first: small updates are lost; "
+            "--dtype float32 or --deepspeed keeps them"
+        )
 
 
 def _prepare_checkpointing(

@@ -126,6 +126,13 @@ class HftuneTrainerMixin:
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
+    def _load_best_model(self: Any) -> None:
+        """As the Trainer's; likewise."""
+        if started_from(self.model) and not self.is_deepspeed_enabled:
+            load_trained(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()  # type: ignore[misc]
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""
 

@@ -248,3 +248,9 @@ def test_training_after_an_evaluation_on_a_quantised_base(tiny_model: Path) -> N
     logits(adapted)
     again = gradients()
     assert set(first) == set(again) and all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_trained_parameters_in_16_bit_are_said(tiny_model: Path) -> None:
+    _, adapter_args, training_args = arguments(tiny_model, "--lora_modules_to_save", "norm")
+    add_adapter(load(tiny_model).to(torch.bfloat16), adapter_args, training_args)
+    assert any("1 trained parameters are kept in 16 bit, base_model.model.model.norm" in said for said in notices())

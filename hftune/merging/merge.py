@@ -25,6 +25,8 @@ from hftune.checkpoints import manifest as manifests
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.merging.verify import answer, compare
+from hftune.models.agreement import grow_as_recorded
+from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import fingerprint
 
@@ -138,6 +140,7 @@ def load_adapted(plan: Plan, *, trust_remote_code: bool = False) -> PeftModel:
     auto: Any = AutoModelForSequenceClassification if plan.scores else AutoModelForCausalLM
     extra = {"num_labels": 1} if plan.scores else {}
     model = auto.from_pretrained(plan.base, dtype=torch.float32, trust_remote_code=trust_remote_code, **extra)
+    grow_as_recorded(model, plan.adapter)
     PeftConfig.from_pretrained(plan.adapter)  # an unreadable config speaks for itself, before weights are read
     return PeftModel.from_pretrained(model, str(plan.adapter)).eval()
 
@@ -172,10 +175,7 @@ def _manifest(
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
         },
-        "vocabulary": {
-            "rows": merged.get_input_embeddings().weight.shape[0],
-            "tied": bool(getattr(merged.config.get_text_config(), "tie_word_embeddings", False)),
-        },
+        "vocabulary": describe_vocabulary(merged, adapter),
         "dtype": str(plan.dtype),
         "verified": None,
     }

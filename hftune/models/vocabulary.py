@@ -64,7 +64,7 @@ class Growth:
 def recorded_growth(manifest: dict[str, Any] | None) -> Growth | None:
     """The growth that an adapter's `hftune.json` records: what its base needs before the adapter fits; or None."""
     value = ((manifest or {}).get("vocabulary") or {}).get("growth")
-    return Growth.from_json(value) if value else None
+    return Growth.from_json(value) if value and (manifest or {}).get("kind") == "adapter" else None
 
 
 def new_tokens(manifest: dict[str, Any] | None) -> list[int]:
@@ -192,9 +192,11 @@ def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def vocabulary_rows(model: PreTrainedModel) -> int:
-    """Rows of the input embeddings, also where ZeRO-3 holds them in pieces."""
-    weight = model.get_input_embeddings().weight
-    return int(getattr(weight, "ds_shape", weight.shape)[0])
+    """Rows of the input embeddings, also where ZeRO-3 holds them in pieces and peft has put something around them."""
+    inputs = model.get_input_embeddings()
+    for around in ("original_module", "base_layer"):
+        inputs = getattr(inputs, around, inputs)
+    return int(getattr(inputs.weight, "ds_shape", inputs.weight.shape)[0])
 
 
 def grow(model: PreTrainedModel, growth: Growth) -> None:
@@ -218,6 +220,7 @@ def grow(model: PreTrainedModel, growth: Growth) -> None:
             _grow_module(head, growth)
         head.out_features = growth.rows
     _tell_size(model, growth)
+    _forbid_padding(model, growth)
     model.vocabulary_growth = growth
     added = f"{len(growth.ids)} new tokens ({growth.init})" if growth.ids else "no new token"
     notice(f"vocabulary: {growth.base_rows} rows become {growth.rows}, {added}; tied: {tied}")
@@ -265,11 +268,11 @@ def _refuse_what_cannot_grow(model: PreTrainedModel, growth: Growth) -> None:
             )
 
 
-def forbid_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def _forbid_padding(model: PreTrainedModel, growth: Growth) -> None:
     """Rows behind the last token are not sampled: the generation config that is saved with the model says so."""
-    padding = list(range(highest_id(tokenizer) + 1, vocabulary_rows(model)))
-    if padding and getattr(model, "generation_config", None) is not None:
-        model.generation_config.suppress_tokens = padding
+    last = max([growth.base_tokens - 1, *growth.ids])
+    if last + 1 < growth.rows and getattr(model, "generation_config", None) is not None:
+        model.generation_config.suppress_tokens = list(range(last + 1, growth.rows))
 
 
 def describe_vocabulary(model: PreTrainedModel, parent: dict[str, Any] | None = None) -> dict[str, Any]:

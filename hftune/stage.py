@@ -128,7 +128,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
         },
-        "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base)),
+        "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base), adapter=adapter),
         "parameters": {
             "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
             "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),

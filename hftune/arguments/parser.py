@@ -34,6 +34,7 @@ from hftune.arguments.training import (
     RMArguments,
     SFTArguments,
 )
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
@@ -132,6 +133,15 @@ def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
     parser.aliases = MERGE_ALIASES
     (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
     return merge_args
+
+
+def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
+    """The arguments of `hftune vocab`, whatever its subcommand."""
+    launch.prepare_environment()
+    parser = HftuneParser([VocabArguments])
+    parser.aliases = VOCAB_ALIASES
+    (vocab_args,) = parser.parse(argv)
+    return vocab_args
 
 
 def _peek(argv: list[str], name: str) -> str | None:

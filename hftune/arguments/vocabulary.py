@@ -109,3 +109,17 @@ class VocabArguments(GrowthArguments):
         default=20_000_000, metadata={"help": "Characters of the corpus that are learnt from, spread over all of it."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+
+# MedicalGPT's build_domain_tokenizer.py and merge_tokenizers.py, ms-swift's and Megatron's words.
+VOCAB_ALIASES = {
+    "in_file": "train_file_dir",
+    "domain_sp_model_name": "output_dir",
+    "model_type": "tokenizer_type",
+    "base_tokenizer_dir": "model_name_or_path",
+    "domain_sp_model_file": "domain_tokenizer",
+    "jieba_word_freq_file": "domain_tokenizer",
+    "baichuan_vocab_file": "domain_tokenizer",
+    "new_special_tokens": "add_special_tokens",
+    "make_vocab_size_divisible_by": "pad_vocab_to_multiple_of",
+}

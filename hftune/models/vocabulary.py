@@ -275,11 +275,14 @@ def _forbid_padding(model: PreTrainedModel, growth: Growth) -> None:
         model.generation_config.suppress_tokens = list(range(last + 1, growth.rows))
 
 
-def describe_vocabulary(model: PreTrainedModel, parent: dict[str, Any] | None = None) -> dict[str, Any]:
+def describe_vocabulary(
+    model: PreTrainedModel, parent: dict[str, Any] | None = None, *, adapter: bool = False
+) -> dict[str, Any]:
     """What a manifest says of a vocabulary, read from the weights.
 
     Args:
         parent: The manifest of the model that this one began from, whose new tokens are this one's as well.
+        adapter: Whether the folder holds an adapter, whose base has to grow before it fits.
     """
     growth: Growth | None = getattr(model, "vocabulary_growth", None)
     added = sorted({*new_tokens(parent), *(growth.ids if growth else [])})
@@ -287,7 +290,7 @@ def describe_vocabulary(model: PreTrainedModel, parent: dict[str, Any] | None = 
         "rows": vocabulary_rows(model),
         "tied": bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False)),
         "new_tokens": _spans(added),
-        "growth": growth.to_json() if growth else None,
+        "growth": growth.to_json() if growth and adapter else None,
     }
 
 

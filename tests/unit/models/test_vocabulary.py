@@ -204,7 +204,7 @@ def _check_adapter_folder(model, tokenizer, base: Path, adapter: Path, ids: torc
 
     model.save_pretrained(adapter)
     tokenizer.save_pretrained(adapter)
-    about = describe_vocabulary(model.get_base_model())
+    about = describe_vocabulary(model.get_base_model(), adapter=True)
     (adapter / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": about}))
     again = AutoModelForCausalLM.from_pretrained(base)
     grow_as_recorded(again, adapter)
@@ -221,7 +221,7 @@ def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = loaded(folder, *ADD, "--use_peft")
     model.save_pretrained(tmp_path / "first")
     tokenizer.save_pretrained(tmp_path / "first")
-    about = describe_vocabulary(model.get_base_model())
+    about = describe_vocabulary(model.get_base_model(), adapter=True)
     (tmp_path / "first" / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": about}))
     given = parsed(folder, "--peft_path", str(tmp_path / "first"))
     model_args, _, adapter_args, training_args = given
@@ -234,7 +234,7 @@ def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     assert {name for name, one in again.named_parameters() if one.requires_grad} == {
         name for name, one in model.named_parameters() if one.requires_grad
     }
-    assert describe_vocabulary(again.get_base_model()) == about
+    assert describe_vocabulary(again.get_base_model(), adapter=True) == about
     flags = ("--peft_path", str(tmp_path / "first"), "--add_tokens", "<more>")
     (problem,) = check_vocabulary(*[parsed(folder, *flags)[index] for index in (0, 2, 3)])
     assert "merge it first" in problem.fix

@@ -15,18 +15,9 @@ from hftune.errors import ArgumentError
 from hftune.vocabulary.kinds import SPACE
 
 END_OF_TEXT, UNKNOWN, BEGIN, END = "<|endoftext|>", "<unk>", "<s>", "</s>"
-# Runs of letters, digits one to three, punctuation, and spaces that begin a word with it: tiktoken's cl100k.
-_WORDS = "|".join(
-    [
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
-        r"[^\r\n\p{L}\p{N}]?\p{L}+",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
-)
+# What no token crosses: a word with the space before it (marks belong to letters), up to three digits, signs, and runs
+# of white space, whose last space goes to the word behind it.
+_WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_byte_bpe(texts: Iterable[str], size: int, special: list[str], min_frequency: int) -> PreTrainedTokenizerBase:

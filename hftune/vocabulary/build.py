@@ -17,6 +17,7 @@ from hftune.checkpoints import manifest as manifests
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.models.vocabulary import describe_vocabulary, grow, plan_growth, vocabulary_rows
+from hftune.vocabulary.model_file import NAME, grow_model_file
 from hftune.weight_files import fingerprint
 
 # Files of older tokenizers that say less than tokenizer.json by now.
@@ -59,6 +60,7 @@ def with_content(tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], fo
     tokenizer.save_pretrained(folder)
     for name in _STALE:
         (folder / name).unlink(missing_ok=True)
+    grow_model_file(tokenizer.name_or_path, content, folder / NAME)
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     grown = AutoTokenizer.from_pretrained(folder)
     vocabulary = grown.get_vocab()
@@ -83,16 +85,24 @@ def write_result(
     aside = output.with_name(f".{output.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    result = make(aside)
-    tokenizer = result.tokenizer
-    tokenizer.save_pretrained(aside) if result.content is None else None
-    model = None if base is None or args.tokenizer_only else _grown_model(args, base, tokenizer)
-    if model is not None:
-        model.save_pretrained(aside)
-    manifests.write_manifest(aside, _manifest(args, command, tokenizer, model, result.figures))
-    shutil.rmtree(output, ignore_errors=True)
-    os.replace(aside, output)
+    try:
+        _fill(aside, args, command, make(aside), base)
+        shutil.rmtree(output, ignore_errors=True)
+        os.replace(aside, output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return output
+
+
+def _fill(
+    folder: Path, args: VocabArguments, command: str, result: Result, base: PreTrainedTokenizerBase | None
+) -> None:
+    if result.content is None:
+        result.tokenizer.save_pretrained(folder)
+    model = None if base is None or args.tokenizer_only else _grown_model(args, base, result.tokenizer)
+    if model is not None:
+        model.save_pretrained(folder)
+    manifests.write_manifest(folder, _manifest(args, command, result.tokenizer, model, result.figures))
 
 
 def _output_folder(args: VocabArguments) -> Path:

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.logging import notice
 from hftune.vocabulary.bpe import Merge, apply_merges, learn_merges, merges_for
 from hftune.vocabulary.kinds import SPACE, Kind, kind_of
+from hftune.vocabulary.model_file import all_halves
 
 
 def extend_from_corpus(
@@ -54,7 +55,7 @@ def extend_from_corpus(
 
     for pair in learn_merges(tokens, growing.left, allowed, min_frequency):
         growing.add_merge(pair)
-    return growing.content
+    return growing.finished()
 
 
 def extend_from_tokens(tokenizer: PreTrainedTokenizerBase, domain: list[str], count: int) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def extend_from_tokens(tokenizer: PreTrainedTokenizerBase, domain: list[str], co
     taken = sum(growing.add_word(word, known.__contains__) for word in wanted)
     passed = len(domain) - len(wanted)
     notice(f"merge: {taken} of {len(domain)} tokens are new; {passed} are several words to the tokenizer or no text")
-    return growing.content
+    return growing.finished()
 
 
 def _spelling(kind: Kind, text: str) -> str | None:
@@ -96,7 +97,7 @@ class _Growing:
         self.content = copy.deepcopy(kind.content)
         self.vocabulary: dict[str, int] = self.content["model"]["vocab"]
         _pin_added_tokens(self.content)
-        self.next_id = max(self.vocabulary.values()) + 1
+        self.first_new = self.next_id = max(self.vocabulary.values()) + 1
         self.ranks: dict[Merge, int] = {}
 
     def add_letters(self, letters: list[str]) -> None:
@@ -147,6 +148,12 @@ class _Growing:
             tokens += [letter] if letter else []
             run = ""
         return tokens
+
+    def finished(self) -> dict[str, Any]:
+        """The description with all that was added."""
+        if self.kind.name == "bpe":
+            all_halves(self.content, self.first_new, len(self.kind.model["merges"]))
+        return self.content
 
     def backend(self) -> Tokenizer:
         """The tokenizer as it is by now."""

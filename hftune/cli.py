@@ -3,6 +3,7 @@
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
+hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 """
 
 from __future__ import annotations
@@ -78,6 +79,22 @@ def tokenize(argv: list[str]) -> None:
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
+def export(argv: list[str]) -> None:
+    """A finished model in the form that another tool wants."""
+    from hftune.arguments.parser import HftuneParser
+    from hftune.merging.export.run import FORMATS
+    from hftune.merging.export.run import export as write
+
+    if not argv or argv[0] not in FORMATS:
+        raise ArgumentError(
+            "`hftune export` needs a format",
+            fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
+        )
+    parser = HftuneParser([FORMATS[argv[0]]])
+    (args,) = parser.parse(argv[1:])
+    write(args)
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -125,7 +142,12 @@ def vocab(argv: list[str]) -> None:
     command.run(name, parse_vocab_arguments(rest))
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "vocab": vocab}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "preview": preview,
+    "tokenize": tokenize,
+    "vocab": vocab,
+    "export": export,
+}
 
 if __name__ == "__main__":
     main()

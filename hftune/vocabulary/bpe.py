@@ -64,24 +64,44 @@ class _Learner:
         return None
 
     def merge(self, pair: Merge) -> None:
-        """Join the pair wherever it occurs."""
+        """Join the pair wherever it occurs; only the neighbours of where it was are counted anew."""
         changed: Counter[Merge] = Counter()
         for number in self.places.pop(pair):
-            word, times = self.words[number], self.times[number]
-            joined = join_pair(word, pair)
-            if len(joined) == len(word):
-                continue  # it was there once
-            for old in itertools.pairwise(word):
-                changed[old] -= times
-            for new in itertools.pairwise(joined):
-                changed[new] += times
-                self.places[new].add(number)
-            self.words[number] = joined
-        for neighbour, difference in changed.items():
-            if difference and neighbour != pair:
-                self.counts[neighbour] += difference
-                heapq.heappush(self.heap, (-self.counts[neighbour], neighbour))
+            self.words[number], differences = _join_and_count(self.words[number], pair)
+            times = self.times[number]
+            for neighbours, difference in differences:
+                changed[neighbours] += difference * times
+                if difference > 0:
+                    self.places[neighbours].add(number)
+        for neighbours, difference in changed.items():
+            if difference and neighbours != pair:
+                self.counts[neighbours] += difference
+                heapq.heappush(self.heap, (-self.counts[neighbours], neighbours))
         self.counts.pop(pair, None)
+
+
+def _join_and_count(word: list[str], pair: Merge) -> tuple[list[str], list[tuple[Merge, int]]]:
+    """The word with the pair joined, and which pairs of neighbours went (-1) and came (+1), but for the pair itself."""
+    left, right = pair
+    whole = left + right
+    joined: list[str] = []
+    differences: list[tuple[Merge, int]] = []
+    position, just_joined = 0, False
+    while position < len(word):
+        if word[position] != left or word[position + 1 : position + 2] != [right]:
+            joined.append(word[position])
+            position, just_joined = position + 1, False
+            continue
+        if just_joined:
+            # Two in a row: what was counted as behind the first, its neighbour's left half, is whole now.
+            differences += [((whole, left), -1), ((whole, whole), 1)]
+        elif joined:
+            differences += [((joined[-1], left), -1), ((joined[-1], whole), 1)]
+        joined.append(whole)
+        position, just_joined = position + 2, True
+        if position < len(word):
+            differences += [((right, word[position]), -1), ((whole, word[position]), 1)]
+    return joined, differences
 
 
 def join_pair(word: Iterable[str], pair: Merge) -> list[str]:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
+from hftune.logging import notice
 from hftune.models.tokenizer import load_plain_tokenizer
 from hftune.models.vocabulary import (
     grow,
@@ -51,6 +52,8 @@ def agree_with_tokenizer(
         )
         if growth is not None:
             grow(model, growth)
+        else:
+            notice(f"vocabulary: the model has rows for its {len(tokenizer)} tokens already, it does not grow")
     rows, highest = vocabulary_rows(model), highest_id(tokenizer)
     if highest >= rows:
         raise ArgumentError(

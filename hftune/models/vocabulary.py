@@ -6,7 +6,7 @@ training (whatever the ZeRO stage), merging and continuing an adapter all make t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -93,22 +93,20 @@ def resized_rows(old: torch.Tensor, growth: Growth) -> torch.Tensor:
     mean = _mean(source[: growth.base_tokens])
     new = mean.to(source.dtype).expand(growth.rows, *source.shape[1:]).clone()
     new[:kept] = source[:kept]
-    if growth.ids:
-        new[torch.tensor(growth.ids)] = _new_rows(source, growth, mean).to(source.dtype)
+    for number, row in zip(growth.ids, _new_rows(source, growth, mean), strict=True):
+        new[number] = row.to(source.dtype)
     return new.to(old.device)
 
 
-def _new_rows(source: torch.Tensor, growth: Growth, mean: torch.Tensor) -> torch.Tensor:
-    shape = (len(growth.ids), *source.shape[1:])
+def _new_rows(source: torch.Tensor, growth: Growth, mean: torch.Tensor) -> Iterable[torch.Tensor]:
+    """A row for each new token; one at a time, since float64 rows of a large vocabulary would not fit beside it."""
     if growth.init == "mean":
-        return mean.expand(shape)
+        return [mean] * len(growth.ids)
     if growth.init == "normal":
-        if source.dim() == 1:
-            return torch.zeros(shape)
         generator = torch.Generator().manual_seed(growth.seed)
-        return torch.randn(shape, generator=generator) * growth.std
-    rows = [source[torch.tensor(pieces)].double().mean(0) if pieces else mean for pieces in growth.pieces]
-    return torch.stack(rows)
+        shape = (len(growth.ids), *source.shape[1:])
+        return torch.zeros(shape) if source.dim() == 1 else torch.randn(shape, generator=generator) * growth.std
+    return (source[torch.tensor(pieces)].double().mean(0) if pieces else mean for pieces in growth.pieces)
 
 
 def _mean(rows: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.errors import ArgumentError
-from hftune.logging import get_logger
+from hftune.logging import get_logger, notice
 from hftune.models.vocabulary import describe_vocabulary, grow, plan_growth, vocabulary_rows
 from hftune.vocabulary.model_file import NAME, grow_model_file
 from hftune.weight_files import fingerprint
@@ -143,6 +143,8 @@ def _grown_model(
     )
     if growth is not None:
         grow(model, growth)
+    else:
+        notice("the model has rows for all tokens already; its weights are written as they are")
     return model
 
 

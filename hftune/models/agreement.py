@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,7 @@ def agree_with_tokenizer(
     Raises:
         ArgumentError: The tokenizer has ids without a row, or does not extend the model's own.
     """
-    if adapter_args.peft_path:
-        grow_as_recorded(model, adapter_args.peft_path)
+    grow_as_recorded(model, adapter_args.adapter_chain)
     if model_args.grows:
         base = load_plain_tokenizer(model_args, training_args)
         growth = plan_growth(
@@ -64,11 +64,14 @@ def agree_with_tokenizer(
     model.trained_tokens = trained_tokens(model, model_args.model_name_or_path)
 
 
-def grow_as_recorded(model: PreTrainedModel, adapter: str | Path) -> None:
-    """Give a base the rows that an adapter was trained with; nothing where it recorded no growth."""
-    growth = recorded_growth(_manifest(adapter))
-    if growth is not None:
-        grow(model, growth)
+def grow_as_recorded(model: PreTrainedModel, adapters: Sequence[str | Path]) -> None:
+    """Give a base the rows that a chain of adapters was trained with; nothing where none recorded a growth.
+
+    Each adapter above the one that added tokens records the same growth of the base.
+    """
+    growths = [growth for growth in (recorded_growth(_manifest(folder)) for folder in adapters) if growth is not None]
+    if growths:
+        grow(model, growths[0])
 
 
 def trained_tokens(model: PreTrainedModel, folder: str | Path | None) -> list[int]:

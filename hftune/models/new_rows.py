@@ -21,29 +21,35 @@ NO_NEW_TOKEN = "no token is new in this model"
 ADD_SOME = "add some with --add_tokens or `hftune vocab`, or leave the flag out"
 
 
-def rows_beside_lora(model: PreTrainedModel, modules_to_save: list[str]) -> dict[str, Any]:
-    """What a `LoraConfig` needs besides, so that tokens added in this run are trained; nothing where there are none.
+def rows_beside_lora(
+    model: PreTrainedModel, modules_to_save: list[str], asked: list[int] | None
+) -> list[int] | dict[str, list[int]] | None:
+    """The `trainable_token_indices` of a `LoraConfig`, so that tokens added in this run are trained.
 
     Rows of the new tokens in the embeddings, and in the head where it has its own, unless `modules_to_save` trains the
-    whole of them. Embeddings and head that are one weight stay one.
+    whole of them.
+
+    Args:
+        asked: Ids that are trained in any case (`--trainable_token_indices`).
+
+    Raises:
+        ArgumentError: Only one of two tables would be trained.
     """
     growth = getattr(model, "vocabulary_growth", None)
+    if growth is None or not growth.ids:
+        return asked
     tables = _tables(model)
     whole = [name for name in tables if any(name.endswith(saved) for saved in modules_to_save)]
-    extra: dict[str, Any] = {"ensure_weight_tying": True} if whole and _tied(model) else {}
-    if growth is None or not growth.ids:
-        return extra
-    if whole:
-        if not _tied(model) and len(whole) < len(tables):
-            raise ArgumentError(
-                f"new tokens need {' and '.join(tables)}, which are not tied; only {whole[0]} would be trained",
-                place="--lora_modules_to_save",
-                fix=f"give {' '.join(tables)}, or leave the flag out: the rows of new tokens are trained in any case",
-            )
-        return extra
-    indices = _indices(model, growth.ids)
-    notice(f"the rows of {len(growth.ids)} new tokens are trained beside LoRA, in {' and '.join(tables)}")
-    return {"trainable_token_indices": indices}
+    if not whole:
+        notice(f"the rows of {len(growth.ids)} new tokens are trained beside LoRA, in {' and '.join(tables)}")
+        return _indices(model, sorted({*growth.ids, *(asked or [])}))
+    if not _tied(model) and len(whole) < len(tables):
+        raise ArgumentError(
+            f"new tokens need {' and '.join(tables)}, which are not tied; only {whole[0]} would be trained",
+            place="--lora_modules_to_save",
+            fix=f"give {' '.join(tables)}, or leave the flag out: the rows of new tokens are trained in any case",
+        )
+    return asked
 
 
 def rows_alone(model: PreTrainedModel) -> LoraConfig:

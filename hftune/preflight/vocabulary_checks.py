@@ -52,12 +52,10 @@ def check_growth(args: GrowthArguments) -> Iterator[UserError]:
 
 def follow_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
     """An adapter that goes on and brought new tokens also brings the tokenizer that has them."""
-    path = adapter_args.peft_path
-    if not path or recorded_growth(read_manifest(path)) is None:
-        return
-    if model_args.tokenizer_name_or_path is None:
-        notice(f"the tokenizer is that of {path}, which added tokens")
-        model_args.tokenizer_name_or_path = path
+    grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
+    if grown and model_args.tokenizer_name_or_path is None:
+        notice(f"the tokenizer is that of {grown[-1]}, which has the tokens that were added")
+        model_args.tokenizer_name_or_path = grown[-1]
 
 
 def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:

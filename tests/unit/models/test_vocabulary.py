@@ -207,7 +207,7 @@ def _check_adapter_folder(model, tokenizer, base: Path, adapter: Path, ids: torc
     about = describe_vocabulary(model.get_base_model(), adapter=True)
     (adapter / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": about}))
     again = AutoModelForCausalLM.from_pretrained(base)
-    grow_as_recorded(again, adapter)
+    grow_as_recorded(again, [adapter])
     merged = PeftModel.from_pretrained(again, adapter).merge_and_unload(safe_merge=True)
     with torch.no_grad():
         expected = model.eval()(input_ids=ids).logits

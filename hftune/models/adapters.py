@@ -16,7 +16,7 @@ from hftune.models.folding import fold_adapters, load_adapter
 from hftune.models.freezing import freeze, say_trained
 from hftune.models.initialisation import remember_start
 from hftune.models.lora import inject, lora_config, say_targets
-from hftune.models.new_rows import gather_parameters_only, rows_alone, rows_on_any_device
+from hftune.models.new_rows import gather_parameters_only, give_heads_a_bias, rows_alone, rows_on_any_device
 
 # Flags that a fresh adapter reads, and the field of a saved one that then holds instead.
 _SETTLED = {
@@ -77,8 +77,10 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     else:
         config = rows_alone(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
         adapted = inject(model, config, autocast_adapter_dtype=autocast)
-        say_targets(adapted, adapter_args)
+        if not adapter_args.train_new_tokens_only:
+            say_targets(adapted, adapter_args)
     _gather_for_adapters(adapted)
+    give_heads_a_bias(adapted)
     if adapter_args.changes_base:
         remember_start(adapted)
     return adapted

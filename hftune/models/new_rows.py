@@ -10,6 +10,8 @@ import torch
 from peft import LoraConfig
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.utils.constants import DUMMY_TARGET_MODULES
+from peft.utils.other import TrainableTokensWrapper
+from torch import nn
 from transformers import PreTrainedModel
 from trl.trainer import utils as trl_utils
 
@@ -115,6 +117,16 @@ def rows_on_any_device() -> Iterator[None]:
         yield
     finally:
         TrainableTokensLayer._collect_token_weights = original
+
+
+def give_heads_a_bias(adapted: nn.Module) -> None:
+    """Let TRL's fused head read the `bias` of a head whose rows are trained: peft's wrapper has no such attribute.
+
+    There is none: `_indices` refuses a head with one, and a tied head follows the embeddings.
+    """
+    for module in adapted.modules():
+        if isinstance(module, TrainableTokensWrapper) and getattr(module.original_module, "bias", None) is None:
+            module.register_parameter("bias", None)
 
 
 def gather_parameters_only() -> None:

@@ -217,6 +217,26 @@ def _check_adapter_folder(model, tokenizer, base: Path, adapter: Path, ids: torc
         torch.testing.assert_close(final(ids).logits, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("flag", ["--use_peft", "--train_new_tokens_only"])
+def test_the_fused_head_of_sft_trains_new_rows_alike(folder: Path, flag: str) -> None:
+    """TRL reads weight and bias of the head itself: the loss and its gradients are those of the model's own forward."""
+    from trl.trainer.utils import add_fused_lm_head
+
+    model, _ = loaded(folder, *ADD, flag)
+    ids = torch.tensor([[281, 5, 282, 7, 283, 9, 281, 283]])
+    rows = [parameter for name, parameter in model.named_parameters() if "trainable_tokens_delta" in name]
+    gradients = []
+    for fused in (False, True):
+        if fused:
+            add_fused_lm_head(model.get_base_model())
+        loss = model(input_ids=ids, labels=ids, **({"fused_lm_head": True} if fused else {})).loss
+        gradients.append([loss, *torch.autograd.grad(loss, rows)])
+    assert len(rows) == 1 + (not AutoModelForCausalLM.from_pretrained(folder).config.tie_word_embeddings)
+    for plain, of_fused in zip(*gradients, strict=True):
+        assert plain.abs().sum() > 0
+        torch.testing.assert_close(of_fused, plain)
+
+
 def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     model, tokenizer = loaded(folder, *ADD, "--use_peft")
     model.save_pretrained(tmp_path / "first")

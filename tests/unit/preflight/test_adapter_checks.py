@@ -49,7 +49,6 @@ LORA = "--use_peft"
         (["--qlora", "--use_dora"], ["repacks"]),
         ([LORA, "--init_lora_weights", "orthogonal", "--lora_r", "5"], ["must be even"]),
         ([LORA, "--init_lora_weights", "mica", "--use_dora"], ["no such pair"]),
-        ([LORA, "--trainable_token_indices", "5", *ZERO3], ["cannot train single tokens under ZeRO-3"]),
         ([LORA, "--target_regex", ".*", "--target_modules", "q_proj"], ["modules are named twice"]),
         ([LORA, "--target_modules", "none"], ["nothing is adapted"]),
         ([LORA, "--freeze_parameters", "model"], ["the base of an adapter is frozen as a whole"]),

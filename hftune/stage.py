@@ -10,16 +10,18 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import Trainer, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.resume import newest_whole, steps_done
 from hftune.data.preview import preview
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, Preempted
 from hftune.logging import get_logger, notice, notices
 from hftune.preflight.checks import check_run
+from hftune.trainers.preemption import PreemptionCallback
 from hftune.weight_files import fingerprint
 
 
@@ -67,13 +69,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if trains:
         _write(args, manifest)
-        resume = find_checkpoint(args)
-        result = trainer.train(resume_from_checkpoint=resume)
-        # The Trainer switches the cache off for training; generation from what is saved wants it.
-        trainer.model.config.use_cache = True
-        trainer.save_model(args.output_dir)
-        trainer.save_state()
-        manifest["metrics"] |= result.metrics
+        manifest["metrics"] |= _train(trainer, args)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
         trainer.save_state()
@@ -86,19 +82,63 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
 
 
 def find_checkpoint(args: StageArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest for auto, last or true."""
-    asked = args.resume_from_checkpoint
-    if asked is None or str(asked).lower() in ("", "no", "none", "false"):
+    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
+
+    Raises:
+        ArgumentError: The folder that was named is not there, or is not whole.
+    """
+    asked = str(args.resume_from_checkpoint or "")
+    if asked.lower() in ("", "no", "none", "false"):
         return None
-    if str(asked).lower() not in ("auto", "last", "true"):
-        if not Path(asked).is_dir():
+    if asked.lower() not in ("auto", "last", "true"):
+        fault = what_is_wrong(Path(asked))
+        if fault is not None:
             raise ArgumentError(
-                f"there is no checkpoint {asked}", place="--resume_from_checkpoint", fix="give a folder, or auto"
+                f"nothing can go on from {asked}: {fault}",
+                place="--resume_from_checkpoint",
+                fix="give another checkpoint, or auto for the newest whole one",
             )
-        return str(asked)
-    found = get_last_checkpoint(args.output_dir) if Path(args.output_dir or "").is_dir() else None
-    notice(f"going on from {found}" if found else f"no checkpoint in {args.output_dir}; starting from the beginning")
-    return found
+        return asked
+    found = newest_whole(Path(args.output_dir or ""))
+    for folder, fault in found.skipped:
+        notice(f"{folder} is skipped: {fault}")
+    notice(f"going on from {found.folder}" if found.folder else f"no checkpoint in {args.output_dir}; starting anew")
+    return str(found.folder) if found.folder else None
+
+
+def _train(trainer: Trainer, args: StageArguments) -> dict[str, float]:
+    """Train from the beginning or from a checkpoint, save the result, and return the metrics.
+
+    Raises:
+        Preempted: A signal asked for an end, and a checkpoint is there.
+    """
+    resume = find_checkpoint(args)
+    _say_if_done(args, resume)
+    preemption = PreemptionCallback()
+    trainer.add_callback(preemption)
+    result = trainer.train(resume_from_checkpoint=resume)
+    if preemption.stopped:
+        ranks.barrier()
+        raise Preempted(
+            f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
+        )
+    # The Trainer switches the cache off for training; generation from what is saved wants it.
+    trainer.model.config.use_cache = True
+    trainer.save_model(args.output_dir)
+    trainer.save_state()
+    return result.metrics
+
+
+def _say_if_done(args: StageArguments, resume: str | None) -> None:
+    """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
+    if resume is None:
+        return
+    steps, epochs = steps_done(Path(resume))
+    if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
+        goal = (
+            f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
+        )
+        notice(f"nothing is left to train: {resume} has {steps} steps ({epochs:g} epochs) behind it; raise {goal}")
 
 
 def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:

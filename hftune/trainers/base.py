@@ -14,10 +14,11 @@ from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
+from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.metrics import load_metric
 
 
-class HftuneTrainerMixin:
+class HftuneTrainerMixin(CheckpointMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

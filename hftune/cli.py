@@ -3,6 +3,7 @@
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
 from __future__ import annotations
@@ -94,6 +95,16 @@ def export(argv: list[str]) -> None:
     write(args)
 
 
+def consolidate(argv: list[str]) -> None:
+    """Whole weights from a DeepSpeed checkpoint."""
+    from hftune.arguments.consolidating import ConsolidateArguments
+    from hftune.arguments.parser import HftuneParser
+    from hftune.checkpoints.consolidate import consolidate as write
+
+    (args,) = HftuneParser([ConsolidateArguments]).parse(argv)
+    write(args)
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -123,7 +134,12 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "export": export}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "preview": preview,
+    "tokenize": tokenize,
+    "export": export,
+    "consolidate": consolidate,
+}
 
 if __name__ == "__main__":
     main()

@@ -11,6 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_record
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.distributed import ranks, zero
@@ -118,13 +119,6 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
         with zero.gathered([parameter], write=True):
             parameter.data.copy_(stored.to(parameter.dtype))
     return missing
-
-
-def exported_name(name: str) -> str:
-    """The name under which peft and transformers save a live parameter."""
-    for part in (".default", ".modules_to_save"):
-        name = name.replace(f"{part}.", ".") if not name.endswith(part) else name.removesuffix(part)
-    return name
 
 
 def _publish(aside: Path, final: Path, about: dict[str, Any]) -> None:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from hftune.arguments.consolidating import ConsolidateArguments
+from hftune.checkpoints.consolidate import consolidate
 from hftune.checkpoints.integrity import read_record, what_is_wrong
 
 TWO = "deepspeed --num_gpus 2"
@@ -82,3 +86,25 @@ def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, t
     run("run_sft.py", *asked).check()
     again = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", "--overwrite_output_dir").check()
     assert "nothing is left to train" in again.output and "raise --max_steps 2" in again.output
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_whole_weights_from_the_pieces(
+    run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, method: str, stage: int
+) -> None:
+    lora = ("--use_peft", "--lora_rank", "4") if method == "lora" else ()
+    asked = flags(tiny_model, tiny_data, tmp_path / "out", stage, *lora, "--max_steps", "2", "--save_steps", "2")
+    run("run_sft.py", *asked, launcher=TWO).check()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    consolidate(ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "whole")))
+    name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
+    exported, whole = load_file(checkpoint / name), load_file(tmp_path / "whole" / name)
+    for key, tensor in exported.items():
+        torch.testing.assert_close(whole[key], tensor, atol=0, rtol=0)
+    if method == "full":
+        _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    else:
+        assert whole.keys() == exported.keys()
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path / "whole")

@@ -9,13 +9,14 @@ import torch
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, launch
 from hftune.errors import raise_together
 from hftune.logging import notice
 
 
 @dataclass
-class StageArguments:
+class StageArguments(RouterFields, DropoutFields):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})

@@ -14,10 +14,12 @@ from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
+from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin:
+class HftuneTrainerMixin(RouterLossMixin, DropoutMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

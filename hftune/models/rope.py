@@ -131,7 +131,9 @@ def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, 
         text.standardize_rope_params()
         text.validate_rope()
     except (KeyError, ValueError) as error:
-        raise _problem(str(error.args[0]), "give what this architecture takes, as JSON, or leave the flag out") from error
+        raise _problem(
+            str(error.args[0]), "give what this architecture takes, as JSON, or leave the flag out"
+        ) from error
     return context, after
 
 

@@ -30,6 +30,17 @@ class HftuneTrainerMixin(RouterLossMixin, DropoutMixin):
     _proven_apart = False
     mixture: Mixture | None = None
 
+    def __init__(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; weights to be trained keep their dtype.
+
+        TRL casts an adapter on a quantised base to bf16, and its optimizer would then lose small updates.
+        """
+        trained = {parameter: parameter.data for parameter in model.parameters() if parameter.requires_grad}
+        super().__init__(*args, model=model, **kwargs)  # type: ignore[call-arg]
+        for parameter, data in trained.items():
+            if parameter.dtype != data.dtype:
+                parameter.data = data.to(parameter.device)
+
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""
         parent: Callable[..., dict[str, float]] = super().evaluate  # type: ignore[misc]

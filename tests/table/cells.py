@@ -169,6 +169,14 @@ PLANES: dict[str, dict[str, tuple[str, ...]]] = {
         "base": tuple(BASES),
         "optimizer": ("adamw",),
     },
+    "scripts": {
+        "script": tuple(SCRIPTS),
+        "architecture": ARCHITECTURES,
+        "method": ("full", "lora"),
+        "mode": MAIN_MODES,
+        "base": ("fp32",),
+        "optimizer": ("adamw",),
+    },
     "modes": {
         "script": ("sft",),
         "architecture": ("qwen2",),

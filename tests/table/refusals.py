@@ -53,6 +53,18 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.method == "lora_names" and _lacks_o_proj(cell),
     ),
     Rule(
+        "E",
+        "DoRA loses the scales of 8-bit weights",
+        "peft 0.21 makes DoRA's norms from a copy of the 8-bit weights that has lost their scales, on a CPU.",
+        lambda cell: cell.base == "int8" and cell.method == "dora",
+    ),
+    Rule(
+        "F",
+        "so there is no reference",
+        "DPO's reference is the model with its adapter switched off, which does not undo trained biases.",
+        lambda cell: cell.script == "dpo" and cell.method in ("lora_bias_all", "lora_bias_only"),
+    ),
+    Rule(
         "D",
         "no sequence classification",
         "transformers has no model with a score head for this architecture.",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bitsandbytes.nn import Linear4bit
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
@@ -63,7 +64,12 @@ def load(how: dict[str, Any], folder: Path, **extra: Any) -> Any:
         extra |= {"num_labels": 1}
     if how["base"] in QUANTISED:
         extra |= {"quantization_config": QUANTISED[how["base"]](), "device_map": {"": "cpu"}}
-    return auto.from_pretrained(folder, dtype=torch.float32, **extra)
+    loaded = auto.from_pretrained(folder, dtype=torch.float32, **extra)
+    for module in (loaded[0] if isinstance(loaded, tuple) else loaded).modules():
+        if isinstance(module, Linear4bit):
+            # Else a CPU with AVX512-BF16 computes in bf16 when a model is in eval mode (bitsandbytes 0.50).
+            module.support_avx512bf16_for_cpu = False
+    return loaded
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems, read_outcome
 from tests.table.data import write_data
+from tests.table.drive import RESULT
 from tests.table.plain import changes
 
 
@@ -31,10 +32,13 @@ def main() -> None:
     parser.add_argument("--planes", nargs="*", default=list(PLANES), choices=list(PLANES))
     parser.add_argument("--seconds", type=float, help="stop after the cell in which this time is over")
     parser.add_argument("--only", default="", help="cells whose name holds this text")
+    parser.add_argument("--again", action="store_true", help="run those cells again that were wrong")
     parser.add_argument("--write-docs", action="store_true", help="docs/training_table.md, from what has a result")
     arguments = parser.parse_args()
     wanted = [cell for plane in arguments.planes for cell in cells_of(plane)]
     cells = [cell for cell in with_references(wanted) if arguments.only in cell.name]
+    if arguments.again:
+        forget_wrong(cells, arguments.work)
     outcomes = run_cells(cells, arguments.work, arguments.seconds)
     found = all_problems(outcomes)
     for cell, lines in found.items():
@@ -92,6 +96,13 @@ def with_references(cells: Iterable[Cell]) -> list[Cell]:
     wanted = {every for cell in cells for every in (cell, *references(cell))}
     order = {cell: place for place, cell in enumerate(all_cells())}
     return sorted(wanted, key=lambda cell: order[cell])
+
+
+def forget_wrong(cells: Iterable[Cell], work: Path) -> None:
+    """Drop the results of cells that are wrong."""
+    read = {cell: read_outcome(cell, work) for cell in cells}
+    for cell in all_problems({cell: outcome for cell, outcome in read.items() if outcome is not None}):
+        (work / "cells" / cell.name / RESULT).unlink()
 
 
 def all_problems(outcomes: dict[Cell, Outcome]) -> dict[Cell, list[str]]:

@@ -36,3 +36,16 @@ def full_numel(parameter: torch.nn.Parameter) -> int:
     """Number of elements of the whole parameter, however it is partitioned."""
     ds_numel: Any = getattr(parameter, "ds_numel", None)
     return int(ds_numel) if ds_numel is not None else parameter.numel()
+
+
+@contextmanager
+def not_partitioned() -> Iterator[None]:
+    """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
+    from transformers.integrations import deepspeed as hf_deepspeed
+
+    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered

@@ -15,9 +15,10 @@ from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.optimizers import OptimizerMixin
 
 
-class HftuneTrainerMixin:
+class HftuneTrainerMixin(OptimizerMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
@@ -28,6 +29,16 @@ _SAME_WSD_STYLE = {"minus_sqrt": "1-sqrt", "minus-sqrt": "1-sqrt"}
 class OptimizerArguments:
     """What hftune adds to the optimizer and schedule fields of `TrainingArguments`, which it is mixed into."""
 
+    optim: str = field(
+        default=TrainingArguments.default_optim,
+        metadata={
+            "help": "The optimizer: muon, or one of transformers': "
+            f"{', '.join(entry.value for entry in OptimizerNames)}."
+        },
+    )
+    lr_scheduler_type: str = field(
+        default="linear", metadata={"help": f"The schedule: {', '.join(entry.value for entry in SchedulerType)}."}
+    )
     loraplus_lr_ratio: float | None = field(
         default=None,
         metadata={"help": "LoRA+ (arXiv:2402.12354): learning rate of B over that of A, which is --learning_rate."},
@@ -39,8 +50,8 @@ class OptimizerArguments:
     layerwise_lr_decay_bound: float = field(
         default=1.0,
         metadata={
-            "help": "Learning rate of the embeddings as a share of --learning_rate; it grows linearly with the depth up "
-            "to the full rate at the final norm and head (ERNIEKit). 1: the same rate everywhere."
+            "help": "Learning rate of the embeddings as a share of --learning_rate; it grows linearly with the depth "
+            "up to the full rate at the final norm and head (ERNIEKit). 1: the same rate everywhere."
         },
     )
     min_lr: float | None = field(
@@ -93,18 +104,14 @@ class OptimizerArguments:
     )
 
     if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
-        optim: Any
-        optim_args: str | None
-        learning_rate: float
-        weight_decay: float
-        lr_scheduler_type: Any
-        lr_scheduler_kwargs: Any
-        warmup_steps: float
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
         optim = self.optim_name
         self.lr_scheduler_type = schedule_name(self.lr_scheduler_type)
-        if self.lr_scheduler_type == SchedulerType.CONSTANT and self.warmup_steps:
+        # Schedule-free optimizers warm up by themselves.
+        if self.lr_scheduler_type == "constant" and self.warmup_steps and not optim.startswith("schedule_free"):
             notice("--lr_scheduler_type constant with --warmup_steps is constant_with_warmup")
             self.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP.value
         self.lr_wsd_decay_style = _SAME_WSD_STYLE.get(self.lr_wsd_decay_style, self.lr_wsd_decay_style)
@@ -119,10 +126,16 @@ class OptimizerArguments:
         if self.sgd_momentum is None:
             return
         if optim == OptimizerNames.SGD:
-            given = [part for part in (self.optim_args or "").split(",") if part and not part.startswith("momentum=")]
-            self.optim_args = ",".join([*given, f"momentum={self.sgd_momentum}"])
+            given: str = self.optim_args or ""  # type: ignore[has-type]
+            others = [part for part in given.split(",") if part and not part.startswith("momentum=")]
+            self.optim_args = ",".join([*others, f"momentum={self.sgd_momentum}"])
         else:
             notice(f"--sgd_momentum has no effect: --optim is {optim}")
+
+    @property
+    def schedule(self) -> str:
+        """The schedule under transformers' name."""
+        return schedule_name(self.lr_scheduler_type)
 
     @property
     def optim_name(self) -> str:

@@ -101,8 +101,8 @@ def check_ds_config(config: DsConfig) -> list[ArgumentError]:
             ArgumentError(
                 "a scheduler in the DeepSpeed config overrules --lr_scheduler_type and knows no groups",
                 place="--deepspeed: scheduler",
-                fix="remove the block and use --lr_scheduler_type (WarmupLR: constant_with_warmup, WarmupDecayLR: linear, "
-                "WarmupCosineLR: cosine), --warmup_steps, --min_lr",
+                fix="remove the block and use --lr_scheduler_type (WarmupLR: constant_with_warmup, "
+                "WarmupDecayLR: linear, WarmupCosineLR: cosine), --warmup_steps, --min_lr",
             )
         )
     return problems

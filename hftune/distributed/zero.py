@@ -44,8 +44,8 @@ def optimizer_members(optimizer: Any) -> list[list[torch.Tensor]]:
     Args:
         optimizer: A torch optimizer or ZeRO's around one, with accelerate's wrapper or without.
     """
-    inner = getattr(optimizer, "optimizer", None)
-    for layer in (optimizer, inner):
+    layers: list[Any] = [optimizer, getattr(optimizer, "optimizer", None)]
+    for layer in layers:
         if hasattr(layer, "sub_group_to_group_id"):  # ZeRO-3 cuts groups into sub-groups
             members: list[list[torch.Tensor]] = [[] for _ in layer.param_groups]
             for number, group in layer.sub_group_to_group_id.items():

@@ -1,4 +1,4 @@
-"""Parameter groups: which weights share a learning rate, a weight decay and an update rule. One place for all stages."""
+"""Parameter groups: which weights share a learning rate, a weight decay and an update rule."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def parameter_groups(
         decayed: Names of the parameters with weight decay, as `Trainer.get_decay_parameter_names` gives them.
         options: Further keys of a parameter's group by its `id`, which GaLore and APOLLO need.
     """
-    layers, found = Layers(model), {}
+    layers = Layers(model)
+    found: dict[str, Group] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

@@ -1,7 +1,7 @@
 """Muon: orthogonal updates for the matrices of the layers (arXiv:2502.16982), AdamW for all other weights.
 
-The optimizer is DeepSpeed's, which ZeRO-1, 2 and 3 know: they gather a whole matrix, orthogonalise it, and split it again.
-torch's own would be given flat pieces.
+The optimizer is DeepSpeed's, which ZeRO-1, 2 and 3 know: they gather a whole matrix, orthogonalise it, and split it
+again. torch's own would be given flat pieces.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hftune.distributed import launch
 def muon_scale(shape: Sequence[int], mode: str) -> float:
     """Factor on the learning rate that turns DeepSpeed's scaled update of an (out, in) matrix into that of `mode`.
 
-    DeepSpeed multiplies the orthogonal matrix by sqrt(max(1, out/in)) (Keller Jordan's Muon; Megatron's shape_scaling).
-    Megatron's spectral wants sqrt(max(out, in)) instead, unit_rms_norm sqrt(out/in). Stacked experts, (experts, out, in),
-    are updated matrix by matrix.
+    DeepSpeed multiplies the orthogonal matrix by sqrt(max(1, out/in)) (Keller Jordan's Muon; Megatron's
+    shape_scaling). Megatron's spectral wants sqrt(max(out, in)) instead, unit_rms_norm sqrt(out/in). Stacked experts,
+    (experts, out, in), are updated matrix by matrix.
     """
     rows, columns = shape[-2], shape[-1]
     wanted = {

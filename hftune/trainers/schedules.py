@@ -28,7 +28,7 @@ WSD_SHARE = 0.1
 
 
 def make_schedule(args: StageArguments, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """The scheduler of a run of `steps` steps: a `LambdaLR` by `learning_rate_factor`, or one that reacts to metrics."""
+    """The scheduler of a run of `steps` steps: by `learning_rate_factor`, or one that reacts to metrics."""
     if args.lr_scheduler_type in REACTING:
         return get_scheduler(
             args.lr_scheduler_type, optimizer, scheduler_specific_kwargs=_reacting_options(args, optimizer)
@@ -40,8 +40,8 @@ def learning_rate_factor(args: StageArguments, steps: int) -> Factor:
     """The factor on each group's own learning rate, by the number of steps taken so far (0 before the first).
 
     With shape s(t) in [0, 1] as transformers gives it, warm-up w, end T = `lr_decay_steps` or `steps`, and floor
-    m = `min_lr` / `learning_rate`: s(t) for t < w, m + (1 - m) * s(min(t, T)) from there on. inverse_sqrt never comes to
-    an end, so m cuts it off instead: max(m, s(t)).
+    m = `min_lr` / `learning_rate`: s(t) for t < w, m + (1 - m) * s(min(t, T)) from there on. inverse_sqrt never comes
+    to an end, so m cuts it off instead: max(m, s(t)).
 
     Raises:
         ArgumentError: Warm-up leaves no step for a decay that needs one.

@@ -31,6 +31,7 @@ PACKAGES = {
 # into a piece for each process.
 NOT_UNDER_ZERO = {
     "adafactor": "its second moments are factored by the rows and columns of a matrix",
+    "adagrad": "DeepSpeed makes it anew, and without the parameter groups",
     "galore": "it projects the gradient of a matrix",
     "apollo": "it projects the gradient of a matrix",
     "stable_adamw": "it clips the update of each tensor by its own norm",
@@ -102,7 +103,7 @@ def check_zero(training_args: StageArguments) -> Iterator[UserError]:
     reason = _by_start(NOT_UNDER_ZERO, optim)
     if stage and reason:
         yield ArgumentError(
-            f"{optim} is not itself under ZeRO-{stage}, which cuts the weights into flat pieces: {reason}",
+            f"{optim} is not itself under ZeRO-{stage}, which trains flat pieces of the weights: {reason}",
             place="--optim, --deepspeed",
             fix="use adamw_torch, adamw_8bit, lion_32bit or muon; or train without DeepSpeed, or with ZeRO stage 0",
         )

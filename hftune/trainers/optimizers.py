@@ -29,7 +29,7 @@ class OptimizerMixin:
         assert model is not None, "groups are made of a model's parameters"
         chosen, kwargs, options = self._optimizer_class(args, model)
         if is_8bit(args.optim):
-            options |= _kept_in_32bit(model)
+            chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
         self.groups = parameter_groups(model, args, set(self.get_decay_parameter_names(model)), options)
         for group in self.groups:
             for _, parameter in group.members:
@@ -49,14 +49,6 @@ class OptimizerMixin:
         # GaLore and APOLLO come with groups of their own, of which only the options are kept.
         return chosen, kwargs, _options(kwargs.pop("params", []))
 
-    def create_optimizer(self: Any, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """As the Trainer's; under ZeRO, what bitsandbytes keeps in 32 bit stays so."""
-        made = self.optimizer is None
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)  # type: ignore[misc]
-        if made and is_8bit(self.args.optim) and self.args.zero_stage:
-            _keep_in_32bit(self.groups)
-        return optimizer
-
     def create_scheduler(self: Any, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
         if self.lr_scheduler is None:
@@ -66,6 +58,24 @@ class OptimizerMixin:
             self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
             self._created_lr_scheduler = True
         return self.lr_scheduler
+
+    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's, of the weights that are evaluated."""
+        self._show_averages()
+        super().save_model(*args, **kwargs)  # type: ignore[misc]
+
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; weights and optimizer state must be of the same mode."""
+        self._show_averages()
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
+    def _show_averages(self: Any) -> None:
+        """Schedule-free optimizers (arXiv:2405.15682) train at one point and mean another, to which they switch here.
+
+        The Trainer does so for an evaluation, but not to save; each training step switches back.
+        """
+        if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
+            self.optimizer.eval()
 
 
 def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
@@ -102,7 +112,7 @@ def _options(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def _kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
-    """Embeddings, as the Trainer asks of bitsandbytes, and what is too small: groups of their own.
+    """Embeddings, as the Trainer does it, and what bitsandbytes finds too small: groups of their own.
 
     ZeRO makes one flat tensor of a group, in which they would be quantised with the rest.
     """
@@ -114,11 +124,18 @@ def _kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
     }
 
 
-def _keep_in_32bit(groups: list[Group]) -> None:
-    """Tell bitsandbytes by the place of a group: ZeRO steps with one tensor a group, which is none that we know yet."""
-    from bitsandbytes.optim import GlobalOptimManager
+def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """One of bitsandbytes' classes that reads `optim_bits` from a group.
 
-    manager = GlobalOptimManager.get_instance()
-    manager.index2config = {
-        (number, 0): {"optim_bits": 32} for number, group in enumerate(groups) if "optim_bits" in group.options
-    }
+    Its own way, by a parameter's id or its place, is lost under ZeRO: the parameters are others, and stage 1 and 2 hand
+    over one group at a time.
+    """
+
+    class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            """As bitsandbytes', with the group's own bits."""
+            config: dict[str, Any] = super().get_config(gindex, pindex, group)
+            return config | {name: group[name] for name in ("optim_bits",) if name in group}
+
+    BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
+    return BitsByGroup

@@ -16,6 +16,8 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.schedule_checks import check_schedule
 
 
 def check_run(
@@ -38,6 +40,8 @@ def check_run(
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
+            *check_optimizer(adapter_args, training_args),
+            *check_schedule(training_args),
         ]
     )
 

@@ -17,10 +17,11 @@ from hftune.models.initialisation import load_trained, rewrite_as_plain, started
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(RouterLossMixin, DropoutMixin):
+class HftuneTrainerMixin(OptimizerMixin, RouterLossMixin, DropoutMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

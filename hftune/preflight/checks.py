@@ -36,7 +36,6 @@ def check_run(
             *check_streaming(data_args, training_args),
             *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
-            *check_reference(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
@@ -95,24 +94,6 @@ def check_quantisation(adapter_args: AdapterArguments, training_args: StageArgum
             "8-bit weights under ZeRO-3 train with a wrong loss (bitsandbytes issue 1451)",
             place="--load_in_8bit",
             fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
-        )
-
-    if adapter_args.load_in_8bit and adapter_args.use_dora and training_args.use_cpu:
-        yield ArgumentError(
-            "DoRA loses the scales of 8-bit weights on a CPU (peft 0.21 with bitsandbytes 0.50)",
-            place="--use_dora with --load_in_8bit",
-            fix="use --load_in_4bit, or leave out --use_dora",
-        )
-
-
-def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """DPO, and RL with a KL term, compare with the model as it was: the adapter off, which does not undo biases."""
-    beta = getattr(training_args, "beta", 0.0)
-    if adapter_args.use_peft and adapter_args.lora_bias != "none" and beta:
-        yield ArgumentError(
-            "biases that are trained with an adapter stay changed when it is switched off, so there is no reference",
-            place=f"--lora_bias {adapter_args.lora_bias} with --beta {beta}",
-            fix="leave out --lora_bias, or train in full, with a reference model of its own",
         )
 
 

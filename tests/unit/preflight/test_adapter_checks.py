@@ -44,7 +44,7 @@ LORA = "--use_peft"
         ([LORA, "--init_lora_weights", "eva"], ["needs a pass over data first"]),
         (["--qlora", "--init_lora_weights", "pissa"], ["quantised anew", "--init_lora_weights pissa"]),
         (["--qlora", "--init_lora_weights", "olora"], ["quantised anew"]),
-        (["--qlora", "--use_dora"], ["repacks"]),
+        ([LORA, "--load_in_8bit", "--use_dora"], ["loses the scales"]),
         ([LORA, "--init_lora_weights", "orthogonal", "--lora_r", "5"], ["must be even"]),
         ([LORA, "--init_lora_weights", "mica", "--use_dora"], ["no such pair"]),
         ([LORA, "--use_dora", *ZERO3], ["--use_dora reads weights of the base in every step", "ZeRO-2"]),

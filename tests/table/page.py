@@ -28,7 +28,7 @@ LAYOUT = {
 }
 HEAD = """# What trains where
 
-Every cell below is a run of the real script on tiny random models, on a CPU, {steps} steps on the data of the tests. A ✓
+Every cell is a run of the real script on tiny random models, on a CPU, {steps} steps on the data of the tests. A ✓
 says that all of this held:
 
 - every step has a finite loss; the losses (to 1e-4) and the logits after training are those of one process without
@@ -37,7 +37,7 @@ says that all of this held:
 - each trained parameter is in one group, whose learning rate at each step and whose weight decay equal the closed form;
 - what was saved loads with plain transformers and peft, no key missing or left over, to the logits of the live model.
 
-A letter is a refusal: exit code 2 before a weight is loaded, with a message of this kind. A · has no result yet. Where a
+A letter is a refusal: exit code 2 before a weight is loaded. A · has no result yet. Where a
 cell has several signs, they are those of {modes}, in this order.
 
 `python -m tests.table.table --work FOLDER --write-docs` runs what is missing and writes this page; flags of a method

@@ -16,10 +16,11 @@ from hftune.errors import ArgumentError, UserError
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(RouterLossMixin, DropoutMixin):
+class HftuneTrainerMixin(RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

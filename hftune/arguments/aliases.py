@@ -10,6 +10,11 @@ ALIASES: dict[str, str] = {
     "rslora": "use_rslora",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
+    "lora_target": "lora_target_modules",
+    "additional_target": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "adapter_name_or_path": "peft_path",
+    "adapters": "peft_path",
     "template_name": "chat_template",
     "chat_template_path": "chat_template",
     "neft_alpha": "neftune_noise_alpha",
@@ -135,6 +140,7 @@ JOINED: dict[str, str] = {
     "datasets": ",",
     "weights": ",",
     "columns": " ",
+    "peft_path": ",",
 }
 
 # Refused, with what to use instead.

@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.method == "lora_experts" and not _is_mixture(cell),
     ),
     Rule(
-        "no sequence classification",
+        "model with a score head",
         "transformers has no model with a score head for this architecture.",
         lambda cell: cell.script == "rm" and cell.architecture in WITHOUT_SCORE_HEAD,
     ),
@@ -89,10 +89,9 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.script == "dpo" and cell.method in ("lora_bias_all", "lora_bias_only"),
     ),
     Rule(
-        "which ZeRO-3 has partitioned",
-        "DoRA, trained tokens and adapters of expert parameters read weights of the base outside of the module that "
-        "owns them, and ZeRO-3 has them in pieces there.",
-        lambda cell: _stage(cell) == 3 and cell.method in ("dora", "lora_tokens", "lora_experts"),
+        "peft cannot train single tokens under ZeRO-3",
+        "peft 0.21 reads the embeddings outside of their module, where ZeRO-3 has partitioned them.",
+        lambda cell: _stage(cell) == 3 and cell.method == "lora_tokens",
     ),
     Rule(
         "where ZeRO-3 has partitioned it",

@@ -45,6 +45,10 @@ def _adapts_experts(cell: Cell) -> bool:
     return _is_mixture(cell) and cell.is_adapter and cell.method not in named
 
 
+def _has_biases(cell: Cell) -> bool:
+    return any(name.endswith(".bias") for name in _model(cell).parameters)
+
+
 def _stage(cell: Cell) -> int:
     return MODES[cell.mode].stage or 0
 
@@ -67,6 +71,11 @@ RULES: tuple[Rule, ...] = (
             (cell.method == "lora_names" and _lacks("o_proj")(cell))
             or (cell.method == "lora_layer" and _lacks("q_proj", "v_proj")(cell))
         ),
+    ),
+    Rule(
+        "the model has no biases to train",
+        "The architecture has no biases.",
+        lambda cell: cell.method in ("lora_bias_all", "lora_bias_only") and not _has_biases(cell),
     ),
     Rule(
         "of 2 or 3 dimensions",

@@ -7,7 +7,9 @@ from functools import cache
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.initialization import no_init_weights
 
+from hftune.distributed import zero
 from tests.architectures import make_config
 
 # Dimensions that bitsandbytes' blocks of 64 fill, for every matrix that it may quantise; and more embeddings than the
@@ -53,12 +55,13 @@ class Plain:
 def plain(architecture: str, *, scores: bool) -> Plain:
     """The tiny model of an architecture as the table uses it, without weights."""
     config = make_config(architecture, **changes(architecture))
-    with torch.device("meta"):
+    with zero.not_partitioned(), no_init_weights(), torch.device("meta"):
         if scores:
             config.num_labels = 1
             model = AutoModelForSequenceClassification.from_config(config)
         else:
             model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
     head = "score" if scores else "lm_head"
     names = frozenset(name for name, _ in model.named_parameters())
     modules = dict(model.named_modules())

@@ -27,7 +27,7 @@ class Rule:
 
 
 def _model(cell: Cell) -> Plain:
-    return plain(cell.architecture, scores=cell.script == "rm")
+    return plain(cell.architecture, scores=cell.script == "rm" and cell.architecture not in WITHOUT_SCORE_HEAD)
 
 
 def _lacks(*endings: str) -> Callable[[Cell], bool]:
@@ -76,6 +76,11 @@ RULES: tuple[Rule, ...] = (
         "the model has no biases to train",
         "The architecture has no biases.",
         lambda cell: cell.method in ("lora_bias_all", "lora_bias_only") and not _has_biases(cell),
+    ),
+    Rule(
+        "no parameter's name begins with it",
+        "The architecture's final norm has another name.",
+        lambda cell: cell.method == "lora_norms" and "model.norm.weight" not in _model(cell).parameters,
     ),
     Rule(
         "of 2 or 3 dimensions",

@@ -87,7 +87,7 @@ def _all(model: Plain, *more: str) -> set[str]:
     taken = ("gate_proj", "up_proj", "down_proj", "gate")
     names = _lora({name for name in model.linears if not name.endswith(taken)}, *more)
     stacks = {f"{name}{inner}" for name in model.experts for inner in ("", ".base_layer")}
-    return names | _lora(stacks, *more)
+    return names | _lora(stacks | model.routers, *more)
 
 
 def _ending(model: Plain, *ends: str) -> set[str]:

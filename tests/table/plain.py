@@ -85,4 +85,6 @@ def plain(architecture: str, *, scores: bool) -> Plain:
 def changes(architecture: str) -> dict[str, int]:
     """What `make_model` gets, so that the model can be quantised."""
     config = make_config(architecture)
-    return {name: value for name, value in DIVISIBLE.items() if isinstance(getattr(config, name, None), int)}
+    # With latent attention, heads are made of parts that have sizes of their own.
+    own = {"head_dim"} if hasattr(config, "qk_rope_head_dim") else set()
+    return {n: value for n, value in DIVISIBLE.items() if n not in own and isinstance(getattr(config, n, None), int)}

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architectures import ARCHITECTURES
 from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems
 from tests.table.covering import covering, goals
@@ -119,6 +120,16 @@ def test_a_refusal_must_be_one(tmp_path: Path) -> None:
         assert problems(Outcome(cell, tmp_path, code, text, 1.0), {}), (code, text)
     running = cell.at(base="fp32")
     assert problems(Outcome(running, tmp_path, 2, words, 1.0), {})
+
+
+@pytest.mark.parametrize(
+    "architectures", [("mixtral",), pytest.param(tuple(ARCHITECTURES), marks=pytest.mark.slow)], ids=["mixture", "all"]
+)
+def test_preflight_refuses_what_the_rules_say_and_nothing_else(
+    run: Callable, workspace: Path, architectures: tuple[str, ...]
+) -> None:
+    """All refusals come before a model is loaded, so that the whole table can be asked without training a cell."""
+    run("tests/table/sweep.py", "--work", str(workspace / "table"), "--architectures", *architectures).check()
 
 
 def test_the_slice(workspace: Path) -> None:

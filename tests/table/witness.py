@@ -84,11 +84,16 @@ def parameters(
         name: {
             "shape": list(before[name].shape),
             "requires_grad": parameter.requires_grad,
-            "changed": not torch.equal(before[name], after[name]),
-            "finite": bool(torch.isfinite(after[name].float()).all()),
+            "changed": not torch.equal(bits(before[name]), bits(after[name])),
+            "finite": not parameter.requires_grad or bool(torch.isfinite(after[name]).all()),
         }
         for name, parameter in model.named_parameters()
     }
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as bytes: 4-bit weights that ZeRO-3 keeps as floats are no numbers, and many are NaN."""
+    return tensor.contiguous().flatten().view(torch.uint8)
 
 
 def ranks_agree(after: dict[str, torch.Tensor]) -> bool:
@@ -96,7 +101,7 @@ def ranks_agree(after: dict[str, torch.Tensor]) -> bool:
     digest = hashlib.sha256()
     for name, tensor in after.items():
         digest.update(name.encode())
-        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(bits(tensor).numpy().tobytes())
     if not ranks.is_distributed():
         return True
     digests: list[Any] = [None] * ranks.world_size()

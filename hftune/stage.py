@@ -13,13 +13,14 @@ from transformers import Trainer, set_seed
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.integrity import what_is_wrong
-from hftune.checkpoints.resume import newest_whole, steps_done
+from hftune.checkpoints.chain import whole_chain
+from hftune.checkpoints.resume import find_checkpoint, say_if_done
 from hftune.data.preview import preview
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
-from hftune.errors import ArgumentError, Preempted
+from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
+from hftune.models.initialisation import check_same_start
 from hftune.preflight.checks import check_run
 from hftune.trainers.preemption import PreemptionCallback
 from hftune.weight_files import fingerprint
@@ -46,6 +47,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    _complete_chain(adapter_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -69,7 +71,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if trains:
         _write(args, manifest)
-        manifest["metrics"] |= _train(trainer, args)
+        manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
         trainer.save_state()
@@ -81,39 +83,25 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     return manifest
 
 
-def find_checkpoint(args: StageArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
-
-    Raises:
-        ArgumentError: The folder that was named is not there, or is not whole.
-    """
-    asked = str(args.resume_from_checkpoint or "")
-    if asked.lower() in ("", "no", "none", "false"):
-        return None
-    if asked.lower() not in ("auto", "last", "true"):
-        fault = what_is_wrong(Path(asked))
-        if fault is not None:
-            raise ArgumentError(
-                f"nothing can go on from {asked}: {fault}",
-                place="--resume_from_checkpoint",
-                fix="give another checkpoint, or auto for the newest whole one",
-            )
-        return asked
-    found = newest_whole(Path(args.output_dir or ""))
-    for folder, fault in found.skipped:
-        notice(f"{folder} is skipped: {fault}")
-    notice(f"going on from {found.folder}" if found.folder else f"no checkpoint in {args.output_dir}; starting anew")
-    return str(found.folder) if found.folder else None
+def _complete_chain(adapter_args: AdapterArguments) -> None:
+    """Put the adapters that the named one was trained upon before it."""
+    whole = whole_chain(adapter_args.adapter_chain)
+    if whole != adapter_args.adapter_chain:
+        notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
+        adapter_args.peft_path = ",".join(whole)
 
 
-def _train(trainer: Trainer, args: StageArguments) -> dict[str, float]:
+def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest) -> dict[str, float]:
     """Train from the beginning or from a checkpoint, save the result, and return the metrics.
 
     Raises:
         Preempted: A signal asked for an end, and a checkpoint is there.
     """
     resume = find_checkpoint(args)
-    _say_if_done(args, resume)
+    if resume:
+        say_if_done(args, resume)
+        check_same_start(trainer.model, resume)
+    trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
     preemption = PreemptionCallback()
     trainer.add_callback(preemption)
     result = trainer.train(resume_from_checkpoint=resume)
@@ -129,18 +117,6 @@ def _train(trainer: Trainer, args: StageArguments) -> dict[str, float]:
     return result.metrics
 
 
-def _say_if_done(args: StageArguments, resume: str | None) -> None:
-    """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
-    if resume is None:
-        return
-    steps, epochs = steps_done(Path(resume))
-    if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
-        goal = (
-            f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
-        )
-        notice(f"nothing is left to train: {resume} has {steps} steps ({epochs:g} epochs) behind it; raise {goal}")
-
-
 def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:
     """Everything known before training: where the weights and records come from and how they are used."""
     args, model = run.training_args, trainer.model
@@ -148,7 +124,9 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     base = str(run.model_args.model_name_or_path)
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
-    parents = [folder for folder in (base, run.adapter_args.peft_path) if folder and manifests.read_manifest(folder)]
+    folded = run.adapter_args.folded_adapters
+    parents = [folder for folder in (base, *run.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
+    parents += [folder for folder in folded if folder not in parents]
     rows = plain.get_input_embeddings().weight
     return {
         "hftune": manifests.library_versions().get("hftune"),
@@ -157,7 +135,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "command": [Path(sys.argv[0]).name, *_command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
         "versions": manifests.library_versions(),
-        "base": {"name": base, "fingerprint": fingerprint(base)},
+        "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
         "kind": "adapter" if adapter else "full",
         "head": "score" if hasattr(plain, "score") else "causal_lm",

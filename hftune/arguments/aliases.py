@@ -10,6 +10,11 @@ ALIASES: dict[str, str] = {
     "rslora": "use_rslora",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
+    "lora_target": "lora_target_modules",
+    "additional_target": "lora_modules_to_save",
+    "target_parameters": "lora_target_parameters",
+    "adapter_name_or_path": "peft_path",
+    "adapters": "peft_path",
     "template_name": "chat_template",
     "chat_template_path": "chat_template",
     "neft_alpha": "neftune_noise_alpha",
@@ -30,6 +35,15 @@ ALIASES: dict[str, str] = {
     "eval_dataset_path": "validation_file_dir",
     "recompute": "gradient_checkpointing",
     "warmup_ratio": "warmup_steps",
+    "optimizer": "optim",
+    "lr_decay_style": "lr_scheduler_type",
+    "lr_decay_iters": "lr_decay_steps",
+    "decay_steps": "lr_decay_steps",
+    "lr_warmup_iters": "warmup_steps",
+    "lr_warmup_fraction": "warmup_steps",
+    "lr_wsd_decay_iters": "lr_wsd_decay_steps",
+    "lora_plus_scale": "loraplus_lr_ratio",
+    "lorap_lr_ratio": "loraplus_lr_ratio",
 }
 
 # The same name means another thing in each stage.
@@ -89,6 +103,9 @@ NO_EFFECT: dict[str, str] = {
     "torchdynamo": "use --torch_compile",
     "ray_scope": "transformers has dropped it",
     "include_inputs_for_metrics": "use --include_for_metrics inputs",
+    "muon_split_qkv": "query, key and value are matrices of their own in Hugging Face's models",
+    "muon_tp_mode": "DeepSpeed gathers whole matrices",
+    "muon_fp32_matmul_prec": "DeepSpeed iterates in half precision",
     "ddp_find_unused_parameters": "DeepSpeed has no such switch",
 }
 
@@ -123,12 +140,21 @@ JOINED: dict[str, str] = {
     "datasets": ",",
     "weights": ",",
     "columns": " ",
+    "peft_path": ",",
 }
 
 # Refused, with what to use instead.
 REFUSED: dict[str, str] = {
     "use_dummy_dataset": "use --dummy_data 10000, the number of generated records",
     "data_path": "give each of --train_file_dir (--datasets) with its folder",
+    "muon_num_ns_steps": "DeepSpeed's Muon takes five steps of Newton-Schulz, Megatron's default",
+    "muon_coefficient_type": "DeepSpeed's Muon has the quintic coefficients, Megatron's default",
+    "muon_use_nesterov": "DeepSpeed's Muon always has Nesterov momentum",
+    "muon_scalar_optimizer": "DeepSpeed's Muon has AdamW beside it, Megatron's default",
+    "lr_warmup_init": "the warm-up starts at 0; cosine_warmup_with_min_lr has warmup_lr_rate in --lr_scheduler_kwargs",
+    "weight_decay_incr_style": "weight decay is the same throughout: --weight_decay",
+    "start_weight_decay": "weight decay is the same throughout: --weight_decay",
+    "end_weight_decay": "weight decay is the same throughout: --weight_decay",
     "device_map": "DeepSpeed places the model; start one process a GPU with deepspeed or torchrun",
     "pipeline_model_parallel_size": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",
     "pipeline_parallel_degree": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",

@@ -8,7 +8,10 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hftune.arguments import StageArguments
 from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong
+from hftune.errors import ArgumentError
+from hftune.logging import notice
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 PARTIAL = ".partial"
@@ -44,6 +47,41 @@ def newest_whole(output_dir: Path) -> Found:
             break
         found.skipped.append((folder, fault))
     return found
+
+
+def find_checkpoint(args: StageArguments) -> str | None:
+    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
+
+    Raises:
+        ArgumentError: The folder that was named is not there, or is not whole.
+    """
+    asked = str(args.resume_from_checkpoint or "")
+    if asked.lower() in ("", "no", "none", "false"):
+        return None
+    if asked.lower() not in ("auto", "last", "true"):
+        fault = what_is_wrong(Path(asked))
+        if fault is not None:
+            raise ArgumentError(
+                f"nothing can go on from {asked}: {fault}",
+                place="--resume_from_checkpoint",
+                fix="give another checkpoint, or auto for the newest whole one",
+            )
+        return asked
+    found = newest_whole(Path(args.output_dir or ""))
+    for folder, fault in found.skipped:
+        notice(f"{folder} is skipped: {fault}")
+    notice(f"going on from {found.folder}" if found.folder else f"no checkpoint in {args.output_dir}; starting anew")
+    return str(found.folder) if found.folder else None
+
+
+def say_if_done(args: StageArguments, resume: str) -> None:
+    """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
+    steps, epochs = steps_done(Path(resume))
+    if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
+        goal = (
+            f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
+        )
+        notice(f"nothing is left to train: {resume} has {steps} steps ({epochs:g} epochs) behind it; raise {goal}")
 
 
 def steps_done(checkpoint: Path) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_record
+from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.distributed import ranks, zero
 from hftune.logging import get_logger, notice
@@ -20,8 +21,13 @@ from hftune.weight_files import weight_files
 
 
 class CheckpointMixin:
-    """Put before a `Trainer` subclass."""
+    """Put before a `Trainer` subclass.
 
+    Attributes:
+        checkpoint_manifest: Goes into every checkpoint: one that is merged or continued must know its base as well.
+    """
+
+    checkpoint_manifest: Manifest | None = None
     _aside: Path | None = None
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
@@ -78,6 +84,8 @@ class CheckpointMixin:
             "global_batch": self.get_total_train_batch_size(self.args),
         }
         if ranks.is_main():
+            if self.checkpoint_manifest is not None:
+                write_manifest(aside, self.checkpoint_manifest)
             _publish(aside, final, about)
         ranks.barrier()
         if ranks.local_rank() == 0 and aside.is_dir():

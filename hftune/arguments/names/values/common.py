@@ -1,0 +1,68 @@
+"""What several translations share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hftune.arguments.names.row import Answer, Ask, Translation, means_yes
+from hftune.errors import ArgumentError
+
+
+def cannot(name: str, value: object, because: str) -> ArgumentError:
+    """The error for a value without a counterpart.
+
+    Args:
+        because: The reason and what to use instead, after a colon.
+    """
+    return ArgumentError(f"--{name} {value} cannot be used: {because}")
+
+
+def number(name: str, value: str) -> float:
+    """A number.
+
+    Raises:
+        ArgumentError: It is none.
+    """
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ArgumentError(f"--{name} {value} is no number", fix="give a number") from error
+
+
+def shortest(value: float) -> str:
+    """A number as text, whole ones without a fraction."""
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def mapped(to: str, table: Mapping[str, str | None], because: str, *, notice: str = "") -> Translation:
+    """A translation value by value.
+
+    Args:
+        to: The counterpart.
+        table: Value in lower case -> the counterpart's value; None for one that asks for what happens anyway.
+        because: Why any other value is refused, and what to use instead; empty: other values stay as they are.
+        notice: Said when a value of the table was used.
+    """
+
+    def translate(ask: Ask) -> Answer:
+        (name,) = ask.given
+        value = ask.text(name) or ""
+        if value.lower() not in table:
+            if because:
+                raise cannot(name, value, because)
+            return Answer([(to, list(ask.given[name]))])
+        found = table[value.lower()]
+        return Answer([(to, found.split())] if found is not None else [], (notice,) if notice and found else ())
+
+    return translate
+
+
+def switched(to: str, on: str | None, off: str | None) -> Translation:
+    """A switch that becomes a value: `on` or `off`; None for what happens anyway."""
+
+    def translate(ask: Ask) -> Answer:
+        (name,) = ask.given
+        value = on if means_yes(ask.text(name) or "") else off
+        return Answer([(to, value.split())] if value is not None else [])
+
+    return translate

@@ -2,6 +2,7 @@
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune explain NAME      what an argument does, also under the names of other tools
 """
 
 from __future__ import annotations
@@ -77,6 +78,15 @@ def tokenize(argv: list[str]) -> None:
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
+def explain(argv: list[str]) -> None:
+    """What names mean: hftune's own and those of other tools."""
+    if not argv:
+        raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
+    from hftune.arguments.names.explain import explain as meaning
+
+    print("\n\n".join(meaning(name) for name in argv))
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -106,7 +116,7 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"explain": explain, "preview": preview, "tokenize": tokenize}
 
 if __name__ == "__main__":
     main()

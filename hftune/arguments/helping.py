@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 
@@ -37,8 +38,10 @@ def _owners(cls: type) -> dict[str, str]:
     owners: dict[str, str] = {}
     for base in cls.__mro__:
         if is_dataclass(base):
-            own = base.__dict__.get("__annotations__", {})
-            owners |= {field.name: _title(base) for field in fields(base) if field.name in own and field.name not in owners}
+            own = inspect.get_annotations(base)
+            owners |= {
+                field.name: _title(base) for field in fields(base) if field.name in own and field.name not in owners
+            }
     return owners
 
 

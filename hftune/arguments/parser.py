@@ -16,11 +16,11 @@ from trl import TrlParser
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE, JOINED
 from hftune.arguments.data import DataArguments
-from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.helping import help_groups
+from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
-from hftune.arguments.names.translate import COMMAND_LINE, Entry, Translator
+from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Translator
 from hftune.arguments.training import (
     DPOArguments,
     GRPOArguments,
@@ -43,7 +43,7 @@ STAGES: dict[str, type] = {
 
 
 class HftuneParser(TrlParser):
-    """TRL's parser, with the names of other tools, the nearest one for an unknown, and errors instead of a usage page."""
+    """TRL's parser, with other tools' names, the nearest one for an unknown, and errors instead of a usage page."""
 
     def __init__(self, dataclass_types: Iterable[type], stage: str | None = None, **kwargs: Any) -> None:
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
@@ -64,7 +64,9 @@ class HftuneParser(TrlParser):
             formatter.start_section(title)
             formatter.add_arguments(actions)
             formatter.end_section()
-        formatter.add_text("Names of ERNIEKit, Megatron-SWIFT, MedicalGPT and fms-fsdp: docs/parameters.md; hftune explain NAME")
+        formatter.add_text(
+            "Names of ERNIEKit, Megatron-SWIFT, MedicalGPT and fms-fsdp: docs/parameters.md; hftune explain NAME"
+        )
         return formatter.format_help()
 
     @property
@@ -108,13 +110,12 @@ class HftuneParser(TrlParser):
         return [token for name, values in given for token in (f"--{name}", *map(str, values))]
 
     def _unknown(self, name: str, place: str) -> ArgumentError:
-        scripts = _scripts_with(name) if self.stage else []
+        scripts = [script for script in scripts_with(name) if script != script_of(self.stage)]
         if scripts:
-            return ArgumentError(
-                f"--{name} is no argument of run_{self.stage}.py", place=place, fix=f"it belongs to {', '.join(scripts)}"
-            )
-        names = [name for name, row in TABLE.items() if row.target(self.stage)] if self.stage else [*self.aliases]
-        near = difflib.get_close_matches(name, [*self.known, *names], n=1, cutoff=0.6)
+            cause = f"--{name} is no argument of {script_of(self.stage)}"
+            return ArgumentError(cause, place=place, fix=f"it belongs to {', '.join(scripts)}")
+        names = {*self.known, *self.aliases, *(other for other, row in TABLE.items() if row.target(self.stage))}
+        near = difflib.get_close_matches(name, sorted(names - {name}), n=1, cutoff=0.6)
         fix = f"did you mean --{near[0]}?" if near else "see --help for all arguments"
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
 
@@ -127,6 +128,13 @@ def stage_parser(stage: str, training: type | None = None) -> HftuneParser:
     """
     classes = [ModelArguments, DataArguments, AdapterArguments, training or STAGES[stage]]
     return HftuneParser(classes, stage=stage)
+
+
+def merge_parser() -> HftuneParser:
+    """The parser of `merge_peft_adapter.py`."""
+    parser = HftuneParser([MergeArguments], stage=MERGE)
+    parser.aliases = MERGE_ALIASES
+    return parser
 
 
 def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...]:
@@ -147,9 +155,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
 def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
     """The arguments of `merge_peft_adapter.py`."""
     launch.prepare_environment()
-    parser = HftuneParser([MergeArguments])
-    parser.aliases = MERGE_ALIASES
-    (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
+    (merge_args,) = merge_parser().parse(list(sys.argv[1:] if argv is None else argv))
     return merge_args
 
 
@@ -163,12 +169,19 @@ def _algorithm(argv: list[str]) -> str | None:
     return "rloo" if "sft_model_path" in given else None
 
 
-def _scripts_with(name: str) -> list[str]:
+def script_of(stage: str) -> str:
+    """The script of a stage, or the one that merges."""
+    return "merge_peft_adapter.py" if stage == MERGE else f"run_{stage}.py"
+
+
+def scripts_with(name: str) -> list[str]:
     """The scripts that have an argument, under its own or another tool's name."""
     row = TABLE.get(name)
+    if row is not None and row.translation is not None:
+        return [script_of(stage) for stage in row.stages or STAGES]
     wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
     found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
-    return [f"run_{stage}.py" for stage in found]
+    return [script_of(stage) for stage in [*found, *([MERGE] if name in merge_parser().known else [])]]
 
 
 def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:

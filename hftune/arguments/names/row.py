@@ -35,7 +35,7 @@ class Ask:
         """The value of the first of `names` that was given; a switch without a value is "true"."""
         for name in names:
             if name in self.given:
-                return " ".join(self.given[name]) or "true"
+                return " ".join(self.given[name]) if self.given[name] else "true"
         return None
 
     def flag(self, *names: str) -> bool | None:

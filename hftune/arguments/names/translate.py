@@ -10,6 +10,7 @@ from hftune.arguments.names.table import TABLE
 from hftune.errors import ArgumentError
 
 COMMAND_LINE = "command line"
+MERGE = "merge"
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,11 @@ class Translator:
     """The names of one script.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl"; "" for merging, which knows its own aliases only.
+        stage: "pt", "sft", "rm", "dpo" or "rl"; `MERGE` for merging, whose own names count first.
         known: Names of the script's own arguments.
         aliases: Further aliases of the script, which come first.
-        unknown: Makes the error for a name that nobody knows.
+        unknown: Makes the error for a name that the script does not know, and its place.
+        done_by_hftune: The script's own fields that hftune fills, and why.
     """
 
     def __init__(
@@ -74,24 +76,19 @@ class Translator:
 
     def row(self, name: str) -> Row | None:
         """The row of the table that applies to a name in this script; None for an argument of its own."""
-        return TABLE.get(name) if self.stage and name not in self.aliases else None
+        if name in self.aliases or (self.stage == MERGE and name in self.known):
+            return None
+        return TABLE.get(name)
 
     def _plain(self, entry: Entry, row: Row | None, outcome: Outcome) -> None:
         name = self._renamed(entry.name, row)
         if name in self.done_by_hftune and not _means_no(entry.values):
             reason = self.done_by_hftune[name]
             outcome.problems.append(ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place))
+        elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
+            _turned_down(entry, row, outcome)
         elif name in self.known:
             _add(outcome, Entry(name, entry.values, entry.place))
-        elif row is None:
-            outcome.problems.append(self.unknown(entry.name, entry.place))
-        elif row.asks_for_nothing(_texts(entry)) or not _says_something(entry):
-            return
-        elif row.verdict == REFUSED:
-            cause = f"--{entry.name} cannot be used: {row.because}"
-            outcome.problems.append(ArgumentError(cause, place=entry.place))
-        elif row.verdict == NO_EFFECT:
-            outcome.notices.append(f"--{entry.name} has no effect: {row.because}")
         else:
             outcome.problems.append(self.unknown(entry.name, entry.place))
 
@@ -139,6 +136,17 @@ class Translator:
                 used, dropped = (f"--{name}", said) if name not in taken else (said, f"--{name}")
                 outcome.notices.append(f"{used} counts; {dropped} ({name}: {' '.join(values)}) was given as well")
         return taken
+
+
+def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
+    """A name that is refused or has no effect, unless its value asks for what happens anyway."""
+    if row.asks_for_nothing(_texts(entry)) or not _says_something(entry):
+        return
+    if row.verdict == REFUSED:
+        cause = f"--{entry.name} cannot be used: {row.because}"
+        outcome.problems.append(ArgumentError(cause, place=entry.place))
+    else:
+        outcome.notices.append(f"--{entry.name} has no effect: {row.because}")
 
 
 def _place_of(function: Translation) -> int:

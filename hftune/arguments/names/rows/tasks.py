@@ -9,9 +9,16 @@ ROWS = (
     translated("stage", "the script", "the stage", "SFT", {}, runs.ernie_stage, stages=("sft",)),
     translated("rlhf_type", "the script", "the preference or RL stage", "dpo", {}, runs.rlhf_type, stages=("dpo",)),
     translated(
-        "task_type", "the script", "language model or classifier", "seq_cls", {}, runs.any_language_model, stages=("rm",)
+        "task_type",
+        "the script",
+        "language model or classifier",
+        "seq_cls",
+        {},
+        runs.any_language_model,
+        stages=("rm",),
     ),
     works("do_train", "train", "True"),
+    refused("do_predict", "predict on a test set", "evaluate on it: --do_eval with --validation_file_dir"),
     works("do_eval", "evaluate", "True"),
     works("output_dir", "folder of the result", "out2"),
     works("overwrite_output_dir", "replace what is there", "True"),
@@ -26,14 +33,20 @@ ROWS = (
     works("report_to", "where figures are sent", "none"),
     works("ddp_timeout", "seconds until a silent process counts as lost", "3000"),
     works("ddp_backend", "communication library", "gloo"),
-    no_effect("local_rank", "which process this is", "the launcher says it", "0", harmless=("-1",)),
+    works("local_rank", "which process this is; the launcher says it", "0"),
     works("hub_token", "token of the Hub; never written to disk", "t"),
     alias("hf_hub_token", "hub_token", "token of the Hub; never written to disk", "t"),
     no_effect("use_hf", "Hugging Face or ModelScope", "files come from Hugging Face, or a local folder"),
-    no_effect("download_hub", "where models come from", "files come from Hugging Face, or a local folder", "huggingface"),
+    no_effect(
+        "download_hub", "where models come from", "files come from Hugging Face, or a local folder", "huggingface"
+    ),
     no_effect("check_model", "look for damaged files", "hftune checks the folder before it loads"),
-    no_effect("load_args", "read arguments of an older run", "the manifest hftune.json keeps them", harmless=("false",)),
-    refused("load_data_args", "read data arguments of an older run", "give --train_file_dir; hftune.json has what it was"),
+    no_effect(
+        "load_args", "read arguments of an older run", "the manifest hftune.json keeps them", harmless=("false",)
+    ),
+    refused(
+        "load_data_args", "read data arguments of an older run", "give --train_file_dir; hftune.json has what it was"
+    ),
     refused("load_args_from_api", "read arguments from a service", "give them on the command line or in --config"),
     refused("ignore_args_error", "skip unknown arguments", "unknown arguments are errors; remove them"),
     refused("external_plugins", "load Python files", "write a script of your own beside run_sft.py", "plugin.py"),
@@ -46,11 +59,15 @@ ROWS = (
     no_effect("offload_bridge", "keep exported weights on the CPU", _MEGATRON),
     refused("megatron_extra_kwargs", "further Megatron settings", _MEGATRON + "; remove it", "{}"),
     no_effect("to_hf", "write Hugging Face weights", "every output is in Hugging Face's format"),
-    refused("to_mcore", "write Megatron's format", "outputs are in Hugging Face's format; convert with Megatron's tools"),
+    refused(
+        "to_mcore", "write Megatron's format", "outputs are in Hugging Face's format; convert with Megatron's tools"
+    ),
     no_effect("exist_ok", "overwrite a folder", "use --overwrite_output_dir", harmless=("false",)),
     no_effect("test_convert_precision", "compare converted weights", "weights are not converted"),
     no_effect("test_convert_dtype", "dtype of that comparison", "weights are not converted", "float32"),
-    no_effect("add_version", "a dated folder below the output", "results are in --output_dir itself", harmless=("false",)),
+    no_effect(
+        "add_version", "a dated folder below the output", "results are in --output_dir itself", harmless=("false",)
+    ),
     refused("create_checkpoint_symlink", "links to the best and the last", "results are in --output_dir itself"),
     no_effect("enable_npu_model_patch", "changes for Ascend devices", "models run as transformers has them"),
     refused("sft_benchmark", "measure speed", "use benchmarks/, or --dummy_data"),

@@ -52,7 +52,9 @@ def strength(ask: Ask) -> Answer:
     if (ask.other("use_rslora") or "").lower() in ("true", "1"):
         return Answer([("lora_alpha", ["4"])], ("--lora_alpha -1 is 4 with rsLoRA, as in ERNIEKit",))
     rank = int(number("lora_r", ask.other("lora_r") or "8"))
-    return Answer([("lora_alpha", [str(2 * rank)])], (f"--lora_alpha -1 is twice the rank, {2 * rank}, as in ERNIEKit",))
+    return Answer(
+        [("lora_alpha", [str(2 * rank)])], (f"--lora_alpha -1 is twice the rank, {2 * rank}, as in ERNIEKit",)
+    )
 
 
 def one_adapter(ask: Ask) -> Answer:

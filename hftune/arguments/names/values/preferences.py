@@ -16,7 +16,7 @@ def preference_loss(ask: Ask) -> Answer:
     """
     kinds = (ask.text("loss_type") or "sigmoid").replace(",", " ").split()
     if ask.stage != "dpo":
-        return Answer([("loss_type", kinds)] if "loss_type" in ask.given else [])
+        return _loss_type_alone(ask)
     for kind in kinds:
         if kind in ("kto_pair", "simpo", "dpop", "or", "orpo"):
             raise cannot("loss_type", kind, _NOT_YET)
@@ -36,6 +36,14 @@ def preference_loss(ask: Ask) -> Answer:
     rest = [pair for pair in given if pair[0] != "loss_type"]
     said = f"loss: {' + '.join(f'{weight} {kind}' for weight, kind in zip(weights, weighted, strict=True))}"
     return Answer([*rest, ("loss_type", weighted), ("loss_weights", weights)], (said,))
+
+
+def _loss_type_alone(ask: Ask) -> Answer:
+    """In other stages `loss_type` is the trainer's own; the rest has no meaning there."""
+    for name in ask.given:
+        if name != "loss_type":
+            raise cannot(name, ask.text(name), "it belongs to run_dpo.py")
+    return Answer([("loss_type", list(ask.given["loss_type"]))])
 
 
 def _check_smoothing(ask: Ask, kinds: list[str]) -> None:

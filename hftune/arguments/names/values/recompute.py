@@ -49,7 +49,9 @@ def _wanted(ask: Ask) -> bool:
 def _only_attention(ask: Ask) -> None:
     modules = (ask.text("recompute_modules") or "core_attn").split()
     if modules != ["core_attn"]:
-        raise cannot("recompute_modules", " ".join(modules), "use --recompute_granularity full, which recomputes them too")
+        raise cannot(
+            "recompute_modules", " ".join(modules), "use --recompute_granularity full, which recomputes them too"
+        )
 
 
 def _share_of_blocks(ask: Ask) -> Answer:

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import Trainer, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.chain import whole_chain
 from hftune.data.preview import preview
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
+from hftune.models.initialisation import check_same_start
 from hftune.preflight.checks import check_run
 from hftune.weight_files import fingerprint
 
@@ -44,6 +46,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    _complete_chain(adapter_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -67,7 +70,10 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if trains:
         _write(args, manifest)
+        trainer.add_callback(_DescribesCheckpoints(manifest))
         resume = find_checkpoint(args)
+        if resume:
+            check_same_start(trainer.model, resume)
         result = trainer.train(resume_from_checkpoint=resume)
         # The Trainer switches the cache off for training; generation from what is saved wants it.
         trainer.model.config.use_cache = True
@@ -83,6 +89,25 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     ranks.barrier()
     _say_goodbye(run, manifest)
     return manifest
+
+
+class _DescribesCheckpoints(TrainerCallback):
+    """Writes the manifest into every checkpoint: one that is merged or continued must know its base as well."""
+
+    def __init__(self, manifest: manifests.Manifest) -> None:
+        self.manifest = manifest | {"status": manifests.CHECKPOINT}
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if ranks.is_main():
+            manifests.write_manifest(Path(args.output_dir) / f"checkpoint-{state.global_step}", self.manifest)
+
+
+def _complete_chain(adapter_args: AdapterArguments) -> None:
+    """Put the adapters that the named one was trained upon before it."""
+    whole = whole_chain(adapter_args.adapter_chain)
+    if whole != adapter_args.adapter_chain:
+        notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
+        adapter_args.peft_path = ",".join(whole)
 
 
 def find_checkpoint(args: StageArguments) -> str | None:
@@ -108,7 +133,9 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     base = str(run.model_args.model_name_or_path)
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
-    parents = [folder for folder in (base, run.adapter_args.peft_path) if folder and manifests.read_manifest(folder)]
+    folded = run.adapter_args.folded_adapters
+    parents = [folder for folder in (base, *run.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
+    parents += [folder for folder in folded if folder not in parents]
     rows = plain.get_input_embeddings().weight
     return {
         "hftune": manifests.library_versions().get("hftune"),
@@ -117,7 +144,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "command": [Path(sys.argv[0]).name, *_command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
         "versions": manifests.library_versions(),
-        "base": {"name": base, "fingerprint": fingerprint(base)},
+        "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
         "kind": "adapter" if adapter else "full",
         "head": "score" if hasattr(plain, "score") else "causal_lm",

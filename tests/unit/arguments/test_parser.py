@@ -17,8 +17,8 @@ OUT = ["--output_dir", "out"]
 
 # What MedicalGPT's launch scripts pass, as they do; paths and model names apart.
 SHARED = """--do_train --use_peft True --gradient_accumulation_steps 8 --target_modules all --lora_rank 8
- --lora_alpha 16 --lora_dropout 0.05 --torch_dtype bfloat16 --report_to tensorboard --gradient_checkpointing True --output_dir out
- --model_name_or_path m --train_file_dir d"""
+ --lora_alpha 16 --lora_dropout 0.05 --torch_dtype bfloat16 --report_to tensorboard --gradient_checkpointing True
+ --output_dir out --model_name_or_path m --train_file_dir d"""
 STEPS = """ --num_train_epochs 1 --warmup_steps 5 --logging_strategy steps --logging_steps 10 --eval_steps 50
  --eval_strategy steps --save_steps 500 --save_strategy steps --ddp_timeout 30000 --logging_first_step True
  --ddp_find_unused_parameters False --bf16 --validation_file_dir d"""

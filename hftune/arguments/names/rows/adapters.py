@@ -31,6 +31,7 @@ ROWS = (
     works("lora_bias", "biases trained as well", "none"),
     works("use_rslora", "scale by alpha / sqrt(rank)", "True"),
     alias("rslora", "use_rslora", "scale by alpha / sqrt(rank)", "True"),
+    alias("lorap_lr_ratio", "loraplus_lr_ratio", "learning rate of B over that of A", "16"),
     alias("lora_plus_scale", "loraplus_lr_ratio", "learning rate of B over that of A", "4"),
     translated(
         "rslora_plus",

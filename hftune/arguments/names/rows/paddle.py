@@ -74,7 +74,13 @@ ROWS = (
         harmless=("split_qkv",),
     ),
     refused("muon_ffn_split", "gate and up one by one", "each projection is one matrix", "False", harmless=("true",)),
-    refused("muon_ns_steps", "Newton-Schulz steps", "it is 5", "6", harmless=("5",)),
+    refused(
+        "muon_ns_steps",
+        "Newton-Schulz steps",
+        "DeepSpeed's Muon takes five steps of Newton-Schulz",
+        "6",
+        harmless=("5",),
+    ),
     refused(
         "muon_ns_coeff_type", "Newton-Schulz coefficients", "they are the quintic ones", "aol", harmless=("quintic",)
     ),

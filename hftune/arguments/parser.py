@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from trl import TrlParser
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE, JOINED
+from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
+from hftune.arguments.given import given_in_file, given_on_command_line, joined, take_config, yaml_value
 from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -69,7 +69,7 @@ class HftuneParser(TrlParser):
         )
         return formatter.format_help()
 
-    @property
+    @functools.cached_property
     def known(self) -> dict[str, argparse.Action]:
         """Every argument by its name, without the dashes."""
         return {option.lstrip("-"): action for action in self._actions for option in action.option_strings}
@@ -81,7 +81,7 @@ class HftuneParser(TrlParser):
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
         entries = self.translate(argv)
-        from_file = {entry.name: _yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
+        from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
@@ -94,14 +94,14 @@ class HftuneParser(TrlParser):
         Raises:
             ArgumentError: Everything unknown or refused, in one message.
         """
-        config_path, rest = _take_config(argv)
-        given = [*_given_in_file(config_path), *_given_on_command_line(rest)]
+        config_path, rest = take_config(argv)
+        given = _entries(config_path, rest)
         translator = Translator(self.stage, self.known, self.aliases, self._unknown, self.done_by_hftune)
         outcome = translator.translate(given, ranks.world_size(), ranks.local_world_size())
         raise_together(outcome.problems)
         for said in outcome.notices:
             notice(said)
-        return [Entry(entry.name, _joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
+        return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
 
     def _flat(self, entries: list[Entry]) -> list[str]:
         """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
@@ -130,13 +130,6 @@ def stage_parser(stage: str, training: type | None = None) -> HftuneParser:
     return HftuneParser(classes, stage=stage)
 
 
-def merge_parser() -> HftuneParser:
-    """The parser of `merge_peft_adapter.py`."""
-    parser = HftuneParser([MergeArguments], stage=MERGE)
-    parser.aliases = MERGE_ALIASES
-    return parser
-
-
 def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...]:
     """The four groups of arguments of a stage: model, data, adapter and training.
 
@@ -155,23 +148,31 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
 def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
     """The arguments of `merge_peft_adapter.py`."""
     launch.prepare_environment()
-    (merge_args,) = merge_parser().parse(list(sys.argv[1:] if argv is None else argv))
+    parser = HftuneParser([MergeArguments], stage=MERGE)
+    parser.aliases = MERGE_ALIASES
+    (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
     return merge_args
 
 
 def _algorithm(argv: list[str]) -> str | None:
     """The RL algorithm, on which the parser depends; also where another tool's name says it."""
-    config_path, rest = _take_config(argv)
-    given = {entry.name: entry.values for entry in [*_given_in_file(config_path), *_given_on_command_line(rest)]}
+    config_path, rest = take_config(argv)
+    given = {entry.name: entry.values for entry in _entries(config_path, rest)}
     for name in ("rl_algorithm", "advantage_estimator"):
         if given.get(name):
             return str(given[name][0])
     return "rloo" if "sft_model_path" in given else None
 
 
+def _entries(config_path: str | None, argv: list[str]) -> list[Entry]:
+    """What the file says, then what the command line says; `--learning-rate` is `--learning_rate`."""
+    places = ((given_in_file(config_path), config_path or ""), (given_on_command_line(argv), COMMAND_LINE))
+    return [Entry(name.replace("-", "_"), values, place) for given, place in places for name, values in given]
+
+
 def script_of(stage: str) -> str:
-    """The script of a stage, or the one that merges."""
-    return "merge_peft_adapter.py" if stage == MERGE else f"run_{stage}.py"
+    """The script of a stage, or the one that merges; "this command" for another."""
+    return f"run_{stage}.py" if stage in STAGES else "merge_peft_adapter.py" if stage == MERGE else "this command"
 
 
 def scripts_with(name: str) -> list[str]:
@@ -181,57 +182,5 @@ def scripts_with(name: str) -> list[str]:
         return [script_of(stage) for stage in row.stages or STAGES]
     wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
     found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
-    return [script_of(stage) for stage in [*found, *([MERGE] if name in merge_parser().known else [])]]
-
-
-def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    for position, token in enumerate(argv):
-        if token.startswith("--config="):
-            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
-        if token == "--config":
-            if position + 1 == len(argv):
-                raise ArgumentError("--config needs the path of a YAML file")
-            return argv[position + 1], argv[:position] + argv[position + 2 :]
-    return None, argv
-
-
-def _given_on_command_line(argv: list[str]) -> list[Entry]:
-    """`--a 1 2 --b=3 --c` as entries a: 1 2, b: 3, c without a value."""
-    given: list[Entry] = []
-    for token in argv:
-        if token.startswith("--") or token == "-h":
-            name, _, value = token.lstrip("-").partition("=")
-            given.append(Entry(name.replace("-", "_"), [value] if "=" in token else [], COMMAND_LINE))
-        elif given:
-            given[-1].values.append(token)
-        else:
-            raise ArgumentError(f"cannot place {token!r}", place=COMMAND_LINE, fix="write --name value")
-    return given
-
-
-def _given_in_file(path: str | None) -> list[Entry]:
-    if path is None:
-        return []
-    if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ArgumentError(f"not valid YAML: {error}", place=path, fix="mend the file") from error
-    if not isinstance(content, dict):
-        raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
-    return [
-        Entry(str(name).replace("-", "_"), value if isinstance(value, list) else [value], path)
-        for name, value in content.items()
-    ]
-
-
-def _joined(name: str, values: list[Any]) -> list[Any]:
-    """Several values as one text where the argument takes a text that may name several."""
-    if name in JOINED and len(values) > 1:
-        return [JOINED[name].join(map(str, values))]
-    return values
-
-
-def _yaml_value(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else values
+    merges = name in MERGE_ALIASES or name in {entry.name for entry in fields(MergeArguments)}
+    return [script_of(stage) for stage in [*found, *([MERGE] if merges else [])]]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import fields
 
+from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.lists import TOOLS, tools_of
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import TABLE
-from hftune.arguments.parser import merge_parser, scripts_with, stage_parser
+from hftune.arguments.parser import scripts_with, stage_parser
 from hftune.errors import ArgumentError
 
 
@@ -54,8 +56,8 @@ def counterpart(row: Row) -> str:
 
 def help_of(name: str) -> str | None:
     """The help of an argument of hftune's own, or None."""
-    for parser in (*(stage_parser(stage) for stage in ("sft", "pt", "rm", "dpo", "rl")), merge_parser()):
-        action = parser.known.get(name)
+    for stage in ("sft", "pt", "rm", "dpo", "rl"):
+        action = stage_parser(stage).known.get(name)
         if action is not None:
             return " ".join((action.help or "").replace("%%", "%").split())
-    return None
+    return next((entry.metadata.get("help") for entry in fields(MergeArguments) if entry.name == name), None)

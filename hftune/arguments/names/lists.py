@@ -107,9 +107,10 @@ _PADDLEFORMERS = """
 
 # Megatron-SWIFT's and ms-swift's base parameters (2026-08), with names of older versions.
 _MEGATRON_SWIFT = """
+    lorap_lr_ratio
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split accumulate_allreduce_grads_in_fp32
     adam_beta1 adam_beta2 adam_eps adapters add_non_thinking_prefix add_version advantage_estimator agent_template
-    align_grad_reduce align_param_gather aligner_lorap_lr_ratio lr apply_dsa_kernel_fusion apply_query_key_layer_scaling
+    align_grad_reduce align_param_gather aligner_lr apply_dsa_kernel_fusion apply_query_key_layer_scaling
     apply_rope_fusion apply_wd_to_qk_layernorm async_generate async_save attention_backend attention_softmax_in_fp32
     attn_impl batch_p2p_comm beta bf16 bias_activation_fusion bias_dropout_fusion bnb_4bit_compute_dtype
     bnb_4bit_quant_storage bnb_4bit_quant_type bnb_4bit_use_double_quant bridge_backend cached_dataset

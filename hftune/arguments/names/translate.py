@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hftune.arguments.names.row import NO_EFFECT, REFUSED, Answer, Ask, Row, Translation, Values
+from hftune.arguments.names.row import NO_EFFECT, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
 from hftune.arguments.names.table import TABLE
 from hftune.errors import ArgumentError
 
@@ -40,7 +40,7 @@ class Translator:
     """The names of one script.
 
     Args:
-        stage: "pt", "sft", "rm", "dpo" or "rl"; `MERGE` for merging, whose own names count first.
+        stage: "pt", "sft", "rm", "dpo" or "rl"; of another command, such as `MERGE`, its own names count first.
         known: Names of the script's own arguments.
         aliases: Further aliases of the script, which come first.
         unknown: Makes the error for a name that the script does not know, and its place.
@@ -76,7 +76,7 @@ class Translator:
 
     def row(self, name: str) -> Row | None:
         """The row of the table that applies to a name in this script; None for an argument of its own."""
-        if name in self.aliases or (self.stage == MERGE and name in self.known):
+        if name in self.aliases or (self.stage not in STAGES and name in self.known):
             return None
         return TABLE.get(name)
 

@@ -73,10 +73,15 @@ ROWS = (
     refused("eos_token_id", "last token", "read from the tokenizer; remove it", "2", harmless=()),
     refused("num_labels", "classes", "run_rm.py trains one score; remove it", "3", harmless=("1",)),
     refused("problem_type", "kind of classification", "run_rm.py trains one score", "regression"),
-    alias("new_special_tokens", "add_special_tokens", "special tokens to add", "<a>"),
-    refused("new_special_tokens_config", "special tokens with descriptions", "use --add_special_tokens", "f.yaml"),
-    refused("init_special_tokens", "first rows of new tokens", "use --init_new_embeddings", "desc_init"),
-    alias("make_vocab_size_divisible_by", "pad_vocab_to_multiple_of", "round the vocabulary up", "64"),
+    *(
+        refused(name, does, "save a model with a larger vocabulary first, and train that", value, harmless=("none", ""))
+        for name, does, value in (
+            ("new_special_tokens", "special tokens to add", "<a>"),
+            ("new_special_tokens_config", "special tokens with descriptions", "f.yaml"),
+            ("init_special_tokens", "first rows of new tokens", "desc_init"),
+            ("make_vocab_size_divisible_by", "round the vocabulary up", "64"),
+        )
+    ),
     no_effect("resize_emb", "resize the vocabulary when merging", "a merge takes the rows that were trained"),
     refused("init_strategy", "how weights that are missing are made", "use a complete checkpoint", "zero"),
     refused("local_repo_path", "source code of a model", "use --trust_remote_code with a model folder", "r"),

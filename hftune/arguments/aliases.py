@@ -32,4 +32,5 @@ JOINED: dict[str, str] = {
     "datasets": ",",
     "weights": ",",
     "columns": " ",
+    "peft_path": ",",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,8 +33,19 @@ def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iter
         yield
 
 
+def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """Have `parameter` gathered while `module` runs, forward and backward, though another module owns it."""
+    if is_partitioned(parameter):
+        import deepspeed
+
+        deepspeed.zero.register_external_parameter(module, parameter)
+
+
 def full_numel(parameter: torch.nn.Parameter) -> int:
-    """Number of elements of the whole parameter, however it is partitioned."""
+    """Number of elements of the whole parameter, however it is partitioned, or packed by bitsandbytes."""
+    packed: Any = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    if packed is not None:
+        return math.prod(packed)
     ds_numel: Any = getattr(parameter, "ds_numel", None)
     return int(ds_numel) if ds_numel is not None else parameter.numel()
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments import AdapterArguments, StageArguments
+from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.folding import fold_adapters, load_adapter
@@ -68,9 +70,20 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
         return load_adapter(model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast)
     adapted = inject(model, lora_config(model, adapter_args), autocast_adapter_dtype=autocast)
     say_targets(adapted, adapter_args)
+    _gather_for_adapters(adapted)
     if adapter_args.changes_base:
         remember_start(adapted)
     return adapted
+
+
+def _gather_for_adapters(adapted: PeftModel) -> None:
+    """Have ZeRO-3 gather the weights that DoRA and adapters of parameters read beside the module that owns them."""
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper):
+            zero.read_also(module, module.get_param())
+        elif isinstance(module, LoraLayer):
+            for magnitude in module.lora_magnitude_vector.values():
+                zero.read_also(magnitude, module.get_base_layer().weight)
 
 
 def _keep_unpacked(model: PreTrainedModel) -> None:

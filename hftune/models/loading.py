@@ -127,11 +127,13 @@ def _quantisation(
     compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
     if not adapter_args.quantised:
         return {}
-    return {
-        "quantization_config": quantization_config(adapter_args, compute, partitioned=training_args.zero_stage == 3),
-        # bitsandbytes quantises while loading and wants to know where to.
-        "device_map": {"": "cpu" if training_args.use_cpu else training_args.local_process_index},
-    }
+    partitioned = training_args.zero_stage == 3
+    config = quantization_config(adapter_args, compute, partitioned=partitioned)
+    if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device
+        return {"quantization_config": config}
+    # bitsandbytes quantises while loading and wants to know where to.
+    where = "cpu" if training_args.use_cpu else training_args.local_process_index
+    return {"quantization_config": config, "device_map": {"": where}}
 
 
 def _from_pretrained(

@@ -19,7 +19,8 @@ BY_NAME: dict[str, dict[str, float]] = {
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
 }
 """Kinds that are complete with a factor, and their other constants: those of Llama 3.1 for llama3. linear is position
-interpolation (arXiv:2306.15595), yarn arXiv:2309.00071, dynamic is NTK-aware and stretches only as far as a row needs."""
+interpolation (arXiv:2306.15595), yarn arXiv:2309.00071; dynamic is NTK-aware and stretches only as far as a row needs.
+"""
 
 _KEEPS_ORIGINAL = ("yarn", "llama3", "longrope")
 """Kinds that are computed from the context before stretching, kept in `original_max_position_embeddings`."""
@@ -131,9 +132,7 @@ def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, 
         text.standardize_rope_params()
         text.validate_rope()
     except (KeyError, ValueError) as error:
-        raise _problem(
-            str(error.args[0]), "give what this architecture takes, as JSON, or leave the flag out"
-        ) from error
+        raise _problem(str(error.args[0]), "give what this architecture takes, as JSON, or leave it out") from error
     return context, after
 
 

@@ -29,8 +29,11 @@ def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores:
         scores: Give a sequence classification model with one label instead of a causal LM.
     """
     auto = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    config = copy.deepcopy(config)
+    if scores:
+        config.num_labels = 1
     with _without_zero(training_args), torch.device("meta"), no_init_weights():
-        model = auto.from_config(copy.deepcopy(config), trust_remote_code=training_args.trust_remote_code)
+        model = auto.from_config(config, trust_remote_code=training_args.trust_remote_code)
     model.tie_weights()  # or tied embeddings would count twice
     return model
 

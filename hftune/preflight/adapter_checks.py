@@ -102,29 +102,23 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
         yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
     if adapter_args.use_dora and adapter_args.init_lora_weights == "mica":
         yield ArgumentError("peft has no such pair", place="--use_dora, --init_lora_weights mica", fix="choose one")
-    if adapter_args.use_dora and adapter_args.quantised and training_args.use_cpu:
+    if adapter_args.use_dora and adapter_args.load_in_8bit and training_args.use_cpu:
         yield ArgumentError(
-            "DoRA reads the weights of its base, and on a CPU bitsandbytes repacks them at will (bitsandbytes 0.50)",
-            place="--use_dora, --load_in_4bit / --load_in_8bit",
-            fix="leave out --use_dora, or quantise on a GPU",
+            "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
+            place="--use_dora, --load_in_8bit",
+            fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
         )
     yield from _check_zero3(adapter_args, training_args)
 
 
 def _check_zero3(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """What reads weights of the base beside the module that owns them finds them partitioned."""
-    reads = {
-        "--use_dora": adapter_args.use_dora,
-        "--lora_target_parameters": adapter_args.lora_target_parameters,
-        "--trainable_token_indices": adapter_args.trainable_token_indices,
-    }
-    for flag, given in reads.items():
-        if given and training_args.zero_stage == 3:
-            yield ArgumentError(
-                f"{flag} reads weights of the base in every step, which ZeRO-3 has partitioned (peft 0.21)",
-                place=f"{flag}, --deepspeed",
-                fix="use ZeRO-2: --deepspeed ds_configs/zero2.json",
-            )
+    """peft's trained tokens read the embeddings beside the module that owns them: under ZeRO-3 they are partitioned."""
+    if adapter_args.trainable_token_indices and training_args.zero_stage == 3:
+        yield ArgumentError(
+            "peft cannot train single tokens under ZeRO-3 (peft 0.21)",
+            place="--trainable_token_indices, --deepspeed",
+            fix="use ZeRO-2, or train all embeddings with --lora_modules_to_save embed_tokens",
+        )
 
 
 def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
@@ -212,9 +206,6 @@ def _check_goes_on(
             place="--peft_path, " + ("--lora_modules_to_save" if more else "--trainable_parameters"),
             fix="leave it out, or add --create_new_adapter",
         )
-    if config.use_dora or config.target_parameters:
-        as_flags = AdapterArguments(use_dora=config.use_dora, lora_target_parameters=config.target_parameters)
-        yield from _check_zero3(as_flags, training_args)
 
 
 def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

@@ -14,8 +14,10 @@ from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
+from hftune.models.configs import model_config
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.schedule_checks import check_schedule
 
@@ -36,12 +38,12 @@ def check_run(
             *check_streaming(data_args, training_args),
             *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
-            *check_reference(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
+            *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
 
@@ -97,24 +99,6 @@ def check_quantisation(adapter_args: AdapterArguments, training_args: StageArgum
             fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
         )
 
-    if adapter_args.load_in_8bit and adapter_args.use_dora and training_args.use_cpu:
-        yield ArgumentError(
-            "DoRA loses the scales of 8-bit weights on a CPU (peft 0.21 with bitsandbytes 0.50)",
-            place="--use_dora with --load_in_8bit",
-            fix="use --load_in_4bit, or leave out --use_dora",
-        )
-
-
-def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """DPO, and RL with a KL term, compare with the model as it was: the adapter off, which does not undo biases."""
-    beta = getattr(training_args, "beta", 0.0)
-    if adapter_args.use_peft and adapter_args.lora_bias != "none" and beta:
-        yield ArgumentError(
-            "biases that are trained with an adapter stay changed when it is switched off, so there is no reference",
-            place=f"--lora_bias {adapter_args.lora_bias} with --beta {beta}",
-            fix="leave out --lora_bias, or train in full, with a reference model of its own",
-        )
-
 
 def check_processes(training_args: StageArguments) -> Iterator[UserError]:
     """Several GPUs in one process would mean DataParallel, which neither TRL nor DeepSpeed supports."""
@@ -131,6 +115,10 @@ def check_attention(model_args: ModelArguments, training_args: StageArguments) -
     """Documents side by side in a row can be kept apart by this model and the attention asked for."""
     if not training_args.flat_batches or any(check_model_folder(model_args)):
         return
+    try:
+        model_config(model_args, training_args)
+    except UserError:
+        return  # said by check_model
     try:
         attention_for(model_args, training_args)
     except UserError as problem:

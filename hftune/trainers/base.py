@@ -18,10 +18,11 @@ from hftune.trainers.apart import prove_apart
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
+from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(OptimizerMixin, RouterLossMixin, DropoutMixin):
+class HftuneTrainerMixin(OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the
@@ -31,17 +32,6 @@ class HftuneTrainerMixin(OptimizerMixin, RouterLossMixin, DropoutMixin):
     reports_perplexity = False
     _proven_apart = False
     mixture: Mixture | None = None
-
-    def __init__(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's; weights to be trained keep their dtype.
-
-        TRL casts an adapter on a quantised base to bf16, and its optimizer would then lose small updates.
-        """
-        trained = {parameter: parameter.data for parameter in model.parameters() if parameter.requires_grad}
-        super().__init__(*args, model=model, **kwargs)  # type: ignore[call-arg]
-        for parameter, data in trained.items():
-            if parameter.dtype != data.dtype:
-                parameter.data = data.to(parameter.device)
 
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""

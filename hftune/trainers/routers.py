@@ -1,9 +1,9 @@
 """The losses of routers in the training loss of every stage, at one place.
 
 transformers adds its load-balancing loss inside the model, where the Trainer then multiplies it by the number of
-processes and of accumulated batches (5.23, where it counts tokens over both), and in evaluation as well, where it spoils
-perplexity; DeepSeek's models have none. TRL has its own in four of its trainers. Here routers are listened to, both of
-those are off, and all stages and architectures get the same loss.
+processes and of accumulated batches (5.23, where it counts tokens over both), and in evaluation as well, where it
+spoils perplexity; DeepSeek's models have none. TRL has its own in four of its trainers. Here routers are listened to,
+both of those are off, and all stages and architectures get the same loss.
 """
 
 from __future__ import annotations
@@ -104,13 +104,16 @@ class RouterLossMixin:
         self._aux_coef = float(asked if asked is not None else own or 0.0)
         self._z_coef = float(args.moe_z_loss_coef)
         self._router_sums: dict[str, list[torch.Tensor]] = defaultdict(list)
+        if asked is None and self._aux_coef and _recomputes_reentrantly(args):
+            notice("the model's own load-balancing loss is off: reentrant checkpointing gives it no gradient")
+            self._aux_coef = 0.0
         if hasattr(text, "output_router_logits"):
             text.output_router_logits = False
         args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
         super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[misc]
         args.router_aux_loss_coef = asked
         if own is not None:
-            text.router_aux_loss_coef = self._aux_coef  # TRL wrote its 0 here, and the config is saved
+            text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved
         if self._aux_coef or self._z_coef:
             self._listener = RouterListener(plain)
             notice(f"router losses: load balancing x {self._aux_coef:g}, z-loss x {self._z_coef:g}")
@@ -139,7 +142,7 @@ class RouterLossMixin:
         balance, z = self._listener.losses(passes)
         if not balance.requires_grad:
             raise ArgumentError(
-                "the routers' losses have no gradient: their layers are recomputed by reentrant checkpointing, or frozen",
+                "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",
                 place="--router_aux_loss_coef / --moe_z_loss_coef",
                 fix="add --gradient_checkpointing False, or set both to 0",
             )
@@ -154,3 +157,7 @@ class RouterLossMixin:
                 logs[name] = float(self.accelerator.reduce(torch.stack(values).mean(), "mean"))
             self._router_sums.clear()
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+def _recomputes_reentrantly(args: Any) -> bool:
+    return bool(args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))

@@ -12,6 +12,9 @@ from typing import Any
 from tests.architectures import ARCHITECTURES
 
 STEPS = 3
+LORA_REGEX = r".*\.self_attn\..*_proj"
+LORAPLUS_RATIO = 4.0
+LAYERWISE_BOUND = 0.5
 WEIGHT_DECAY = 0.1
 GLOBAL_BATCH = 4
 
@@ -76,7 +79,18 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dora": (*_LORA, "--use_dora"),
     "lora_bias_all": (*_LORA, "--lora_bias", "all"),
     "lora_bias_only": (*_LORA, "--lora_bias", "lora_only"),
-    "lora_embeddings": (*_LORA, "--lora_modules_to_save", "embed_tokens,lm_head"),
+    "lora_embeddings": (*_LORA, "--lora_modules_to_save", "embed_tokens"),
+    "lora_regex": (*_LORA, "--target_regex", LORA_REGEX),
+    "lora_layer": (*_LORA, "--layers_to_transform", "1", "--lora_target_modules", "q_proj,v_proj"),
+    "lora_experts": (*_LORA, "--lora_target_modules", "none", "--lora_target_parameters", "experts.down_proj"),
+    "lora_tokens": (*_LORA, "--trainable_token_indices", "5", "6"),
+    "lora_norms": (*_LORA, "--trainable_parameters", "model.norm"),
+    "pissa": (*_LORA, "--init_lora_weights", "pissa"),
+    "olora": (*_LORA, "--init_lora_weights", "olora"),
+    "loraplus": (*_LORA, "--loraplus_lr_ratio", str(LORAPLUS_RATIO)),
+    "layerwise": (*_FULL, "--layerwise_lr_decay_bound", str(LAYERWISE_BOUND)),
+    "freeze_prefix": (*_FULL, "--freeze_parameters", "model.embed_tokens"),
+    "freeze_layers": (*_FULL, "--freeze_trainable_layers", "1"),
 }
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
@@ -84,8 +98,8 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "sgd": ("--optim", "sgd"),
     "adafactor": ("--optim", "adafactor"),
     "adamw_8bit": ("--optim", "adamw_bnb_8bit"),
-    "lion_8bit": ("--optim", "lion_8bit"),
-    "rmsprop": ("--optim", "rmsprop"),
+    "lion": ("--optim", "lion_32bit"),
+    "muon": ("--optim", "muon", "--max_grad_norm", "0"),
 }
 
 

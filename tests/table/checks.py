@@ -55,12 +55,14 @@ class Outcome:
         return load_file(self.folder / LOGITS)["logits"]
 
 
-def read_outcome(cell: Cell, work: Path) -> Outcome | None:
-    """The outcome of a cell, or None if it was not run."""
+def read_outcome(cell: Cell, work: Path, code: str | None = None) -> Outcome | None:
+    """The outcome of a cell, or None if it was not run by `code`; None lets any code count."""
     folder = work / "cells" / cell.name
     if not (folder / RESULT).is_file():
         return None
     result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    if code not in (None, result["made_by"]):
+        return None
     return Outcome(cell, folder, result["code"], result["said"], result["seconds"])
 
 
@@ -150,10 +152,11 @@ def groups_are_right(outcome: Outcome, others: Mapping[Cell, Outcome]) -> Iterat
     for group in outcome.record["groups"]:
         seen += group["members"]
         for name in group["members"]:
-            decay, rates = expected.decayed(outcome.cell, name), expected.rates(outcome.cell, name)
-            if abs(group["weight_decay"] - decay) > 1e-12:
+            shape = outcome.record["parameters"][name]["shape"]
+            decay, rates = expected.decay(outcome.cell, name, shape), expected.rates(outcome.cell, name, shape)
+            if not math.isclose(group["weight_decay"], decay, rel_tol=1e-9):
                 yield f"{name} decays by {group['weight_decay']}, not by {decay}"
-            if any(abs(a - b) > 1e-12 for a, b in zip(group["rates"], rates, strict=True)):
+            if not all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(group["rates"], rates, strict=True)):
                 yield f"{name} has the rates {group['rates']}, not {rates}"
     if len(seen) != len(set(seen)):
         yield "a parameter is in two groups"

@@ -12,12 +12,11 @@ PAIRS = (
     ("method", "mode"),
     ("method", "base"),
     ("mode", "base"),
-    ("script", "method"),
     ("script", "mode"),
     ("script", "base"),
 )
-"""Dimensions whose values all meet, wherever a cell that runs has both. The other modes, the architectures and the
-optimizers each come at least once; their pairs are in the full table."""
+"""Dimensions whose values all meet, wherever a cell that runs has both. Architectures, optimizers and the other modes
+each come at least once; their pairs, and methods with stages, are in the full table."""
 
 SINGLES = ("architecture", "optimizer", "mode")
 

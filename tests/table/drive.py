@@ -34,15 +34,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--code", help="only results that were made with the same word here count")
     parser.add_argument("--seconds", type=float, help="stop after the cell in which this time is over")
     arguments = parser.parse_args()
     cells = [json.loads(line) for line in arguments.cells.read_text(encoding="utf-8").splitlines()]
-    waiting = [cell for cell in cells if not is_done(cell, arguments.work / cell["name"])]
+    waiting = [cell for cell in cells if not is_done(cell, arguments.work / cell["name"], arguments.code)]
     if waiting:
         import_everything()
     began = time.time()
     for number, cell in enumerate(waiting, start=1):
-        result = run_cell(cell, arguments.work / cell["name"])
+        result = run_cell(cell, arguments.work / cell["name"], arguments.code)
         print(f"{number}/{len(waiting)} {cell['name']}: {result['code']} in {result['seconds']} s", flush=True)
         if arguments.seconds is not None and time.time() - began > arguments.seconds:
             break
@@ -72,13 +73,16 @@ def _build_tables_of_transformers() -> None:
     get_checkpoint_conversion_mapping("llama")
 
 
-def is_done(cell: dict[str, Any], folder: Path) -> bool:
-    """Whether this very cell, with the same flags, has a result."""
+def is_done(cell: dict[str, Any], folder: Path, code: str | None) -> bool:
+    """Whether this very cell, with the same flags, has a result; `code` None lets one of any code count."""
     file = folder / RESULT
-    return file.is_file() and json.loads(file.read_text(encoding="utf-8"))["cell"] == cell
+    if not file.is_file():
+        return False
+    result = json.loads(file.read_text(encoding="utf-8"))
+    return result["cell"] == cell and code in (None, result["made_by"])
 
 
-def run_cell(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
+def run_cell(cell: dict[str, Any], folder: Path, made_by: str | None) -> dict[str, Any]:
     """Train, reload, and write `result.json`: exit code, the last words of its log, seconds."""
     from tests.table import reload, witness
 
@@ -91,7 +95,13 @@ def run_cell(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     if code == 0:
         code = fork_and_wait(lambda: reload.run(cell["reload"], folder), log, 1)
     said = log.read_text(encoding="utf-8", errors="replace")
-    result = {"cell": cell, "code": code, "seconds": round(time.time() - began, 2), "said": said[-4000:]}
+    result = {
+        "cell": cell,
+        "made_by": made_by,
+        "code": code,
+        "seconds": round(time.time() - began, 2),
+        "said": said[-4000:],
+    }
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
     return result
 

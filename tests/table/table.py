@@ -1,6 +1,6 @@
 """Runs the table, or a slice of it, and says what is wrong.
 
-python -m tests.table.table --work FOLDER [--planes architectures stages] [--seconds 90] [--write-docs]
+python -m tests.table.table --work FOLDER [--planes architectures stages] [--slice] [--seconds 90] [--write-docs]
 
 What has a result in FOLDER is not run again, so that the whole table can be run in pieces.
 """
@@ -8,6 +8,7 @@ What has a result in FOLDER is not run again, so that the whole table can be run
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -20,6 +21,7 @@ from tests.architectures import make_model
 from tests.conftest import ROOT
 from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems, read_outcome
+from tests.table.covering import covering
 from tests.table.data import write_data
 from tests.table.drive import RESULT
 from tests.table.plain import changes
@@ -31,15 +33,17 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--planes", nargs="*", default=list(PLANES), choices=list(PLANES))
     parser.add_argument("--seconds", type=float, help="stop after the cell in which this time is over")
+    parser.add_argument("--slice", action="store_true", help="only the slice that `make test` runs")
     parser.add_argument("--only", default="", help="cells whose name holds this text")
+    parser.add_argument("--stale", action="store_true", help="let results of older code count")
     parser.add_argument("--again", action="store_true", help="run those cells again that were wrong")
     parser.add_argument("--write-docs", action="store_true", help="docs/training_table.md, from what has a result")
     arguments = parser.parse_args()
-    wanted = [cell for plane in arguments.planes for cell in cells_of(plane)]
+    wanted = covering() if arguments.slice else [cell for plane in arguments.planes for cell in cells_of(plane)]
     cells = [cell for cell in with_references(wanted) if arguments.only in cell.name]
     if arguments.again:
         forget_wrong(cells, arguments.work)
-    outcomes = run_cells(cells, arguments.work, arguments.seconds)
+    outcomes = run_cells(cells, arguments.work, arguments.seconds, stale=arguments.stale)
     found = all_problems(outcomes)
     for cell, lines in found.items():
         print(f"{cell.name}\n  " + "\n  ".join(line.strip().replace("\n", "\n    ") for line in lines))
@@ -51,19 +55,34 @@ def main() -> None:
     sys.exit(1 if found else 0)
 
 
-def run_cells(cells: Iterable[Cell], work: Path, seconds: float | None = None) -> dict[Cell, Outcome]:
-    """Run those that have no result in `work` yet, and read them all."""
+def run_cells(
+    cells: Iterable[Cell], work: Path, seconds: float | None = None, *, stale: bool = False
+) -> dict[Cell, Outcome]:
+    """Run those that have no result of the present code in `work`, and read them all; `stale`: of any code."""
     cells = list(cells)
     prepare(cells, work)
     lines = work / f"cells-{os.getpid()}.jsonl"
     lines.write_text("".join(json.dumps(cell.as_line(work)) + "\n" for cell in cells), encoding="utf-8")
     command = [sys.executable, "-m", "tests.table.drive", "--cells", str(lines), "--work", str(work / "cells")]
+    code = None if stale else code_fingerprint()
+    if code is not None:
+        command += ["--code", code]
     if seconds is not None:
         command += ["--seconds", str(seconds)]
     subprocess.run(command, cwd=ROOT, check=True, env=environment(work))
     lines.unlink()
-    read = {cell: read_outcome(cell, work) for cell in cells}
+    read = {cell: read_outcome(cell, work, code) for cell in cells}
     return {cell: outcome for cell, outcome in read.items() if outcome is not None}
+
+
+def code_fingerprint() -> str:
+    """Of all that a result depends on here: hftune, its scripts, and what runs a cell."""
+    files = [*ROOT.glob("hftune/**/*.py"), *ROOT.glob("run_*.py"), *ROOT.glob("ds_configs/*.json")]
+    files += [ROOT / "tests" / "table" / f"{name}.py" for name in ("drive", "witness", "reload", "data")]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def environment(work: Path) -> dict[str, str]:

@@ -229,8 +229,6 @@ def test_names_of_modules() -> None:
     }
     with pytest.raises(ArgumentError, match="all-router"):
         adapters.targets(ask("target_modules=all-router,all-linear"))
-    with pytest.raises(ArgumentError, match="one adapter"):
-        adapters.one_adapter(ask("adapters=a,b"))
 
 
 @pytest.mark.parametrize(
@@ -405,3 +403,10 @@ def test_a_file_that_contradicts_itself_is_said(monkeypatch: pytest.MonkeyPatch,
     entries = stage_parser("sft").translate(["--recompute", "True", "--gradient_checkpointing", "False"])
     assert [(entry.values, entry.place) for entry in entries] == [(["False"], COMMAND_LINE)]
     assert "--gradient_checkpointing counts; --recompute" in logging.notices()[0]
+
+
+def test_two_names_for_the_same_are_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    entries = stage_parser("sft").translate(["--tuner_type", "lora", "--fine_tuning", "full"])
+    assert [entry.values for entry in entries] == [["True"]]
+    assert len(logging.notices()) == 1

@@ -16,8 +16,10 @@ from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.adapters import add_adapter
 from hftune.models.initialisation import rewrite_as_plain, started_from
+from hftune.models.loading import load_causal_lm
 from hftune.models.lora import lora_config
-from tests.unit.models.adapting import arguments, load, logits, train
+from hftune.models.tokenizer import load_tokenizer
+from tests.unit.models.adapting import IDS, arguments, load, logits, train
 
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -225,3 +227,24 @@ def test_a_saved_pissa_is_a_plain_lora_of_twice_the_rank(tiny_model: Path, tmp_p
     rewrite_as_plain(adapted, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["init_lora_weights"]) == (8, 16, True)
+
+
+def test_training_after_an_evaluation_on_a_quantised_base(tiny_model: Path) -> None:
+    """On a CPU with AVX512-BF16 bitsandbytes would repack the weights for a kernel without a gradient."""
+    model_args, adapter_args, training_args = arguments(tiny_model, "--qlora")
+    tokenizer = load_tokenizer(model_args, training_args)
+    adapted = add_adapter(
+        load_causal_lm(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args
+    )
+
+    def gradients() -> dict[str, torch.Tensor]:
+        adapted.train()
+        adapted.zero_grad()
+        adapted(IDS, labels=IDS).loss.backward()
+        return {name: p.grad.clone() for name, p in adapted.named_parameters() if p.grad is not None}
+
+    first = gradients()
+    adapted.eval()
+    logits(adapted)
+    again = gradients()
+    assert set(first) == set(again) and all(torch.equal(first[name], again[name]) for name in first)

@@ -15,7 +15,11 @@ ROWS = (
     no_effect("tuner_backend", "library of the adapter", "adapters are peft's", "peft"),
     works("peft_path", "adapter to continue", "a"),
     alias("lora_path", "peft_path", "adapter to continue", "a"),
-    translated("adapters", "peft_path", "adapter to continue", "a", {"peft_path": "a"}, adapters.one_adapter),
+    alias("adapters", "peft_path", "adapter to continue; several are folded in, but for the last", "a"),
+    alias("adapter_name_or_path", "peft_path", "adapter to continue, as LLaMA-Factory has it", "a"),
+    alias(
+        "target_parameters", "lora_target_parameters", "parameters to adapt, as peft has it", "mlp.experts.down_proj"
+    ),
     refused("mcore_adapter", "adapter in Megatron's format", "convert it to peft's; then --peft_path", "a"),
     works("lora_r", "rank", "4"),
     alias("lora_rank", "lora_r", "rank", "4"),
@@ -49,6 +53,22 @@ ROWS = (
         harmless=("float32", "none"),
     ),
     works("lora_target_modules", "modules to adapt", "q_proj v_proj"),
+    translated(
+        "lora_target",
+        "lora_target_modules",
+        "modules to adapt, as LLaMA-Factory has it",
+        "all",
+        {"lora_target_modules": "all"},
+        adapters.targets,
+    ),
+    translated(
+        "additional_target",
+        "lora_modules_to_save",
+        "modules trained in full, as LLaMA-Factory has it",
+        "lm_head",
+        {"lora_modules_to_save": "lm_head"},
+        adapters.saved,
+    ),
     translated(
         "target_modules",
         "lora_target_modules",

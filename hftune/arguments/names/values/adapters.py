@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hftune.arguments.names.row import Answer, Ask, Given, Translation
-from hftune.arguments.names.values.common import cannot, mapped, number, shortest
+from hftune.arguments.names.values.common import cannot, each, mapped, number, shortest
 
 _INSTEAD = "use lora or full"
 tuner = mapped("use_peft", {"lora": "True", "full": "False"}, _INSTEAD)
@@ -23,17 +23,14 @@ _MODULES = {
 def modules(to: str) -> Translation:
     """`target_modules` and `modules_to_save`: names of Megatron's layers become those of Hugging Face's models."""
 
-    def translate(ask: Ask) -> Answer:
-        (name,) = ask.given
+    def one(name: str, ask: Ask) -> Given:
         names = [part for value in ask.given[name] for part in str(value).replace(",", " ").split()]
         if "all-router" in names:
             raise cannot(name, "all-router", "name the routers, such as mlp.gate")
         found = [module for part in names for module in _MODULES.get(part, [part])]
-        known = [part for part in names if part in _MODULES and part != "all-linear"]
-        said = (f"--{name} {' '.join(known)}: {' '.join(found)} in Hugging Face's models",) if known else ()
-        return Answer([(to, found)] if found else [], said)
+        return [(to, found)] if found else []
 
-    return translate
+    return each(one)
 
 
 targets, saved = modules("lora_target_modules"), modules("lora_modules_to_save")
@@ -55,11 +52,3 @@ def strength(ask: Ask) -> Answer:
     return Answer(
         [("lora_alpha", [str(2 * rank)])], (f"--lora_alpha -1 is twice the rank, {2 * rank}, as in ERNIEKit",)
     )
-
-
-def one_adapter(ask: Ask) -> Answer:
-    """Megatron-SWIFT's `adapters`, a list of one."""
-    paths = [path for value in ask.given["adapters"] for path in str(value).split()]
-    if len(paths) > 1:
-        raise cannot("adapters", " ".join(paths), "one adapter is continued; merge the others first")
-    return Answer([("peft_path", paths)] if paths else [])

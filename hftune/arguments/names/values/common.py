@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from hftune.arguments.names.row import Answer, Ask, Translation, means_yes
+from hftune.arguments.names.row import Answer, Ask, Given, Translation, means_yes
 from hftune.errors import ArgumentError
 
 
@@ -34,35 +34,41 @@ def shortest(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def mapped(to: str, table: Mapping[str, str | None], because: str, *, notice: str = "") -> Translation:
+def each(one: Callable[[str, Ask], Given]) -> Translation:
+    """A translation name by name, for names that mean the same; where several are given, each has its say."""
+
+    def translate(ask: Ask) -> Answer:
+        return Answer([pair for name in ask.given for pair in one(name, ask)])
+
+    return translate
+
+
+def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translation:
     """A translation value by value.
 
     Args:
         to: The counterpart.
         table: Value in lower case -> the counterpart's value; None for one that asks for what happens anyway.
         because: Why any other value is refused, and what to use instead; empty: other values stay as they are.
-        notice: Said when a value of the table was used.
     """
 
-    def translate(ask: Ask) -> Answer:
-        (name,) = ask.given
+    def one(name: str, ask: Ask) -> Given:
         value = ask.text(name) or ""
-        if value.lower() not in table:
-            if because:
-                raise cannot(name, value, because)
-            return Answer([(to, list(ask.given[name]))])
-        found = table[value.lower()]
-        return Answer([(to, found.split())] if found is not None else [], (notice,) if notice and found else ())
+        if value.lower() in table:
+            found = table[value.lower()]
+            return [(to, found.split())] if found is not None else []
+        if because:
+            raise cannot(name, value, because)
+        return [(to, list(ask.given[name]))]
 
-    return translate
+    return each(one)
 
 
 def switched(to: str, on: str | None, off: str | None) -> Translation:
     """A switch that becomes a value: `on` or `off`; None for what happens anyway."""
 
-    def translate(ask: Ask) -> Answer:
-        (name,) = ask.given
+    def one(name: str, ask: Ask) -> Given:
         value = on if means_yes(ask.text(name) or "") else off
-        return Answer([(to, value.split())] if value is not None else [])
+        return [(to, value.split())] if value is not None else []
 
-    return translate
+    return each(one)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import Answer, Ask, Translation
-from hftune.arguments.names.values.common import cannot, mapped
+from hftune.arguments.names.row import Answer, Ask, Given, Translation
+from hftune.arguments.names.values.common import cannot, each, mapped
 
 _SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
 
@@ -15,16 +15,15 @@ def stage_of(stages: dict[str, str]) -> Translation:
         stages: Value in lower case -> hftune's stage.
     """
 
-    def translate(ask: Ask) -> Answer:
-        (name,) = ask.given
+    def one(name: str, ask: Ask) -> Given:
         value = ask.text(name) or ""
         meant = stages.get(value.lower())
         if meant == ask.stage:
-            return Answer()
+            return []
         instead = f"that is {_SCRIPTS[meant]}" if meant else f"the scripts are {', '.join(_SCRIPTS.values())}"
         raise cannot(name, value, instead)
 
-    return translate
+    return each(one)
 
 
 ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})

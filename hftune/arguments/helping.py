@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
@@ -27,10 +28,17 @@ def help_groups(classes: Iterable[type], actions: Iterable[argparse.Action]) -> 
     for title in dict.fromkeys(owners.values()):
         groups[title] = []
     for action in actions:
-        groups[owners.get(action.dest, "options")].append(action)
+        groups[owners.get(action.dest, "options")].append(_with_underscores(action))
     ours = [title for title in groups if " of " not in title]
     theirs = sorted((title for title in groups if " of " in title), key=lambda title: "transformers" in title)
     return {title: groups[title] for title in [*ours, *theirs] if groups[title]}
+
+
+def _with_underscores(action: argparse.Action) -> argparse.Action:
+    """The argument without its second spelling, `--learning-rate`, which works as well."""
+    shown = copy.copy(action)
+    shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
+    return shown
 
 
 def _owners(cls: type) -> dict[str, str]:

@@ -57,7 +57,7 @@ ROWS = (
         harmless=("arrow",),
     ),
     refused(
-        "col_name", "column of the tokens", "name it input_ids, or use --columns", "tokens", harmless=("input_ids",)
+        "col_name", "column of the tokens", "name it input_ids, or use --columns", "ids", harmless=("input_ids", "tokens")
     ),
     *(
         refused(

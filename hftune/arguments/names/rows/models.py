@@ -27,7 +27,7 @@ ROWS = (
     alias("use_flash_attention", "flash_attn", "FlashAttention", "True"),
     translated(
         "attention_backend",
-        "attn_implementation",
+        "flash_attn, attn_implementation",
         "attention",
         "unfused",
         {"attn_implementation": "eager"},

@@ -45,10 +45,9 @@ def quant_bits(ask: Ask) -> Answer:
     return Answer([(f"load_in_{bits}bit", ["True"])])
 
 
-attention_backend = mapped(
+_kernels = mapped(
     "attn_implementation",
     {
-        "flash": "flash_attention_2",
         "flash_2": "flash_attention_2",
         "flash_3": "flash_attention_3",
         "flash_4": "flash_attention_4",
@@ -59,4 +58,13 @@ attention_backend = mapped(
     },
     "use --attn_implementation",
 )
+
+
+def attention_backend(ask: Ask) -> Answer:
+    """Megatron-SWIFT's `attention_backend`; flash is the newest FlashAttention that is installed, as there."""
+    if (ask.text("attention_backend") or "").lower() == "flash":
+        return Answer([("flash_attn", ["True"])])
+    return _kernels(ask)
+
+
 attn_impl = mapped("attn_implementation", {"flash_attn": "flash_attention_2", "none": None}, "")

@@ -57,7 +57,11 @@ ROWS = (
         harmless=("arrow",),
     ),
     refused(
-        "col_name", "column of the tokens", "name it input_ids, or use --columns", "ids", harmless=("input_ids", "tokens")
+        "col_name",
+        "column of the tokens",
+        "name it input_ids, or use --columns",
+        "ids",
+        harmless=("input_ids", "tokens"),
     ),
     *(
         refused(

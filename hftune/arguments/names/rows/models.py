@@ -6,6 +6,7 @@ from hftune.arguments.names.values.common import switched
 
 _READ = "read from the model's own config"
 _NEW = "a model's shape is read from its config; for another one write a config.json and use --from_config"
+_LOSS = "SFT, DPO and GRPO compute the loss without all logits; --use_liger_kernel does in pre-training"
 _KERNEL = "torch and the kernels of the attention choose; --use_liger_kernel fuses more"
 
 ROWS = (
@@ -112,14 +113,12 @@ ROWS = (
     ),
     refused("mergekit_task_config", "merge several models", "use mergekit on Hugging Face folders", "f.yaml"),
     no_effect("copy_tokenizer", "save the tokenizer as well", "it always is"),
-    no_effect("cross_entropy_loss_fusion", "fused loss", "TRL computes it without all logits; " + _KERNEL),
+    no_effect("cross_entropy_loss_fusion", "fused loss", _LOSS),
     no_effect("cross_entropy_fusion_impl", "kernel of the loss", _KERNEL, "native"),
-    no_effect(
-        "use_sparse_head_and_loss_fn", "logits of trained tokens only", "TRL computes the loss without all logits"
-    ),
-    no_effect("use_fused_head_and_loss_fn", "head and loss in one", "TRL computes the loss without all logits"),
+    no_effect("use_sparse_head_and_loss_fn", "logits of trained tokens only", _LOSS),
+    no_effect("use_fused_head_and_loss_fn", "head and loss in one", _LOSS),
     no_effect("loss_subbatch_seqlen", "tokens of a piece of the loss", "TRL chooses the pieces", "32768"),
-    no_effect("use_recompute_loss_fn", "compute logits again", "TRL computes the loss without all logits"),
+    no_effect("use_recompute_loss_fn", "compute logits again", _LOSS),
     *(
         no_effect(name, does, _KERNEL)
         for name, does in {

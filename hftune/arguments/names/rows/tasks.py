@@ -37,8 +37,12 @@ ROWS = (
     works("hub_token", "token of the Hub; never written to disk", "t"),
     alias("hf_hub_token", "hub_token", "token of the Hub; never written to disk", "t"),
     no_effect("use_hf", "Hugging Face or ModelScope", "files come from Hugging Face, or a local folder"),
-    no_effect(
-        "download_hub", "where models come from", "files come from Hugging Face, or a local folder", "huggingface"
+    refused(
+        "download_hub",
+        "where models come from",
+        "files come from Hugging Face; download others first, and give the folder",
+        "modelscope",
+        harmless=("huggingface", "none"),
     ),
     no_effect("check_model", "look for damaged files", "hftune checks the folder before it loads"),
     no_effect(

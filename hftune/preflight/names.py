@@ -13,7 +13,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
-from hftune.models.skeleton import skeleton
+from hftune.models.skeleton import skeleton_of
 
 
 def check_names(
@@ -28,7 +28,7 @@ def check_names(
         return
     try:
         with zero.not_partitioned():
-            model = skeleton(model_args, training_args, scores=isinstance(training_args, RMArguments))
+            model = skeleton_of(model_args, training_args, scores=isinstance(training_args, RMArguments))
             if model is not None and fresh:
                 yield from list(_try_adapter(model, adapter_args))
             elif model is not None:

@@ -7,8 +7,8 @@ have as many bytes as the text. Tokenizers and texts for which that does not hol
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from tokenizers.models import BPE
@@ -74,7 +74,7 @@ class ByteTokenizer:
             A token is trained where it shares a character with a span. None for a text that has to go the other way.
         """
         prefixes = self.read(texts)
-        batch = _Batch([prefix.ids if prefix else [] for prefix in prefixes], self.sizes)
+        batch = _Batch([prefix.ids if prefix else array("i") for prefix in prefixes], self.sizes)
         sound = [
             prefix is not None
             and batch.place(index, *_byte_ranges(prefix, ranges))
@@ -95,8 +95,8 @@ class _Batch:
         sizes: Bytes of each token of the vocabulary.
     """
 
-    def __init__(self, ids: list[list[int]], sizes: np.ndarray) -> None:
-        self.ids = np.fromiter(chain.from_iterable(ids), np.int32)
+    def __init__(self, ids: list[array[int]], sizes: np.ndarray) -> None:
+        self.ids = np.frombuffer(b"".join(ids), dtype=np.int32)
         self.stops = np.cumsum([len(part) for part in ids])
         taken = sizes[self.ids]
         self.ends = np.cumsum(taken)

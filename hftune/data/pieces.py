@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -21,7 +22,7 @@ class Prefix:
     """The ids of the first `covered` characters of a text; they are the first ids of the whole text."""
 
     text: str
-    ids: list[int]
+    ids: array[int] = field(default_factory=lambda: array("i"))
     covered: int = 0
 
     def lacks(self, length: int) -> bool:
@@ -51,7 +52,7 @@ class PieceReader:
         """`max_length` ids of each text or more, or all that it has; None where no word is sure to end near the cut."""
         self.backend.no_truncation()
         self.backend.no_padding()
-        found = [Prefix(text, []) for text in texts]
+        found = [Prefix(text) for text in texts]
         if self.max_length is None:
             self._read(found, [len(text) for text in texts])
             return [*found]
@@ -69,14 +70,15 @@ class PieceReader:
         pieces = [prefix.text[prefix.covered : border] for prefix, border in reached]
         encodings = self.backend.encode_batch_fast(pieces, add_special_tokens=False)
         for (prefix, border), encoding in zip(reached, encodings, strict=True):
-            prefix.ids += encoding.ids
+            # As bytes at once: lists of numbers would fill the memory of a whole batch.
+            prefix.ids.extend(encoding.ids)
             prefix.covered = border
         return [prefix for prefix, _ in reached]
 
     def _first_goals(self, texts: list[str], length: int) -> list[int]:
         """Characters that probably hold so many tokens, by those of other texts."""
         if not self.density.known:
-            heads = [Prefix(text[:HEAD], []) for text in texts[:_FIRST_LOOK]]
+            heads = [Prefix(text[:HEAD]) for text in texts[:_FIRST_LOOK]]
             self._learn(self._read(heads, [HEAD] * len(heads)))
         characters = length * self.density.characters(_widths(texts)) + _MARGIN
         # Rarely has a text more than a token a character.

@@ -28,7 +28,7 @@ def _figures(seconds: float, dataset: Any) -> Figures:
     dataset = getattr(dataset, "dataset", dataset)  # ms-swift keeps lengths, and tokenises again while it trains
     column = next(name for name in ("input_ids", "length", "lengths") if name in dataset.column_names)
     tokens = sum(map(len, dataset[column])) if column == "input_ids" else sum(np.ravel(dataset[column]).tolist())
-    return {"seconds": seconds, "records": len(dataset), "tokens": tokens}
+    return {"seconds": seconds, "tokens": tokens}
 
 
 def llamafactory(options: argparse.Namespace, folder: Path) -> Figures:
@@ -104,7 +104,7 @@ def medicalgpt(options: argparse.Namespace, folder: Path) -> Figures:
     try:
         runpy.run_path(str(script), run_name="__main__")
     except _Stopped:
-        return _figures(timed.seconds, timed.last) | {"records": timed.rows}
+        return _figures(timed.seconds, timed.last)
     raise SystemExit("MedicalGPT's script did not come to loading its model")
 
 
@@ -116,7 +116,7 @@ class _Timed:
     """Adds up the time in `map` and `filter` of a class of data sets."""
 
     def __init__(self, kind: type) -> None:
-        self.seconds, self.rows, self.last = 0.0, 0, None
+        self.seconds, self.last = 0.0, None
         for name in ("map", "filter"):
             setattr(kind, name, self._wrapped(getattr(kind, name)))
         self.inside = False
@@ -128,7 +128,7 @@ class _Timed:
             self.inside, began = True, time.perf_counter()
             self.last = method(dataset, *args, **kwargs)
             self.seconds += time.perf_counter() - began
-            self.inside, self.rows = False, max(self.rows, len(dataset))
+            self.inside = False
             return self.last
 
         return run
@@ -159,7 +159,10 @@ def main() -> None:
         # Nothing may be taken from a cache of an earlier run.
         os.environ["HF_DATASETS_CACHE"] = str(Path(folder) / "datasets")
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        print(json.dumps(TOOLS[options.tool](options, Path(folder))))
+        figures = TOOLS[options.tool](options, Path(folder))
+    # Also those that the tool drops.
+    records = sum(bool(line.strip()) for line in options.data.read_bytes().split(b"\n"))
+    print(json.dumps(figures | {"records": records}))
 
 
 if __name__ == "__main__":

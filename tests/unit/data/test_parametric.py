@@ -63,7 +63,8 @@ COPIES = {
     "tilde": "{% for m in messages %}{{ '<' ~ m.role ~ m.content ~ 1 }}{% endfor %}",
     "macro": "{% macro f(x) %}[{{ x | trim }}]{% endmacro %}{% for m in messages %}{{ f(m['content']) }}{% endfor %}",
     "set block": "{% for m in messages %}{% set x %}{{ m.content }}!{% endset %}{{ x }}{% endfor %}",
-    "namespace": "{% set n = namespace(x='') %}{% for m in messages %}{% set n.x = n.x ~ m.content %}{% endfor %}{{n.x}}",
+    "namespace": "{% set n = namespace(x='') %}"
+    "{% for m in messages %}{% set n.x = n.x ~ m.content %}{% endfor %}{{ n.x }}",
     "type": "{% for m in messages %}{% if m.content is string %}{{ m.content.strip() }}{% endif %}{% endfor %}",
     "roles": "{% for m in messages if m.role in ['user', 'assistant'] or 'x' in m %}{{ m.content }}{% endfor %}",
     "marks": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",

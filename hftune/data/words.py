@@ -11,6 +11,7 @@ import re
 import unicodedata
 from typing import Any
 
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 
 _STOPS = frozenset(" \n,.;:!?，。；：！？、")
@@ -70,12 +71,14 @@ def has_borders(tokenizer: PreTrainedTokenizerBase) -> bool:
     if any(token.lstrip or token.rstrip or token.single_word or _BORDER.search(token.content) for token in added):
         return False
     cutter = tokenizer.backend_tokenizer.pre_tokenizer
-    if cutter is None:
+    is_sequence = isinstance(cutter, pre_tokenizers.Sequence)
+    steps: list[Any] = [*cutter] if is_sequence else [cutter]  # type: ignore[misc]  # its stub lacks __getitem__
+    # Any other kind, such as one written in Python, may do what it likes.
+    known = (pre_tokenizers.ByteLevel, pre_tokenizers.Digits, pre_tokenizers.Split)
+    if not all(isinstance(step, known) for step in steps):
         return False
-    state = json.loads(cutter.__getstate__())
-    steps = state.get("pretokenizers", [state])
-    parts = [_alternatives(step) for step in steps]
-    if not any(step["type"] == "ByteLevel" for step in steps):
+    parts = [_alternatives(json.loads(step.__getstate__())) for step in steps]
+    if not any(isinstance(step, pre_tokenizers.ByteLevel) for step in steps):
         return False
     if any(part is None or not part <= _OF_LETTERS | _OTHERS for part in parts):
         return False

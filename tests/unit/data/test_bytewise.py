@@ -91,9 +91,20 @@ PIECES += ["🙂", "1234567", "<", "e\u0301", "é", "x" * 40, "/\n", "Ab", "ß;"
 TEXT = st.lists(st.sampled_from(PIECES), min_size=1, max_size=60).map("".join)
 
 
+class Cutter:
+    """A pre-tokenizer in Python."""
+
+    def pre_tokenize(self, text: Any) -> None:
+        """Leave it whole."""
+
+
 def test_which_are_bytewise() -> None:
     assert [name for name, tokenizer in TOKENIZERS.items() if not is_bytewise(tokenizer)] == []
     assert [name for name, tokenizer in OTHERS.items() if is_bytewise(tokenizer)] == []
+    written = make_tokenizer()
+    for cutter in (pre_tokenizers.PreTokenizer.custom(Cutter()), None):
+        written.backend_tokenizer.pre_tokenizer = cutter
+        assert not is_bytewise(written)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.configs import source
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -17,14 +18,12 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
     Raises:
         ArgumentError: There is no tokenizer, or the template or the pad token asked for does not exist.
     """
-    name = model_args.tokenizer_name_or_path or model_args.model_name_or_path
+    name = str(model_args.tokenizer_name_or_path or model_args.model_name_or_path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name,
-            revision=model_args.model_revision,
-            cache_dir=model_args.cache_dir,
             trust_remote_code=training_args.trust_remote_code,
-            **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
+            **source(model_args, name),
         )
     except (OSError, ValueError) as error:
         raise ArgumentError(

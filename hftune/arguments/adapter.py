@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.arguments.freezing import FreezingArguments, split_commas
+from hftune.arguments.vocabulary import NewRowsArguments
 from hftune.errors import ArgumentError
 
 
 @dataclass
-class AdapterArguments(FreezingArguments):
+class AdapterArguments(NewRowsArguments, FreezingArguments):
     """LoRA and QLoRA on the names of TRL's `ModelConfig` and peft's `LoraConfig`; other tools' are aliases."""
 
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
@@ -82,6 +83,13 @@ class AdapterArguments(FreezingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.train_new_tokens_only and self.use_peft:
+            raise ArgumentError(
+                "LoRA trains more than the new rows",
+                place="--use_peft, --train_new_tokens_only",
+                fix="leave one out: LoRA trains the rows of tokens that are added in its run in any case",
+            )
+        self.use_peft = self.use_peft or self.train_new_tokens_only
         if self.qlora:
             self.use_peft = True
             self.load_in_4bit = self.load_in_4bit or not self.load_in_8bit

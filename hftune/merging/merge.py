@@ -27,7 +27,9 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.merging.verify import answer, compare
 from hftune.models.adapter_configs import read_lora_config
+from hftune.models.agreement import grow_as_recorded
 from hftune.models.folding import fold_adapters, load_adapter
+from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import fingerprint
 
@@ -147,6 +149,7 @@ def load_adapted(plan: Plan, *, trust_remote_code: bool = False) -> PeftModel:
     extra = {"num_labels": 1} if plan.scores else {}
     model = auto.from_pretrained(plan.base, dtype=torch.float32, trust_remote_code=trust_remote_code, **extra)
     *below, adapter = whole_chain([str(plan.adapter)])
+    grow_as_recorded(model, [*below, adapter])
     return load_adapter(fold_adapters(model, below), adapter, is_trainable=False).eval()
 
 
@@ -180,10 +183,7 @@ def _manifest(
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
         },
-        "vocabulary": {
-            "rows": merged.get_input_embeddings().weight.shape[0],
-            "tied": bool(getattr(merged.config.get_text_config(), "tie_word_embeddings", False)),
-        },
+        "vocabulary": describe_vocabulary(merged, adapter),
         "dtype": str(plan.dtype),
         "verified": None,
     }

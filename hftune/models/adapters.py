@@ -16,6 +16,7 @@ from hftune.models.folding import fold_adapters, load_adapter
 from hftune.models.freezing import freeze, say_trained
 from hftune.models.initialisation import remember_start
 from hftune.models.lora import inject, lora_config, say_targets
+from hftune.models.new_rows import gather_parameters_only, give_heads_a_bias, rows_alone, rows_on_any_device
 
 # Flags that a fresh adapter reads, and the field of a saved one that then holds instead.
 _SETTLED = {
@@ -31,6 +32,7 @@ _SETTLED = {
 _NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
 
 
+@rows_on_any_device()
 def add_adapter(
     model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> PreTrainedModel | PeftModel:
@@ -43,6 +45,7 @@ def add_adapter(
         ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
     if adapter_args.use_peft:
+        gather_parameters_only()
         model = fold_adapters(model, adapter_args.folded_adapters)
         for folder in adapter_args.folded_adapters:
             notice(f"{folder} is folded into the base in memory")
@@ -72,9 +75,12 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
             model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
         )
     else:
-        adapted = inject(model, lora_config(model, adapter_args), autocast_adapter_dtype=autocast)
-        say_targets(adapted, adapter_args)
+        config = rows_alone(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
+        adapted = inject(model, config, autocast_adapter_dtype=autocast)
+        if not adapter_args.train_new_tokens_only:
+            say_targets(adapted, adapter_args)
     _gather_for_adapters(adapted)
+    give_heads_a_bias(adapted)
     if adapter_args.changes_base:
         remember_start(adapted)
     return adapted

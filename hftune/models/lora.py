@@ -19,6 +19,7 @@ from hftune.arguments import AdapterArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.freezing import modules_to_unfreeze
+from hftune.models.new_rows import rows_beside_lora
 
 LINEAR = (torch.nn.Linear, Conv1D)
 ADAPTABLE = (*LINEAR, torch.nn.Embedding)
@@ -58,7 +59,9 @@ def _config(
         exclude_modules=excluded_modules(model, adapter_args.exclude_modules),
         target_parameters=target_parameters(model, adapter_args.lora_target_parameters),
         modules_to_save=to_save or None,
-        trainable_token_indices=_token_indices(model, adapter_args.trainable_token_indices),
+        trainable_token_indices=rows_beside_lora(
+            model, to_save, _token_indices(model, adapter_args.trainable_token_indices)
+        ),
         bias=_bias(model, adapter_args.lora_bias),
         use_rslora=adapter_args.use_rslora,
         use_dora=adapter_args.use_dora,

@@ -108,22 +108,11 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
         yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
     if adapter_args.use_dora and adapter_args.init_lora_weights == "mica":
         yield ArgumentError("peft has no such pair", place="--use_dora, --init_lora_weights mica", fix="choose one")
-    if adapter_args.use_dora and adapter_args.quantised and training_args.use_cpu:
+    if adapter_args.use_dora and adapter_args.load_in_8bit and training_args.use_cpu:
         yield ArgumentError(
-            "DoRA reads the weights of its base, and on a CPU bitsandbytes repacks them at will (bitsandbytes 0.50)",
-            place="--use_dora, --load_in_4bit / --load_in_8bit",
-            fix="leave out --use_dora, or quantise on a GPU",
-        )
-    yield from _check_zero3(adapter_args, training_args)
-
-
-def _check_zero3(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """peft's trained tokens read the embeddings beside the module that owns them: under ZeRO-3 they are partitioned."""
-    if adapter_args.trainable_token_indices and training_args.zero_stage == 3:
-        yield ArgumentError(
-            "peft cannot train single tokens under ZeRO-3 (peft 0.21)",
-            place="--trainable_token_indices, --deepspeed",
-            fix="use ZeRO-2, or train all embeddings with --lora_modules_to_save embed_tokens",
+            "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
+            place="--use_dora, --load_in_8bit",
+            fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
         )
 
 
@@ -183,12 +172,6 @@ def _check_config(
     except ArgumentError as problem:
         yield problem
         return
-    if config.trainable_token_indices and training_args.zero_stage == 3:
-        yield ArgumentError(
-            f"the trained tokens of {folder} cannot be used under ZeRO-3 (peft 0.21)",
-            place="--peft_path, --deepspeed",
-            fix="use ZeRO-2, or merge the adapter first",
-        )
     if goes_on:
         yield from _check_goes_on(folder, config, adapter_args, training_args)
     elif config.task_type == "SEQ_CLS" and not isinstance(training_args, RMArguments):

@@ -14,8 +14,13 @@ from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
+from hftune.models.configs import model_config
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.model_checks import check_model
+from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.schedule_checks import check_schedule
+from hftune.preflight.vocabulary_checks import check_vocabulary
 
 
 def check_run(
@@ -37,6 +42,10 @@ def check_run(
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
+            *check_vocabulary(model_args, adapter_args, training_args),
+            *check_optimizer(adapter_args, training_args),
+            *check_schedule(training_args),
+            *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
 
@@ -108,6 +117,10 @@ def check_attention(model_args: ModelArguments, training_args: StageArguments) -
     """Documents side by side in a row can be kept apart by this model and the attention asked for."""
     if not training_args.flat_batches or any(check_model_folder(model_args)):
         return
+    try:
+        model_config(model_args, training_args)
+    except UserError:
+        return  # said by check_model
     try:
         attention_for(model_args, training_args)
     except UserError as problem:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.skeleton import skeleton_of
 
 
 def check_names(
@@ -28,7 +28,7 @@ def check_names(
         return
     try:
         with zero.not_partitioned():
-            model = _skeleton(model_args, training_args, scores=isinstance(training_args, RMArguments))
+            model = skeleton_of(model_args, training_args, scores=isinstance(training_args, RMArguments))
             if model is not None and fresh:
                 yield from list(_try_adapter(model, adapter_args))
             elif model is not None:
@@ -74,34 +74,3 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             place=f"--init_lora_weights {adapter_args.init_lora_weights}",
             fix="name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj",
         )
-
-
-def _skeleton(model_args: ModelArguments, training_args: StageArguments, *, scores: bool) -> PreTrainedModel | None:
-    """The model on the meta device, from its config alone, in well under a second; None where it cannot be made.
-
-    It cannot from a GGUF file (the config is inside), without a config that can be reached, or for an architecture that
-    has no such head: loading has its own words for these.
-
-    Args:
-        model_args: `model_name_or_path`, revision and cache.
-        training_args: `trust_remote_code`.
-        scores: With the head of a reward model.
-    """
-    if model_args.gguf_file or not model_args.model_name_or_path:
-        return None
-    auto: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-    trust = training_args.trust_remote_code
-    try:
-        config = AutoConfig.from_pretrained(
-            model_args.model_name_or_path,
-            revision=model_args.model_revision,
-            cache_dir=model_args.cache_dir,
-            trust_remote_code=trust,
-            **({"num_labels": 1} if scores else {}),
-        )
-        with torch.device("meta"):
-            model = auto.from_config(config, trust_remote_code=trust)
-    except (OSError, ValueError, KeyError):
-        return None
-    model.tie_weights()
-    return model

@@ -19,6 +19,7 @@ from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
+from hftune.models.agreement import grow_as_recorded
 from hftune.models.folding import fold_adapters
 from hftune.preflight.checks import check_rewards
 
@@ -63,6 +64,7 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
             folders = whole_chain([path])
             notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
             model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+            grow_as_recorded(model, folders)
             model = fold_adapters(model, folders)
         else:
             model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)

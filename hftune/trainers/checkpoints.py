@@ -17,6 +17,7 @@ from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.distributed import ranks, zero
 from hftune.logging import get_logger, notice
+from hftune.models.initialisation import started_from, trained_factors
 from hftune.weight_files import weight_files
 
 
@@ -103,6 +104,8 @@ class CheckpointMixin:
             return
         get_logger().info("going back to the best weights, %s", best)
         tensors = {name: tensor for file in weight_files(best) for name, tensor in load_file(file).items()}
+        if started_from(self.model):  # saved as an adapter of the whole base
+            tensors, _ = trained_factors(tensors)
         missing = load_exported(self.model, tensors)
         if missing:
             notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")

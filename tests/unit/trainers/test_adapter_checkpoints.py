@@ -30,7 +30,9 @@ def trainer(model: Path, folder: Path, *flags: str, evaluates: bool = False) -> 
     _, _, adapter_args, training_args = parse_arguments("pt", [*argv, "--disable_tqdm", "1", *flags])
     training_args.packing = False
     adapted = add_adapter(load(model), adapter_args, training_args)
-    return PlainTrainer(adapted, training_args, train_dataset=ROWS, eval_dataset=ROWS[:8] if evaluates else None)
+    return PlainTrainer(
+        model=adapted, args=training_args, train_dataset=ROWS, eval_dataset=ROWS[:8] if evaluates else None
+    )
 
 
 def losses(run: Any) -> list[float]:

@@ -7,10 +7,8 @@ import difflib
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from trl import TrlParser
 
 from hftune.arguments.adapter import AdapterArguments
@@ -18,13 +16,22 @@ from hftune.arguments.aliases import (
     ALIASES,
     DONE_BY_HFTUNE,
     DONE_BY_HFTUNE_EVERYWHERE,
-    JOINED,
     NO_EFFECT,
     REFUSED,
     STAGE_ALIASES,
 )
 from hftune.arguments.data import DataArguments
-from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
+from hftune.arguments.given import (
+    Given,
+    given_in_file,
+    given_on_command_line,
+    joined,
+    means_no,
+    take_config,
+    without_repeats,
+    yaml_value,
+)
+from hftune.arguments.light import parse_merge_arguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import (
     DPOArguments,
@@ -38,6 +45,8 @@ from hftune.distributed import launch
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
+__all__ = ["STAGES", "HftuneParser", "parse_arguments", "parse_merge_arguments"]
+
 STAGES: dict[str, type] = {
     "pt": PTArguments,
     "sft": SFTArguments,
@@ -45,7 +54,6 @@ STAGES: dict[str, type] = {
     "dpo": DPOArguments,
     "rl": GRPOArguments,
 }
-Given = list[tuple[str, list[Any]]]
 
 
 class HftuneParser(TrlParser):
@@ -72,10 +80,10 @@ class HftuneParser(TrlParser):
         Raises:
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
-        config_path, argv = _take_config(argv)
-        given = self.translate(_given_on_command_line(argv), "command line")
-        from_file = self.translate(_given_in_file(config_path), config_path or "")
-        self.set_defaults_with_config(**{name: _yaml_value(values) for name, values in from_file})
+        config_path, argv = take_config(argv)
+        given = self.translate(given_on_command_line(argv), "command line")
+        from_file = self.translate(given_in_file(config_path), config_path or "")
+        self.set_defaults_with_config(**{name: yaml_value(values) for name, values in from_file})
         # `--bf16` alone means True, also where the field may be None as well.
         given = [(name, values or (["True"] if name in self.switches else [])) for name, values in given]
         flat = [token for name, values in given for token in (f"--{name}", *map(str, values))]
@@ -90,7 +98,7 @@ class HftuneParser(TrlParser):
         for name, values in given:
             if name in self.aliases:
                 translated.append((self.aliases[name], values))
-            elif name in self.done_by_hftune and not _means_no(values):
+            elif name in self.done_by_hftune and not means_no(values):
                 problems.append(ArgumentError(f"--{name} cannot be used: {self.done_by_hftune[name]}", place=place))
             elif name in self.known:
                 translated.append((name, values))
@@ -101,7 +109,7 @@ class HftuneParser(TrlParser):
             else:
                 problems.append(self._unknown(name, place))
         raise_together(problems)
-        return _without_repeats([(name, _joined(name, values)) for name, values in translated])
+        return without_repeats([(name, joined(name, values)) for name, values in translated])
 
     def _unknown(self, name: str, place: str) -> ArgumentError:
         near = difflib.get_close_matches(name, [*self.known, *self.aliases], n=1, cutoff=0.6)
@@ -125,82 +133,9 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     return parser.parse(argv)
 
 
-def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
-    """The arguments of `merge_peft_adapter.py`."""
-    launch.prepare_environment()
-    parser = HftuneParser([MergeArguments])
-    parser.aliases = MERGE_ALIASES
-    (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
-    return merge_args
-
-
 def _peek(argv: list[str], name: str) -> str | None:
     """The value of one argument before the parser that depends on it exists."""
-    config_path, rest = _take_config(list(argv))
-    values = dict(_given_in_file(config_path)) | dict(_given_on_command_line(rest))
+    config_path, rest = take_config(list(argv))
+    values = dict(given_in_file(config_path)) | dict(given_on_command_line(rest))
     found = values.get(name)
     return str(found[0]) if found else None
-
-
-def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    for position, token in enumerate(argv):
-        if token.startswith("--config="):
-            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
-        if token == "--config":
-            if position + 1 == len(argv):
-                raise ArgumentError("--config needs the path of a YAML file")
-            return argv[position + 1], argv[:position] + argv[position + 2 :]
-    return None, argv
-
-
-def _given_on_command_line(argv: list[str]) -> Given:
-    """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])]."""
-    given: Given = []
-    for token in argv:
-        if token.startswith("--") or token == "-h":
-            name, _, value = token.lstrip("-").partition("=")
-            given.append((name, [value] if "=" in token else []))
-        elif given:
-            given[-1][1].append(token)
-        else:
-            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
-    return given
-
-
-def _given_in_file(path: str | None) -> Given:
-    if path is None:
-        return []
-    if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ArgumentError(f"not valid YAML: {error}", place=path, fix="mend the file") from error
-    if not isinstance(content, dict):
-        raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
-    return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
-
-
-def _means_no(values: list[Any]) -> bool:
-    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
-
-
-def _joined(name: str, values: list[Any]) -> list[Any]:
-    """Several values as one text where the argument takes a text that may name several."""
-    if name in JOINED and len(values) > 1:
-        return [JOINED[name].join(map(str, values))]
-    return values
-
-
-def _yaml_value(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else values
-
-
-def _without_repeats(given: Given) -> Given:
-    """The last value of a name counts; two different ones for one name, through an alias, are said."""
-    merged: dict[str, list[Any]] = {}
-    for name, values in given:
-        if name in merged and merged[name] != values:
-            notice(f"--{name} was given twice (an alias counts too): {values} replaces {merged[name]}")
-        merged[name] = values
-    return list(merged.items())

@@ -1,0 +1,103 @@
+"""Base and adapters as transformers and peft load them: what a merge is compared with, and what merges in its stead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
+
+from hftune.errors import ManifestError
+from hftune.merging.adapters import Adapter
+from hftune.merging.plan import Plan
+from hftune.merging.tensors import DTYPES
+
+
+def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
+    """The base in float32 on the CPU, or quantised as training saw it, with as many rows as the adapters have."""
+    auto: Any = AutoModelForSequenceClassification if plan.scores is not None else AutoModelForCausalLM
+    extra: dict[str, Any] = {} if plan.scores is None else {"num_labels": plan.scores}
+    if plan.base.gguf_file:
+        extra["gguf_file"] = plan.base.gguf_file
+    dtype = torch.float32
+    if quantised and plan.quantised is not None:
+        dtype = DTYPES[plan.quantised.compute]
+        extra |= {"quantization_config": _quantization(plan), "device_map": {"": "cpu"}}
+    model = auto.from_pretrained(plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
+    rows = plan.outputs.vocab_size if plan.outputs else None
+    if rows:
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    return model.eval()
+
+
+def _quantization(plan: Plan) -> BitsAndBytesConfig:
+    how = plan.quantised
+    assert how is not None
+    if how.bits == 8:
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=how.kind,
+        bnb_4bit_use_double_quant=how.nested,
+        bnb_4bit_compute_dtype=DTYPES[how.compute],
+    )
+
+
+def load_adapted(plan: Plan, *, quantised: bool = False) -> Any:
+    """Base and adapters, the last level's not merged."""
+    model: Any = load_base(plan, quantised=quantised)
+    for level in plan.levels[:-1]:
+        model = load_adapter(model, level[0].folder).merge_and_unload(safe_merge=True)
+    return _add_level(model, plan.levels[-1])
+
+
+def _add_level(model: Any, level: list[Adapter]) -> PeftModel:
+    adapted = load_adapter(model, level[0].folder)
+    names = ["default"]
+    for number, adapter in enumerate(level[1:], start=1):
+        names.append(f"adapter{number}")
+        adapted.load_adapter(str(adapter.folder), adapter_name=names[-1])
+    for name, adapter in zip(names, level, strict=True):
+        _weigh(adapted, name, adapter.weight)
+    if len(names) > 1:
+        adapted.base_model.set_adapter(names)
+    return adapted.eval()
+
+
+def _weigh(adapted: Any, name: str, weight: float) -> None:
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer) and name in module.scaling:
+            module.scaling[name] *= weight
+
+
+def load_adapter(model: Any, folder: Path) -> PeftModel:
+    """peft's own loading; an adapter that it cannot load is the user's to mend.
+
+    Raises:
+        ManifestError: With what peft says.
+    """
+    try:
+        return PeftModel.from_pretrained(model, str(folder)).eval()
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise ManifestError(
+            f"peft cannot load the adapter in {folder}: {text[:300]}",
+            place="--peft_model_path",
+            fix="give the base that it was trained on, or an adapter that fits",
+        ) from error
+
+
+def comparable(plan: Plan) -> bool:
+    """Whether peft can compute base + adapters: it weighs low-rank matrices, not weights that were trained in full."""
+    level = plan.levels[-1]
+    if len(level) == 1 and level[0].weight == 1.0:
+        return True
+    return not any(adapter.replaced or adapter.config.get("use_dora") for adapter in level)

@@ -21,7 +21,9 @@ _PARTS = re.compile(
     r"(?P<part>lora_[AB]\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?"
     r"|token_adapter\.trainable_tokens_delta|trainable_tokens_delta)$"
 )
-_REPLACED = re.compile(r"^(?P<module>.+?)(\.base_layer|\.modules_to_save)*\.(?P<part>[^.]+)$")
+_REPLACED = re.compile(r"^(?P<module>.+?)(\.token_adapter|\.base_layer|\.modules_to_save)*\.(?P<part>[^.]+)$")
+# peft saves what was there before training as well, where the embeddings were resized.
+_BEFORE = ".original_module."
 
 # Keys of adapter_config.json that do not change what the saved tensors mean, or whose meaning is folded below.
 _KNOWN = {
@@ -92,7 +94,7 @@ class Adapter:
         found = {}
         for name, stored in self.tensors.items():
             match = None if _PARTS.match(name) else _REPLACED.match(name)
-            if match:
+            if match and _BEFORE not in name:
                 found[f"{match['module']}.{match['part']}"] = stored
         return found
 

@@ -9,10 +9,11 @@ import torch
 
 from hftune.errors import ManifestError, UserError
 from hftune.logging import notice
-from hftune.merging.recipes import Base, Changes, Spec
+from hftune.merging.recipes import Base, Changes
 from hftune.merging.skeleton import Piece
 from hftune.merging.tensors import FLOATS, read_tensor
 from hftune.merging.updates import Change
+from hftune.weight_files import StoredTensor
 
 
 @dataclass
@@ -175,16 +176,17 @@ def _carry_over(changes: Changes, source: str, target: str, weight_tying: bool) 
 
 
 def _same_change(changes: Changes, target: str, source: str) -> bool:
-    if changes.key(target) == changes.key(source):
-        return True
-    first, second = _only_replaced(changes, target), _only_replaced(changes, source)
-    return first is not None and second is not None and torch.equal(read_tensor(first), read_tensor(second))
+    return _equal(changes.key(target), changes.key(source))
 
 
-def _only_replaced(changes: Changes, parameter: str) -> Any | None:
-    """The tensor that takes a parameter's place, where that is all that happens to it."""
-    specs: list[Spec] = [spec for level in changes.of(parameter) for _, specs in level for spec in specs]
-    return specs[0].key[1] if len(specs) == 1 and specs[0].key[0] == "replace" else None
+def _equal(first: Any, second: Any) -> bool:
+    """Whether two keys mean the same change; tensors may be saved twice."""
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, StoredTensor) and isinstance(second, StoredTensor):
+        same_kind = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return first == second or (same_kind and torch.equal(read_tensor(first), read_tensor(second)))
+    return first == second
 
 
 def _check_vocabulary(base: Base, changes: Changes, found: Outputs) -> None:

@@ -91,9 +91,16 @@ def specs_of(adapter: Adapter, base: Base) -> dict[str, list[Spec]]:
 
 
 def _known_name(name: str, base: Base) -> str:
-    if base.shape(name) is None:
+    if base.shape(name) is not None:
+        return name
+    if ".experts." in name:
+        # Adapters of transformers 4 name each expert; peft knows which rows of a fused parameter they are.
         raise Unknown(f"its {name} belongs to no tensor of the base")
-    return name
+    raise ManifestError(
+        f"the adapter does not fit the base, which has no {name}",
+        place="--peft_model_path",
+        fix="give the model that the adapter was trained on",
+    )
 
 
 def _part_specs(adapter: Adapter, part: Part, base: Base) -> Iterator[tuple[str, Spec]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoModelForCausalLM,
@@ -19,6 +19,7 @@ from hftune.errors import ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
+from hftune.weight_files import weight_shapes
 
 
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
@@ -85,7 +86,7 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
         ManifestError: With what peft says.
     """
     try:
-        return PeftModel.from_pretrained(model, str(folder)).eval()
+        adapted = PeftModel.from_pretrained(model, str(folder)).eval()
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())
         raise ManifestError(
@@ -93,6 +94,26 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
             place="--peft_model_path",
             fix="give the base that it was trained on, or an adapter that fits",
         ) from error
+    _check_all_used(adapted, folder)
+    return adapted
+
+
+def _check_all_used(adapted: PeftModel, folder: Path) -> None:
+    """peft passes over tensors that belong to no module of the model."""
+    used = get_peft_model_state_dict(adapted).keys()
+    left = [name for name in weight_shapes(folder) if name not in used and not _means_another(name)]
+    if left:
+        raise ManifestError(
+            f"the adapter in {folder} does not fit the base, which has nothing for its {left[0]}"
+            + (f" (and {len(left) - 1} more)" if len(left) > 1 else ""),
+            place="--peft_model_path",
+            fix="give the model that the adapter was trained on",
+        )
+
+
+def _means_another(name: str) -> bool:
+    """Experts are renamed while peft loads; what was there before training, and copies of it, are not needed."""
+    return ".experts." in name or any(part in name for part in ("base_layer", "original_module", "modules_to_save"))
 
 
 def comparable(plan: Plan) -> bool:

@@ -28,6 +28,11 @@ def load(base: Path, config: LoraConfig, **options: Any) -> Any:
     return auto(config).from_pretrained(base, dtype=torch.float32, **extra, **options).eval()
 
 
+def load_plain(base: Path) -> Any:
+    """The base as a causal LM in float32."""
+    return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+
+
 def make_adapter(base: Path, folder: Path, *, rows: int | None = None, seed: int = 0, **config: Any) -> Path:
     """A random adapter whose every tensor counts, saved as peft saves it.
 

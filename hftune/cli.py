@@ -3,6 +3,7 @@
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 """
 
 from __future__ import annotations
@@ -123,7 +124,30 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "export": export}
+def vocab(argv: list[str]) -> None:
+    """Tokens and rows before training: add, extend, train, merge, resize."""
+    from hftune.distributed import launch
+
+    launch.prepare_environment()
+    from hftune.vocabulary import command
+
+    name, rest = (argv[0], argv[1:]) if argv else ("help", [])
+    if name in ("-h", "--help", "help"):
+        print(command.__doc__)
+        return
+    if name not in command.COMMANDS:
+        raise ArgumentError(f"there is no `hftune vocab {name}`", fix=f"one of: {', '.join(command.COMMANDS)}")
+    from hftune.arguments.parser import parse_vocab_arguments
+
+    command.run(name, parse_vocab_arguments(rest))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "preview": preview,
+    "tokenize": tokenize,
+    "export": export,
+    "vocab": vocab,
+}
 
 if __name__ == "__main__":
     main()

@@ -19,7 +19,9 @@ from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
+from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
+from hftune.preflight.vocabulary_checks import follow_adapter
 from hftune.weight_files import fingerprint
 
 
@@ -44,6 +46,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    follow_adapter(model_args, adapter_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -109,7 +112,6 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
     parents = [folder for folder in (base, run.adapter_args.peft_path) if folder and manifests.read_manifest(folder)]
-    rows = plain.get_input_embeddings().weight
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": run.stage,
@@ -126,10 +128,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
         },
-        "vocabulary": {
-            "rows": getattr(rows, "ds_shape", rows.shape)[0],
-            "tied": bool(getattr(plain.config.get_text_config(), "tie_word_embeddings", False)),
-        },
+        "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base), adapter=adapter),
         "parameters": {
             "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
             "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),

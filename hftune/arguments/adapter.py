@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.vocabulary import NewRowsArguments
+from hftune.errors import ArgumentError
+
 
 @dataclass
-class AdapterArguments:
+class AdapterArguments(NewRowsArguments):
     """LoRA and QLoRA on the names of TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
 
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
@@ -36,6 +39,13 @@ class AdapterArguments:
     )
 
     def __post_init__(self) -> None:
+        if self.train_new_tokens_only and self.use_peft:
+            raise ArgumentError(
+                "LoRA trains more than the new rows",
+                place="--use_peft, --train_new_tokens_only",
+                fix="leave one out: LoRA trains the rows of tokens that are added in its run in any case",
+            )
+        self.use_peft = self.use_peft or self.train_new_tokens_only
         if self.qlora:
             self.use_peft = True
             self.load_in_4bit = self.load_in_4bit or not self.load_in_8bit

@@ -30,6 +30,8 @@ ALIASES: dict[str, str] = {
     "eval_dataset_path": "validation_file_dir",
     "recompute": "gradient_checkpointing",
     "warmup_ratio": "warmup_steps",
+    "new_special_tokens": "add_special_tokens",
+    "make_vocab_size_divisible_by": "pad_vocab_to_multiple_of",
 }
 
 # The same name means another thing in each stage.
@@ -123,6 +125,8 @@ JOINED: dict[str, str] = {
     "datasets": ",",
     "weights": ",",
     "columns": " ",
+    "add_tokens": ",",
+    "add_special_tokens": ",",
 }
 
 # Refused, with what to use instead.
@@ -133,5 +137,7 @@ REFUSED: dict[str, str] = {
     "pipeline_model_parallel_size": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",
     "pipeline_parallel_degree": "there is no pipeline parallelism under the HF Trainer; use ZeRO-3",
     "context_parallel_size": "there is no counterpart; lower --max_length or use ZeRO-3 with checkpointing",
+    "new_special_tokens_config": "give the tokens with --add_special_tokens; rows begin as --init_new_embeddings says",
+    "init_special_tokens": "use --init_new_embeddings pieces, mean or normal",
     "sequence_parallel": "Megatron's sequence_parallel has no counterpart; use ZeRO-3",
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.vocabulary import VocabularyArguments
+
 
 @dataclass
-class ModelArguments:
+class ModelArguments(VocabularyArguments):
     """Names follow TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
 
     model_name_or_path: str | None = field(

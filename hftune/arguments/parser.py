@@ -41,6 +41,7 @@ from hftune.arguments.training import (
     RMArguments,
     SFTArguments,
 )
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
@@ -131,6 +132,15 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
         training = RLOOArguments
     parser = HftuneParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
     return parser.parse(argv)
+
+
+def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
+    """The arguments of `hftune vocab`, whatever its subcommand."""
+    launch.prepare_environment()
+    parser = HftuneParser([VocabArguments])
+    parser.aliases = VOCAB_ALIASES
+    (vocab_args,) = parser.parse(argv)
+    return vocab_args
 
 
 def _peek(argv: list[str], name: str) -> str | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hftune.checkpoints.manifest import text_fingerprint
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+
+if TYPE_CHECKING:
+    from hftune.models.vocabulary import Growth
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -70,6 +73,14 @@ def copy_others(base: Path, target: Path, *, generates: bool) -> None:
     files = [base / name for name in names if (base / name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
         shutil.copyfile(file, target / file.name)
+
+
+def suppress_padding(folder: Path, growth: Growth) -> None:
+    """Rows behind the last token are not sampled; training says the same of what it saves (`models.vocabulary`)."""
+    file, last = folder / "generation_config.json", max([growth.base_tokens - 1, *growth.ids])
+    if last + 1 < growth.rows and file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8")) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
+        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def describe_tokenizer(folder: Path) -> dict[str, Any] | None:

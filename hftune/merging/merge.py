@@ -59,6 +59,8 @@ def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
     seconds = time.perf_counter() - began
     companions.copy_tokenizer(plan.tokenizer, aside)
     companions.copy_others(plan.base.folder, aside, generates=plan.scores is None)
+    if plan.growth is not None:
+        companions.suppress_padding(aside, plan.growth)
     manifest = _manifest(args, plan, aside, changed)
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = _verify(args, plan, aside)
@@ -153,7 +155,12 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> m
         "kind": "full",
         "head": "score" if plan.scores is not None else "causal_lm",
         "tokenizer": own or companions.describe_tokenizer(folder),
-        "vocabulary": {"rows": text.get("vocab_size"), "tied": _tied(plan, text)},
+        "vocabulary": {
+            "rows": text.get("vocab_size"),
+            "tied": _tied(plan, text),
+            "new_tokens": (last.get("vocabulary") or {}).get("new_tokens") or [],
+            "growth": None,
+        },
         "dtype": str(plan.dtype or config.get("dtype") or config.get("torch_dtype") or "float32"),
         "verified": None,
     }

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,12 +18,15 @@ from hftune.merging.adapters import Adapter, read_adapter
 from hftune.merging.bases import Located, locate
 from hftune.merging.companions import tokenizer_folder
 from hftune.merging.quantised import Settings, dequantise_stored, requantise
-from hftune.merging.recipes import Base, Changes, Unknown, misfits, specs_of
+from hftune.merging.recipes import Base, Changes, Spec, Unknown, grown, misfits, specs_of
 from hftune.merging.resolve import Outputs, resolve
 from hftune.merging.skeleton import Skeleton, build_skeleton, quantised_linears, read_config
 from hftune.merging.tensors import NAMES
 from hftune.preflight.bases import check_recorded_base
 from hftune.weight_files import StoredTensor, stored_tensors
+
+if TYPE_CHECKING:
+    from hftune.models.vocabulary import Growth
 
 FLAG = "--peft_model_path"
 
@@ -63,6 +66,16 @@ class Plan:
     def adapters(self) -> list[Adapter]:
         """All of them, in the order in which they were trained."""
         return [adapter for level in self.levels for adapter in level]
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the vocabulary grew before training; the first adapter of a chain that says so."""
+        grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
+        if not grew:
+            return None
+        from hftune.models.vocabulary import recorded_growth  # brings transformers along
+
+        return recorded_growth(grew[0])
 
     @property
     def asked(self) -> Adapter:
@@ -236,9 +249,12 @@ def _outputs(plan: Plan) -> Outputs:
         base.dropped = set(base.skeleton.unused)
         notice(f"a reward model has no {', '.join(base.skeleton.unused)}; not written")
     changes = Changes([[(adapter.weight, specs_of(adapter, base)) for adapter in level] for level in plan.levels])
-    fits = zip(plan.adapters, (specs for level in changes.levels for _, specs in level), strict=True)
-    raise_together(problem for adapter, specs in fits for problem in misfits(adapter, specs, base))
+    fits = list(zip(plan.adapters, (specs for level in changes.levels for _, specs in level), strict=True))
+    grew = _grown_parameters(plan.growth, base)
+    raise_together(problem for adapter, specs in fits for problem in misfits(adapter, specs, base, grew))
     _check_weights(plan, base, changes)
+    if grew:
+        changes.levels.insert(0, [(1.0, grew)])
     tying = any(adapter.config.get("ensure_weight_tying") for adapter in plan.adapters)
     dtype = NAMES[getattr(torch, plan.dtype)] if plan.dtype else None
     return resolve(base, changes, dtype=dtype, weight_tying=tying)
@@ -249,13 +265,24 @@ def _needs_skeleton(plan: Plan, tensors: dict[str, Any]) -> bool:
 
     A layer's own linear modules, which is what most adapters have, are stored under the names they have in memory.
     """
-    if plan.scores is not None or plan.dequantise or any(a.config.get("fan_in_fan_out") for a in plan.adapters):
+    if plan.scores is not None or plan.dequantise or plan.growth is not None:
+        return True
+    if any(a.config.get("fan_in_fan_out") for a in plan.adapters):
         return True
     touched = [part.module for adapter in plan.adapters for part in adapter.parts]
     touched += [name for adapter in plan.adapters for name in adapter.replaced]
     in_layers = all(any(piece.isdigit() for piece in name.split(".")) for name in touched)
     stored = {name.rpartition(".")[0] for name in tensors} | tensors.keys()
     return not in_layers or any(name not in stored for name in touched) or _any_targets_parameters(plan)
+
+
+def _grown_parameters(growth: Growth | None, base: Base) -> dict[str, list[Spec]]:
+    """Embeddings and head (and its bias) with the rows that training gave them."""
+    if growth is None:
+        return {}
+    assert base.skeleton is not None
+    named = [name for name in (base.skeleton.embedding, *base.skeleton.heads) if name and base.shape(name)]
+    return {name: [grown(growth, base.shape(name) or ())] for name in named}
 
 
 def _any_targets_parameters(plan: Plan) -> bool:

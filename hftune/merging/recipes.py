@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from hftune.merging.skeleton import Piece, Skeleton
 from hftune.merging.tensors import read_tensor
 from hftune.merging.updates import Change, Fold, Level, Recipe, Replace, ReplaceRows, Update
 from hftune.weight_files import StoredTensor
+
+if TYPE_CHECKING:
+    from hftune.models.vocabulary import Growth
 
 
 class Unknown(Exception):
@@ -219,6 +222,26 @@ def _replace(stored: StoredTensor) -> Spec:
     return Spec(("replace", stored), make, stored.shape)
 
 
+def grown(growth: Growth, shape: tuple[int, ...]) -> Spec:
+    """The rows that training gave a weight with a row a token before it began (`hftune.models.vocabulary`)."""
+    return Spec(("grow", repr(growth)), lambda piece, before: lambda: Grow(growth), (growth.rows, *shape[1:]))
+
+
+@dataclass
+class Grow:
+    """A weight with the rows of a grown vocabulary."""
+
+    growth: Growth
+    whole: bool = True
+
+    def __call__(self, block: Tensor | None, start: int, rows: int) -> Tensor:
+        """See `Update`."""
+        assert block is not None, "only what is there can grow"
+        from hftune.models.vocabulary import resized_rows  # brings transformers along
+
+        return resized_rows(block, self.growth)
+
+
 def _rows(adapter: Adapter, part: Part) -> Spec:
     stored = part.tensors["trainable_tokens_delta"]
     rows = tuple(adapter.token_rows(part.module))
@@ -270,10 +293,23 @@ class Changes:
         return shapes[-1] if shapes else before
 
 
-def misfits(adapter: Adapter, specs: dict[str, list[Spec]], base: Base) -> Iterator[UserError]:
-    """Changes whose shape is not that of the parameter they are for. One problem names the first."""
-    wrong = [text for name, found in specs.items() for text in _misfit(name, found, base)]
-    wrong += [text for part in adapter.parts for text in _part_misfit(part, base.shape(f"{part.module}.weight"), specs)]
+def misfits(
+    adapter: Adapter, specs: dict[str, list[Spec]], base: Base, grew: dict[str, list[Spec]]
+) -> Iterator[UserError]:
+    """Changes whose shape is not that of the parameter they are for. One problem names the first.
+
+    Args:
+        adapter: The adapter.
+        specs: Its changes.
+        base: The base.
+        grew: Parameters that had grown before it was trained.
+    """
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        return grew[name][0].shape if name in grew else base.shape(name)
+
+    wrong = [text for name, found in specs.items() for text in _misfit(name, found, shape(name))]
+    wrong += [text for part in adapter.parts for text in _part_misfit(part, shape(f"{part.module}.weight"), specs)]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         yield ManifestError(
@@ -283,8 +319,7 @@ def misfits(adapter: Adapter, specs: dict[str, list[Spec]], base: Base) -> Itera
         )
 
 
-def _misfit(name: str, specs: list[Spec], base: Base) -> Iterator[str]:
-    before = base.shape(name)
+def _misfit(name: str, specs: list[Spec], before: tuple[int, ...] | None) -> Iterator[str]:
     for spec in specs:
         after = spec.shape
         if after is None or before is None or after == before:

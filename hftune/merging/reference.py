@@ -19,6 +19,7 @@ from hftune.errors import ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
+from hftune.models.vocabulary import grow
 from hftune.weight_files import weight_shapes
 
 
@@ -34,7 +35,9 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         extra |= {"quantization_config": _quantization(plan), "device_map": {"": "cpu"}}
     model = auto.from_pretrained(plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
     rows = plan.outputs.vocab_size if plan.outputs else None
-    if rows:
+    if plan.growth is not None:
+        grow(model, plan.growth)
+    elif rows:
         model.resize_token_embeddings(rows, mean_resizing=False)
     return model.eval()
 

@@ -58,10 +58,13 @@ def resolve(base: Base, changes: Changes, *, dtype: str | None, weight_tying: bo
         dtype: Of all floating point tensors; None: each keeps its own.
         weight_tying: The adapters were trained with peft's `ensure_weight_tying`.
     """
-    tied = _settle_tying(base, changes, weight_tying)
+    parted = _settle_tying(base, changes, weight_tying)
+    tied = False if parted else None
     found = Outputs([], tied=tied)
     changed: dict[str, Output] = {}
     for parameter in changes.parameters():
+        if _is_shadow(base, parameter, parted):
+            continue
         for output in _changed(base, changes, parameter, dtype):
             changed[output.name] = output
     kept = [name for name in base.tensors if name not in base.dropped]
@@ -70,6 +73,12 @@ def resolve(base: Base, changes: Changes, *, dtype: str | None, weight_tying: bo
     found.tensors += new
     _check_vocabulary(base, changes, found)
     return found
+
+
+def _is_shadow(base: Base, parameter: str, parted: set[str]) -> bool:
+    """Whether a parameter is on disk under the name of the one it stays tied to."""
+    tied = base.skeleton.tied if base.skeleton else {}
+    return not base.pieces(parameter) and parameter in {*tied, *tied.values()} and parameter not in parted
 
 
 def _untied_sources(
@@ -132,17 +141,17 @@ def _usual_dtype(base: Base) -> str:
 # --- embeddings and head that are one tensor -------------------------------------------------------------------------
 
 
-def _settle_tying(base: Base, changes: Changes, weight_tying: bool) -> bool | None:
-    """False where tied parameters part, None where nothing changes.
+def _settle_tying(base: Base, changes: Changes, weight_tying: bool) -> set[str]:
+    """The tied parameters that part.
 
     What counts is what training computed: peft trains one of two tied parameters without the other, unless it was told
     to keep them together.
     """
-    parted = None
+    parted: set[str] = set()
     for target, source in (base.skeleton.tied if base.skeleton else {}).items():
         if len(base.pieces(target) + base.pieces(source)) == 2 and not _same_stored(base, target, source):
             notice(f"the base has {target} and {source} apart, though its config ties them; the merged config says so")
-            parted = False
+            parted |= {target, source}
             continue
         _carry_over(changes, source, target, weight_tying)
         if not _same_change(changes, target, source):
@@ -150,7 +159,7 @@ def _settle_tying(base: Base, changes: Changes, weight_tying: bool) -> bool | No
                 f"the adapter trained {_which(changes, target, source)}, which the base ties: "
                 "the merged model keeps them apart (tie_word_embeddings: false)"
             )
-            parted = False
+            parted |= {target, source}
     return parted
 
 

@@ -241,6 +241,8 @@ def _source_rows(output: Output, first: int, count: int) -> Tensor | None:
     if not isinstance(output.source, StoredTensor):
         return output.source.read().reshape(as_rows(output.source.shape))
     there = as_rows(output.source.shape)[0]
+    if first == 0 and count > there and output.change is not None and output.change.load().whole:
+        return read_rows(output.source)
     if first + count > there:
         # Grown embeddings are replaced as a whole, so nothing asks for the rows before.
         return None

@@ -63,6 +63,13 @@ class Skeleton:
         wanted = self.model.get_input_embeddings()
         return next((f"{name}.weight" for name, module in self.model.named_modules() if module is wanted), None)
 
+    @property
+    def heads(self) -> list[str]:
+        """Names of the head's weight and bias."""
+        wanted = self.model.get_output_embeddings()
+        names = [name for name, module in self.model.named_modules() if wanted is not None and module is wanted]
+        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
+
     def module(self, name: str) -> Any:
         """A module by its name; None where there is none."""
         return dict(self.model.named_modules()).get(name)

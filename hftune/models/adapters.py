@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments import AdapterArguments, StageArguments
 from hftune.errors import ArgumentError
+from hftune.models.new_rows import gather_parameters_only, rows_alone, rows_beside_lora, rows_on_any_device
 
 
 def add_adapter(
@@ -26,12 +27,16 @@ def add_adapter(
         # Casts norms and the head to float32; checkpointing is the Trainer's to switch on.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     set_seed(training_args.seed)
-    if adapter_args.peft_path:
-        adapted: Any = PeftModel.from_pretrained(model, adapter_args.peft_path, is_trainable=True)
-    else:
-        # Under ZeRO-3 a bf16 base and a float32 adapter cannot share one all-gather buffer.
-        same_dtype = training_args.zero_stage == 3 and not adapter_args.quantised
-        adapted = get_peft_model(model, lora_config(model, adapter_args), autocast_adapter_dtype=not same_dtype)
+    if training_args.zero_stage == 3:
+        gather_parameters_only()
+    with rows_on_any_device():
+        if adapter_args.peft_path:
+            adapted: Any = PeftModel.from_pretrained(model, adapter_args.peft_path, is_trainable=True)
+        else:
+            # Under ZeRO-3 a bf16 base and a float32 adapter cannot share one all-gather buffer.
+            same_dtype = training_args.zero_stage == 3 and not adapter_args.quantised
+            config = rows_alone(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
+            adapted = get_peft_model(model, config, autocast_adapter_dtype=not same_dtype)
     if training_args.gradient_checkpointing:
         adapted.enable_input_require_grads()
         if training_args.zero_stage == 3:
@@ -70,6 +75,7 @@ def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraC
         use_rslora=adapter_args.use_rslora,
         use_dora=adapter_args.use_dora,
         task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+        **rows_beside_lora(model, to_save),
     )
 
 

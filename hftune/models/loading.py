@@ -17,6 +17,7 @@ from transformers.utils import logging as hf_logging
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
+from hftune.models.agreement import agree_with_tokenizer
 from hftune.models.attention import attention_for
 from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import quantization_config
@@ -31,7 +32,7 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = _from_pretrained(AutoModelForCausalLM, model_args, adapter_args, training_args)
-    _agree_with_tokenizer(model, tokenizer)
+    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 
 
@@ -46,7 +47,7 @@ def load_reward_model(
     A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
     """
     model = _from_pretrained(AutoModelForSequenceClassification, model_args, adapter_args, training_args, num_labels=1)
-    _agree_with_tokenizer(model, tokenizer)
+    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if not _has_trained_score(model_args):
         init_score_head(model, seed=training_args.seed)
@@ -116,18 +117,6 @@ def _from_pretrained(
     if model_args.gguf_file:
         forget_gguf(model)
     return model
-
-
-def _agree_with_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse token ids that the embeddings do not have: they would read another row, or fail mid-training."""
-    rows = model.get_input_embeddings().weight
-    vocabulary = getattr(rows, "ds_shape", rows.shape)[0]
-    if len(tokenizer) > vocabulary:
-        raise ArgumentError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model has {vocabulary} embeddings",
-            place="--tokenizer_name_or_path",
-            fix="use the tokenizer that belongs to the model",
-        )
 
 
 def _has_trained_score(model_args: ModelArguments) -> bool:

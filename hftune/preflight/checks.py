@@ -16,6 +16,7 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.vocabulary_checks import check_vocabulary
 
 
 def check_run(
@@ -37,6 +38,7 @@ def check_run(
             *check_processes(training_args),
             *check_adapter(model_args, adapter_args),
             *check_attention(model_args, training_args),
+            *check_vocabulary(model_args, adapter_args, training_args),
         ]
     )
 

@@ -13,6 +13,7 @@ from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.metrics import load_metric
 
@@ -69,8 +70,7 @@ class HftuneTrainerMixin:
         """Once a run, and only where documents share rows."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
-            vocabulary = self.model.get_input_embeddings().num_embeddings
-            prove_apart(model, vocabulary, self.model.config._attn_implementation, self.args.device)
+            prove_apart(model, vocabulary_rows(self.model), self.model.config._attn_implementation, self.args.device)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -19,6 +19,7 @@ from hftune.arguments.training import RLFields
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.models.agreement import grow_as_recorded
 from hftune.preflight.checks import check_rewards
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., list[float]]
@@ -61,6 +62,7 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
             base = base or PeftConfig.from_pretrained(path).base_model_name_or_path
             notice(f"the reward model in {path} is an adapter; it is folded into {base} in memory")
             model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+            grow_as_recorded(model, path)
             model = PeftModel.from_pretrained(model, path).merge_and_unload()
         else:
             model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)

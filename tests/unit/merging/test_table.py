@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from hftune.weight_files import weight_shapes
 from tests.unit.merging.models import ATTENTION, adapted_logits, make_adapter, merge, merged_logits, settings
 
 EXPERTS = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
@@ -114,6 +115,10 @@ def test_says_what_base_and_adapter_say(name: str, make_base: Callable, tmp_path
     plain = merged_logits(tmp_path / "merged", case.config.get("task_type", "CAUSAL_LM"))
     torch.testing.assert_close(plain, wanted, atol=1e-5, rtol=1e-5)
     config = settings(tmp_path / "merged")
+    names, before = (weight_shapes(folder).keys() for folder in (tmp_path / "merged", base))
+    added = {"score.weight"} if "score" in str(case.config) else {"lm_head.weight"} if case.tied is False else set()
+    dropped = {"lm_head.weight"} if "score" in str(case.config) else set()
+    assert names == (before - dropped) | added
     if case.tied is not None:
         assert config["tie_word_embeddings"] is case.tied and manifest["vocabulary"]["tied"] is case.tied
     assert config["vocab_size"] == (case.rows or settings(base)["vocab_size"]) == manifest["vocabulary"]["rows"]

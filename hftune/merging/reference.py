@@ -39,7 +39,15 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         grow(model, plan.growth)
     elif rows:
         model.resize_token_embeddings(rows, mean_resizing=False)
+    keep_unpacked(model)
     return model.eval()
+
+
+def keep_unpacked(model: Any) -> None:
+    """Keep bitsandbytes from its kernel for AVX512-BF16, which rounds to bfloat16 what training computed exactly."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _quantization(plan: Plan) -> BitsAndBytesConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoModelForCausalLM,
@@ -97,7 +97,10 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
         ManifestError: With what peft says.
     """
     try:
-        adapted = PeftModel.from_pretrained(model, str(folder)).eval()
+        config = PeftConfig.from_pretrained(str(folder))
+        if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
+            config.task_type = None  # peft's class for causal LMs wants a model that generates
+        adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())
         raise ManifestError(
@@ -113,6 +116,8 @@ def _check_all_used(adapted: PeftModel, folder: Path) -> None:
     """peft passes over tensors that belong to no module of the model."""
     used = get_peft_model_state_dict(adapted).keys()
     left = [name for name in weight_shapes(folder) if name not in used and not _means_another(name)]
+    if hasattr(adapted.get_base_model(), "score"):
+        left = [name for name in left if ".lm_head." not in name]  # an adapter of a causal LM below a reward model's
     if left:
         raise ManifestError(
             f"the adapter in {folder} does not fit the base, which has nothing for its {left[0]}"

@@ -66,7 +66,8 @@ def resolve(base: Base, changes: Changes, *, dtype: str | None, weight_tying: bo
         if _is_shadow(base, parameter, parted):
             continue
         for output in _changed(base, changes, parameter, dtype):
-            changed[output.name] = output
+            if output.name not in base.dropped:
+                changed[output.name] = output
     kept = [name for name in base.tensors if name not in base.dropped]
     found.tensors = [changed.pop(name) if name in changed else _unchanged(base, name, dtype) for name in kept]
     new = [*changed.values(), *_untied_sources(base, changes, changed, dtype, tied)]

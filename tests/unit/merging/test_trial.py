@@ -17,7 +17,7 @@ from hftune.merging import merge as merging
 from hftune.merging.progress import Progress
 from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
-from tests.unit.merging.models import ATTENTION, make_adapter, merge
+from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits
 
 
 @pytest.fixture
@@ -57,6 +57,22 @@ def test_a_reward_model(make_base: Callable, tmp_path: Path) -> None:
     manifest = merge(adapter, tmp_path / "merged", verify="true")
     assert manifest["head"] == "score" and manifest["verified"]["same_choice"] is None
     assert manifest["verified"]["largest"] < 1e-4
+
+
+def test_a_reward_model_upon_an_adapter(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    below = make_adapter(base, tmp_path / "sft", target_modules=["q_proj", "down_proj", "lm_head"])
+    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    adapter = make_adapter(base, tmp_path / "rm", **config)
+    manifest = {"base": {"name": str(base), "adapters": [str(below)]}, "head": "score", "status": "complete"}
+    (adapter / "hftune.json").write_text(json.dumps(manifest))
+    verified = merge(adapter, tmp_path / "merged", verify="true")["verified"]
+    assert verified["largest"] < 1e-4
+    alone = make_adapter(base, tmp_path / "alone", **config)
+    merge(alone, tmp_path / "merged-alone")
+    assert not torch.allclose(
+        merged_logits(tmp_path / "merged", "SEQ_CLS"), merged_logits(tmp_path / "merged-alone", "SEQ_CLS")
+    )
 
 
 def test_several_adapters_with_weights(make_base: Callable, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from hftune.logging import notice
 from hftune.merging import folders
 from hftune.merging.adapters import Adapter, read_adapter
 from hftune.merging.bases import Located, locate
+from hftune.merging.changes import Changes, misfits
 from hftune.merging.companions import tokenizer_folder
 from hftune.merging.quantised import Settings, dequantise_stored, requantise
-from hftune.merging.recipes import Base, Changes, Spec, Unknown, grown, misfits, specs_of
+from hftune.merging.recipes import Base, Spec, Unknown, grown, specs_of
 from hftune.merging.resolve import Outputs, resolve
 from hftune.merging.skeleton import Skeleton, build_skeleton, quantised_linears, read_config
 from hftune.merging.tensors import NAMES

@@ -9,7 +9,8 @@ import torch
 
 from hftune.errors import ManifestError, UserError
 from hftune.logging import notice
-from hftune.merging.recipes import Base, Changes
+from hftune.merging.changes import Changes
+from hftune.merging.recipes import Base
 from hftune.merging.skeleton import Piece
 from hftune.merging.tensors import FLOATS, read_tensor
 from hftune.merging.updates import Change

@@ -7,26 +7,27 @@ copied by the kernel; what one changes passes through memory in blocks of rows. 
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import as_completed as completed
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.resolve import Output
-from hftune.merging.tensors import DTYPES, FLOATS, as_rows, descriptor, itemsize, read_rows
+from hftune.merging.tensors import DTYPES, FLOATS, as_rows, descriptor, itemsize, raw, read_rows, scratch
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor
 
 BLOCK_ELEMENTS = 1 << 20
 _COPY_BYTES = 1 << 26
+_FLUSH_BYTES = 1 << 27
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -126,17 +127,25 @@ def write_shards(folder: Path, shards: list[Shard], workers: int, advance: Calla
     tally, files = Tally(), []
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+    flusher = ThreadPoolExecutor(1)
     try:
-        jobs = []
+        jobs: dict[Future[int], int] = {}
         for shard in shards:
             file, starts = _begin(folder / shard.name, shard)
             files.append(file)
-            jobs += [pool.submit(job) for job in _jobs(file, shard, starts, tally)]
+            jobs |= {pool.submit(job): file for job in _jobs(file, shard, starts, tally)}
+        waiting = dict.fromkeys(files, 0)
         for job in completed(jobs):
             advance(job.result())
-        list(pool.map(os.fsync, files))
+            waiting[jobs[job]] += job.result()
+            if waiting[jobs[job]] > _FLUSH_BYTES:
+                # The disk writes while the next tensors are computed; what is left at the end is little.
+                flusher.submit(os.fdatasync, jobs[job])
+                waiting[jobs[job]] = 0
+        list(flusher.map(os.fsync, files))
     finally:
         pool.shutdown(cancel_futures=True)
+        flusher.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
         for file in files:
             os.close(file)
@@ -220,14 +229,12 @@ def _fold(file: int, output: Output, start: int, tally: Tally) -> int:
     for first in range(0, rows, step):
         count = min(step, rows - first)
         before = _source_rows(output, first, count)
-        block = before.float() if before is not None else None
-        if block is before and block is not None and change is not None:
-            block = block.clone()  # what was before is compared with afterwards
+        block = _as_float(before) if before is not None else None
         merged = change(block, first, count) if change else block
         assert merged is not None
         values = _cast(merged, output)
         same = same and before is not None and _equal(values, before)
-        os.pwrite(file, _bytes(values), start + first * width)
+        os.pwrite(file, raw(values), start + first * width)
     if change is not None:
         tally.folded.append(output.name)
         tally.same += [output.name] if same else []
@@ -246,7 +253,12 @@ def _source_rows(output: Output, first: int, count: int) -> Tensor | None:
     if first + count > there:
         # Grown embeddings are replaced as a whole, so nothing asks for the rows before.
         return None
-    return read_rows(output.source, first, count)
+    return read_rows(output.source, first, count, keep=False)
+
+
+def _as_float(before: Tensor) -> Tensor:
+    """A copy in float32, which updates may overwrite."""
+    return scratch("block", before.shape[0], before.shape[1], torch.float32).copy_(before)
 
 
 def _cast(merged: Tensor, output: Output) -> Tensor:
@@ -255,19 +267,21 @@ def _cast(merged: Tensor, output: Output) -> Tensor:
     Raises:
         ManifestError: NaN, or a number that the dtype cannot hold.
     """
-    values = merged.to(DTYPES[output.dtype])
-    if output.dtype in FLOATS and not bool(torch.isfinite(values).all()):
-        large = bool(torch.isfinite(merged).all())
-        raise ManifestError(
-            f"the merged {output.name} holds {'numbers too large for ' + output.dtype if large else 'NaN or infinity'}",
-            fix="use --dtype bfloat16" if large else "the adapter (or the base) is broken; train it again",
-        )
+    values = scratch("cast", merged.shape[0], merged.shape[1], DTYPES[output.dtype]).copy_(merged)
+    # A finite sum has finite terms; the rare other sum is looked at more closely.
+    if output.dtype in FLOATS and not math.isfinite(values.sum(dtype=torch.float32)):
+        _check_finite(values, merged, output)
     return values
 
 
-def _bytes(values: Tensor) -> memoryview:
-    array: Any = values.contiguous().view(torch.uint8).numpy()
-    return memoryview(array).cast("B")
+def _check_finite(values: Tensor, merged: Tensor, output: Output) -> None:
+    if bool(torch.isfinite(values).all()):
+        return
+    large = bool(torch.isfinite(merged).all())
+    raise ManifestError(
+        f"the merged {output.name} holds {'numbers too large for ' + output.dtype if large else 'NaN or infinity'}",
+        fix="use --dtype bfloat16" if large else "the adapter (or the base) is broken; train it again",
+    )
 
 
 def _equal(values: Tensor, before: Tensor) -> bool:

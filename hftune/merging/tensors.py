@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,31 +62,57 @@ def descriptor(file: Path) -> int:
     return _open[file]
 
 
-def read_bytes(file: Path, start: int, nbytes: int) -> bytearray:
-    """`nbytes` of a file from `start` on.
+def scratch(purpose: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """An uninitialised (rows, columns) tensor that the thread uses again: good until it asks for the same `purpose`.
+
+    Blocks of some megabytes would otherwise be fresh pages from the kernel each time. Large ones are.
+    """
+    nbytes = rows * columns * dtype.itemsize
+    if nbytes > _SCRATCH_BYTES:
+        return torch.empty((rows, columns), dtype=dtype)
+    kept: Tensor | None = getattr(_local, purpose, None)
+    if kept is None or kept.numel() < nbytes:
+        kept = torch.empty(nbytes, dtype=torch.uint8)
+        setattr(_local, purpose, kept)
+    return kept[:nbytes].view(dtype).view(rows, columns)
+
+
+_SCRATCH_BYTES = 1 << 24
+_local = threading.local()
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, not a copy."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def read_rows(stored: StoredTensor, start: int = 0, rows: int | None = None, *, keep: bool = True) -> Tensor:
+    """Rows of a tensor as (rows, columns), in its own dtype.
+
+    Args:
+        stored: The tensor.
+        start: The first row.
+        rows: How many; None: all that follow.
+        keep: False: the result is good until the thread reads again.
 
     Raises:
         ManifestError: The file ends before.
     """
-    buffer = bytearray(nbytes)
-    view, done = memoryview(buffer), 0
-    while done < nbytes:
-        got = os.preadv(descriptor(file), [view[done:]], start + done)
-        if not got:
-            raise ManifestError(f"{file} ends at byte {start + done}", place=str(file), fix="copy it again")
-        done += got
-    return buffer
-
-
-def read_rows(stored: StoredTensor, start: int = 0, rows: int | None = None) -> Tensor:
-    """Rows of a tensor as (rows, columns), in its own dtype."""
     all_rows, columns = as_rows(stored.shape)
     rows = all_rows - start if rows is None else rows
-    width = columns * itemsize(stored.dtype)
-    if not rows * columns:
-        return torch.empty((rows, columns), dtype=DTYPES[stored.dtype])
-    buffer = read_bytes(stored.file, stored.start + start * width, rows * width)
-    return torch.frombuffer(buffer, dtype=DTYPES[stored.dtype]).view(rows, columns)
+    dtype = DTYPES[stored.dtype]
+    found = torch.empty((rows, columns), dtype=dtype) if keep else scratch("read", rows, columns, dtype)
+    view, done = raw(found), 0
+    first = stored.start + start * columns * itemsize(stored.dtype)
+    while done < len(view):
+        got = os.preadv(descriptor(stored.file), [view[done:]], first + done)
+        if not got:
+            raise ManifestError(
+                f"{stored.file} ends at byte {first + done}", place=str(stored.file), fix="copy it again"
+            )
+        done += got
+    return found
 
 
 def read_tensor(stored: StoredTensor) -> Tensor:

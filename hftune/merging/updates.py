@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hftune.merging.tensors import scratch
+
 
 class Update(Protocol):
     """One adapter's change of a tensor, its own matrices in memory."""
@@ -62,8 +64,10 @@ class Fold:
         low, high = max(start, self.first), min(start + rows, self.first + self.left.shape[0])
         if low >= high:
             return block
-        delta = (self.left[low - self.first : high - self.first] @ self.right).mul_(self.scale)
-        part = block[low - start : high - start].add_(delta)
+        delta = scratch("delta", high - low, self.right.shape[1], torch.float32)
+        torch.mm(self.left[low - self.first : high - self.first], self.right, out=delta)
+        # Each step rounds to float32, as in W + scale * (left @ right).
+        part = block[low - start : high - start].add_(delta.mul_(self.scale))
         if self.magnitude is not None:
             norm = torch.linalg.norm(part, dim=0 if self.by_column else 1)
             factor = self.magnitude if self.by_column else self.magnitude[low - self.first : high - self.first]

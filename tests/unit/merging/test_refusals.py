@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,27 +234,63 @@ def test_keys_of_a_newer_peft(base: Path, adapter: Path, tmp_path: Path) -> None
 # --- killed ----------------------------------------------------------------------------------------------------------
 
 
+_WRITES = {os: ("pwrite", "fsync", "replace", "truncate", "copy_file_range"), shutil: ("copyfile",)}
+
+
+def count_writes(reached: Callable[[], None]) -> None:
+    """Call `reached` before and after everything that changes the disk, in this process."""
+
+    def around(function: Callable) -> Callable:
+        def call(*args: object, **kwargs: object) -> object:
+            reached()
+            result = function(*args, **kwargs)
+            reached()
+            return result
+
+        return call
+
+    for module, names in _WRITES.items():
+        for name in names:
+            setattr(module, name, around(getattr(module, name)))
+
+
+def merge_in_a_child(adapter: Path, output: Path, die_at: int | None) -> int:
+    """Merge in a forked process that kills itself at a point; without one, return how many points there are."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        points = 0
+
+        def reached() -> None:
+            nonlocal points
+            points += 1
+            if points == die_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        count_writes(reached)
+        merge(adapter, output)
+        os.write(send, points.to_bytes(4, "little"))
+        os._exit(0)
+    os.close(send)
+    os.waitpid(child, 0)
+    with os.fdopen(receive, "rb") as pipe:
+        return int.from_bytes(pipe.read(), "little")
+
+
 def test_killed_at_twenty_random_points(base: Path, adapter: Path, tmp_path: Path) -> None:
     """What is in place is nothing or the whole result; the next merge removes what is left of a killed one."""
-    began = time.perf_counter()
-    merge(adapter, tmp_path / "reference")
-    duration = time.perf_counter() - began
-    wanted, seen = digests(tmp_path / "reference"), set()
-    moments = random.Random(0)
-    for number in range(20):
+    points = merge_in_a_child(adapter, tmp_path / "reference", None)
+    assert points > 40
+    wanted, seen = digests(tmp_path / "reference"), []
+    # The last points lie after the folder has been put in its place.
+    for number, point in enumerate([*random.Random(0).sample(range(1, points - 3), 18), points - 1, points]):
         output = tmp_path / f"merged{number}"
-        child = os.fork()
-        if child == 0:
-            merge(adapter, output)
-            os._exit(0)
-        time.sleep(duration * moments.uniform(0, 1.2))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        seen.add(output.exists())
+        merge_in_a_child(adapter, output, point)
+        seen.append(output.exists())
         if output.exists():
-            assert digests(output) == wanted and settings(output, "hftune.json")["status"] == "complete"
+            assert settings(output, "hftune.json")["status"] == "complete"
         else:
+            assert folders.aside_of(output).exists()
             merge(adapter, output)
-            assert digests(output) == wanted
-        assert not folders.aside_of(output).exists()
-    assert seen == {True, False}  # else the moments were badly chosen
+        assert digests(output) == wanted and not folders.aside_of(output).exists()
+    assert seen == [False] * 18 + [True] * 2

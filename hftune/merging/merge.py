@@ -100,7 +100,8 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
     folders.check_space(folder, total)
     try:
         with Progress(total) as progress:
-            workers = min(_MAX_WORKERS, len(os.sched_getaffinity(0)))
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            workers = min(_MAX_WORKERS, cores)
             tally = shards.write_shards(folder, layout, workers, progress)
     finally:
         read_float.cache_clear()

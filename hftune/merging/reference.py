@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hftune.errors import ManifestError
+from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
@@ -33,7 +33,14 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     if quantised and plan.quantised is not None:
         dtype = DTYPES[plan.quantised.compute]
         extra |= {"quantization_config": _quantization(plan), "device_map": {"": "cpu"}}
-    model = auto.from_pretrained(plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
+    try:
+        model = auto.from_pretrained(plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"no model could be loaded from {plan.base.name}: {str(error).splitlines()[0]}",
+            place="--base_model_name_or_path",
+            fix="give a folder with config.json and weights, or a Hub name that can be reached",
+        ) from error
     rows = plan.outputs.vocab_size if plan.outputs else None
     if plan.growth is not None:
         grow(model, plan.growth)

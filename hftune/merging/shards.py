@@ -140,7 +140,7 @@ def write_shards(folder: Path, shards: list[Shard], workers: int, advance: Calla
             waiting[jobs[job]] += job.result()
             if waiting[jobs[job]] > _FLUSH_BYTES:
                 # The disk writes while the next tensors are computed; what is left at the end is little.
-                flusher.submit(os.fdatasync, jobs[job])
+                flusher.submit(getattr(os, "fdatasync", os.fsync), jobs[job])
                 waiting[jobs[job]] = 0
         list(flusher.map(os.fsync, files))
     finally:
@@ -210,7 +210,7 @@ def _copy(source: int, start: int, file: int, target: int, length: int) -> int:
         some = min(length - done, _COPY_BYTES)
         try:
             copied = os.copy_file_range(source, file, some, start + done, target + done)
-        except OSError:
+        except (OSError, AttributeError):  # across file systems; on macOS
             copied = os.pwrite(file, os.pread(source, min(some, 1 << 22), start + done), target + done)
         if not copied:
             raise ManifestError("a weight file of the base ends too early", fix="copy it again")

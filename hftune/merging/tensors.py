@@ -87,6 +87,14 @@ def raw(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
+def _read_into(file: int, view: memoryview, position: int) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(file, [view], position)
+    some = os.pread(file, len(view), position)
+    view[: len(some)] = some
+    return len(some)
+
+
 def read_rows(stored: StoredTensor, start: int = 0, rows: int | None = None, *, keep: bool = True) -> Tensor:
     """Rows of a tensor as (rows, columns), in its own dtype.
 
@@ -106,7 +114,7 @@ def read_rows(stored: StoredTensor, start: int = 0, rows: int | None = None, *, 
     view, done = raw(found), 0
     first = stored.start + start * columns * itemsize(stored.dtype)
     while done < len(view):
-        got = os.preadv(descriptor(stored.file), [view[done:]], first + done)
+        got = _read_into(descriptor(stored.file), view[done:], first + done)
         if not got:
             raise ManifestError(
                 f"{stored.file} ends at byte {first + done}", place=str(stored.file), fix="copy it again"

@@ -221,6 +221,31 @@ def test_a_base_in_bin_files(base: Path, adapter: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(merged_logits(tmp_path / "merged"), merged_logits(tmp_path / "ours"))
 
 
+def test_a_base_on_the_hub(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot(name: str, **options: object) -> str:
+        asked.append((name, options["revision"]))
+        return str(base)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    config = settings(adapter, "adapter_config.json") | {"base_model_name_or_path": "someone/tiny", "revision": "v2"}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    manifest = merge(adapter, tmp_path / "merged")
+    assert asked == [("someone/tiny", "v2")] and manifest["base"]["fingerprint"] == "hub:someone/tiny"
+    torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted_logits(base, adapter), atol=1e-5, rtol=1e-5)
+
+
+def test_bases_that_are_not_there(base: Path, adapter: Path, tmp_path: Path) -> None:
+    refused(adapter, tmp_path, "no model could be loaded from ./nowhere", base_model_name_or_path="./nowhere")
+    refused(adapter, tmp_path, "no model could be loaded from someone/tiny", base_model_name_or_path="someone/tiny")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(adapter, tmp_path, "it has no config.json", base_model_name_or_path=str(empty))
+    (empty / "config.json").write_bytes((base / "config.json").read_bytes())
+    refused(adapter, tmp_path, "no model could be loaded", "model.safetensors", base_model_name_or_path=str(empty))
+
+
 def test_keys_of_a_newer_peft(base: Path, adapter: Path, tmp_path: Path) -> None:
     """MG355: unknown keys at their defaults change nothing; others are not guessed at."""
     config = settings(adapter, "adapter_config.json") | {"use_something_new": False, "newer": None, "more": {}}

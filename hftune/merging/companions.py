@@ -62,15 +62,16 @@ def copy_tokenizer(source: Path, target: Path) -> None:
         shutil.copyfile(file, target / file.name)
     if (source / "additional_chat_templates").is_dir():
         shutil.copytree(source / "additional_chat_templates", target / "additional_chat_templates")
-    if not found:
+    if not found and not _has_tokenizer(target):
         notice(f"there is no tokenizer in {source}, so the merged model has none")
 
 
 def copy_others(base: Path, target: Path, *, generates: bool) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
     names = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
-    own_code = "auto_map" in json.loads((base / "config.json").read_text(encoding="utf-8"))
-    files = [base / name for name in names if (base / name).is_file()]
+    config = base / "config.json"
+    own_code = config.is_file() and "auto_map" in json.loads(config.read_text(encoding="utf-8"))
+    files = [base / name for name in names if (base / name).is_file() and not (target / name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
         shutil.copyfile(file, target / file.name)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoTokenizer
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -30,6 +31,8 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     after = _digests(model)
     model.config.use_cache = True
     model.to(_dtype(plan)).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
+    if plan.base.gguf_file and plan.tokenizer == plan.base.folder:
+        AutoTokenizer.from_pretrained(plan.base.folder, gguf_file=plan.base.gguf_file).save_pretrained(folder)
     return sum(before.get(name) != digest for name, digest in after.items())
 
 

@@ -112,7 +112,7 @@ def plan_merge(args: MergeArguments) -> Plan:
     raise_together(problems)
     plan = Plan(
         base=base,
-        config=read_config(base.folder),
+        config={} if base.gguf_file else read_config(base.folder),  # a GGUF file brings its own
         levels=levels,
         output=Path(str(args.output_dir)),
         tokenizer=tokenizer_folder(args.tokenizer_path, [adapter.folder for adapter in adapters], base.folder),

@@ -19,6 +19,7 @@ from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
+from hftune.models.gguf import forget_gguf
 from hftune.models.vocabulary import grow
 from hftune.weight_files import weight_shapes
 
@@ -41,6 +42,8 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
             place="--base_model_name_or_path",
             fix="give a folder with config.json and weights, or a Hub name that can be reached",
         ) from error
+    if plan.base.gguf_file:
+        forget_gguf(model)
     rows = plan.outputs.vocab_size if plan.outputs else None
     if plan.growth is not None:
         grow(model, plan.growth)

@@ -32,7 +32,12 @@ def try_out(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, A
         ManifestError: It does not load strictly, or says something else.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=plan.trust_remote_code)
-    source = AutoTokenizer.from_pretrained(plan.tokenizer, trust_remote_code=plan.trust_remote_code)
+    in_gguf = plan.base.gguf_file and plan.tokenizer == plan.base.folder
+    source = AutoTokenizer.from_pretrained(
+        plan.tokenizer,
+        trust_remote_code=plan.trust_remote_code,
+        **({"gguf_file": plan.base.gguf_file} if in_gguf else {}),
+    )
     if tokenizer.chat_template != source.chat_template:
         raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
     said = _answers(plan, folder, tokenizer)

@@ -111,6 +111,12 @@ def test_large_models_are_checked_without_logits(
     assert manifest["verified"] is None and any("logits were not compared" in said for said in manifest["notices"])
 
 
+def test_without_a_tokenizer(make_base: Callable, tmp_path: Path) -> None:
+    adapter = make_adapter(make_base("gpt2"), tmp_path / "a", target_modules=["c_attn"], fan_in_fan_out=True)
+    manifest = merge(adapter, tmp_path / "merged", verify="true")
+    assert manifest["verified"] is None and any("no tokenizer for the prompts" in said for said in manifest["notices"])
+
+
 def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter([0.0, 5.0, 11.0, 11.0, 12.0])
     monkeypatch.setattr("hftune.merging.progress.time.monotonic", lambda: next(seconds))

@@ -64,7 +64,7 @@ config = LlamaConfig(hidden_size=shape["hidden"], intermediate_size=shape["inter
 torch.set_default_dtype(getattr(torch, shape["dtype"]))
 model = LlamaForCausalLM(config)
 model.save_pretrained(folder / "base", max_shard_size=shape["shard"])
-print(sum(p.numel() for p in model.parameters()), len(list((folder / "base").glob("*.safetensors"))))
+parameters = sum(p.numel() for p in model.parameters())
 model.name_or_path = str(folder / "base")
 adapted = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
 for name, parameter in adapted.named_parameters():
@@ -72,6 +72,7 @@ for name, parameter in adapted.named_parameters():
         torch.nn.init.normal_(parameter, std=0.02)
 adapted.peft_config["default"].base_model_name_or_path = str(folder / "base")
 adapted.save_pretrained(folder / "adapter")
+print(parameters, len(list((folder / "base").glob("*.safetensors"))))
 """
 
 PEFT = """
@@ -155,7 +156,7 @@ def generate(shape: Shape, folder: Path) -> None:
     )
     if finished.returncode:
         raise SystemExit(finished.stderr[-3000:])
-    parameters, files = map(int, finished.stdout.split()[:2])
+    parameters, files = map(int, finished.stdout.splitlines()[-1].split())
     print(f"{shape.name}: {parameters / 1e6:.0f}M parameters in {files} files")
 
 
@@ -236,7 +237,16 @@ def main() -> None:
         layers = memory_by_layers(QUICK if options.quick else SMALL, Path(work) / "layers")
     figures = {"tools": tools, "layers": layers}
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    print(json.dumps({"benchmark": "merge", "machine": machine, "figures": figures, "bars": bars(figures)}))
+    print(
+        json.dumps(
+            {
+                "benchmark": "merge",
+                "machine": machine,
+                "figures": figures,
+                "bars": {} if options.quick else bars(figures),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel
 
@@ -252,12 +250,3 @@ def check_memory(
         + "; --ignore_memory_check tries all the same. Without activations:\n    "
         + "\n    ".join(lines),
     )
-
-
-def quantised_checkpoint(folder: str | Path) -> str | None:
-    """The method that a checkpoint on disk is quantised by; None where it is not."""
-    file = Path(folder) / "config.json"
-    if not file.is_file():
-        return None
-    found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
-    return str(found.get("quant_method")) if found else None

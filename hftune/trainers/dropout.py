@@ -43,7 +43,7 @@ class DropoutMixin:
     """Put before a `Trainer` subclass: sets the dropouts asked for, wherever the architecture has or lacks them."""
 
     def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[misc]
+        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
         if not args.asks_for_dropout:
             return
         plain = model.get_base_model() if isinstance(model, PeftModel) else model

@@ -24,6 +24,7 @@ from hftune.models.experts import is_mixture, scores_of
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import GIB, estimate, shortfall, table
+from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -50,6 +51,8 @@ def check_model(
     if scores and (problems := list(check_score_head(config))):
         yield from problems
         return
+    yield from check_reference(config, model_args, adapter_args, training_args)
+    yield from check_adapter_rope(config, adapter_args)
     bare = skeleton(config, training_args, scores=scores)
     yield from check_dropout_places(bare, training_args)
     yield from check_packed(bare, adapter_args)

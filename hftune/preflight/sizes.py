@@ -30,7 +30,7 @@ def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_a
     weights = sum(parameter.numel() for parameter in bare.parameters())
     trained = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else weights
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
-    reference = weights if not adapter_args.use_peft and _has_reference(training_args) else 0
+    reference = weights if not adapter_args.use_peft and has_reference(training_args) else 0
     return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference)
 
 
@@ -99,7 +99,7 @@ def state_bytes(training_args: StageArguments) -> float:
     return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))
 
 
-def _has_reference(training_args: StageArguments) -> bool:
+def has_reference(training_args: StageArguments) -> bool:
     """Whether the trainer keeps a frozen copy of a model that is trained in full."""
     if isinstance(training_args, DPOArguments):
         return not training_args.precompute_ref_log_probs

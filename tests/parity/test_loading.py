@@ -1,4 +1,4 @@
-"""Quantised bases, mixtures of experts and drawn weights: ZeRO-1, 2 and 3 on two processes train as one process does."""
+"""Quantised bases, experts and drawn weights: ZeRO-1, 2 and 3 on two processes train as one process does."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hftune.arguments import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError, raise_together
 from hftune.models.adapters import lora_config
 from hftune.models.configs import model_config
@@ -190,3 +191,24 @@ def test_setup_reads_deepspeed_and_the_optimizer(config_of: Any) -> None:
 def test_own_coefficients_need_no_flag(config_of: Any) -> None:
     for name in MIXTURES_OF_EXPERTS:
         assert problems("sft", config_of(name), "--use_peft", "--deepspeed", ZERO3) == ""
+
+
+@pytest.mark.parametrize("stage", ["dpo", "rl"])
+def test_a_reference_that_would_be_another_model(config_of: Any, stage: str) -> None:
+    scaled = ("--rope_scaling", "linear", "--rope_factor", "2", "--beta", "0.1")
+    said = problems(stage, config_of("llama"), *scaled)
+    assert "the reference model would be loaded without --rope_scaling" in said and "--use_peft" in said
+    assert problems(stage, config_of("llama"), *scaled, "--use_peft") == ""
+    assert problems(stage, config_of("llama"), "--beta", "0.1") == ""
+    said = problems(stage, config_of("llama"), "--beta", "0.1", "--from_config")
+    assert "without --from_config" in said
+
+
+def test_an_adapter_keeps_its_positions(config_of: Any, tmp_path: Path) -> None:
+    config = make_config("llama")
+    made = {"rope_type": "linear", "factor": 2.0, "rope_theta": config.rope_parameters["rope_theta"]}
+    write_manifest(tmp_path, {"rope": {"rope_parameters": made, "max_position_embeddings": 1024}})
+    said = problems("sft", config_of("llama"), "--peft_path", str(tmp_path))
+    assert "trained with other rotary positions" in said
+    again = said.split("--rope_scaling '")[1].split("'")[0]
+    assert problems("sft", config_of("llama"), "--peft_path", str(tmp_path), "--rope_scaling", again) == ""

@@ -212,3 +212,15 @@ def test_an_adapter_keeps_its_positions(config_of: Any, tmp_path: Path) -> None:
     assert "trained with other rotary positions" in said
     again = said.split("--rope_scaling '")[1].split("'")[0]
     assert problems("sft", config_of("llama"), "--peft_path", str(tmp_path), "--rope_scaling", again) == ""
+
+
+def test_dropout_by_the_fields_of_an_old_architecture(tmp_path: Path) -> None:
+    """GPT-2's layers are laid out in another way: its config does it, but not with a warm-up."""
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2}')
+    flags = ("--hidden_dropout_prob", "0.3", "--attention_probs_dropout_prob", "0.2")
+    assert problems("sft", tmp_path, *flags) == ""
+    model_args, _, training_args = arguments("sft", tmp_path, *flags)
+    bare = skeleton(model_config(model_args, training_args), training_args)
+    assert bare.transformer.h[0].attn.resid_dropout.p == bare.transformer.h[0].mlp.dropout.p == 0.3
+    assert bare.transformer.h[0].attn.attn_dropout.p == 0.2
+    assert "no place for a dropout on hidden states" in problems("sft", tmp_path, *flags, "--dropout_warmup_steps", "9")

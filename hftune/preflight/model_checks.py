@@ -19,7 +19,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.models.attention import causal_class
 from hftune.models.configs import model_config
-from hftune.models.dropout import Probabilities, find_dropouts
+from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
@@ -188,13 +188,11 @@ def check_score_head(config: PreTrainedConfig) -> Iterator[UserError]:
 
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """The architecture has a place for each dropout asked for."""
-    if not training_args.asks_for_dropout:
-        return
+    """The architecture has a field or a place for each dropout asked for."""
+    left = to_place(bare.config, training_args)
     try:
-        find_dropouts(
-            bare, Probabilities(training_args.hidden_dropout_prob, training_args.attention_probs_dropout_prob)
-        )
+        if left:
+            find_dropouts(bare, left)
     except UserError as problem:
         yield problem
 

@@ -28,11 +28,11 @@ def check_reference(
     """
     if adapter_args.use_peft or not has_reference(training_args):
         return
+    on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
     told = {
         "--from_config": model_args.from_config,
         "--gguf_file": model_args.gguf_file is not None,
-        "--model_revision": model_args.model_revision != "main"
-        and not Path(str(model_args.model_name_or_path)).is_dir(),
+        "--model_revision": on_hub and model_args.model_revision != "main",
         "--rope_scaling": _is_scaled_here(config, model_args, training_args),
     }
     if lost := [flag for flag, is_lost in told.items() if is_lost]:

@@ -98,6 +98,8 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
         ("dpo", "llama", ("--hidden_dropout_prob", "0.1", "--disable_dropout", "False")),
         ("sft", "llama", ("--hidden_dropout_prob", "0.1", "--dropout_warmup_steps", "10")),
         ("pt", "llama", ("--from_config",)),
+        ("sft", "phi", ("--hidden_dropout_prob", "0.1", "--attention_probs_dropout_prob", "0")),
+        ("sft", "ernie4_5", ("--attention_probs_dropout_prob", "0.1", "--hidden_dropout_prob", "0")),
     ],
 )
 def test_what_goes_together(config_of: Any, stage: str, name: str, flags: tuple[str, ...]) -> None:

@@ -40,7 +40,7 @@ def values(model: Any) -> dict[str, torch.Tensor]:
     return whole
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3", "mixtral", "phi", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3", "mixtral"])
 def test_drawn_weights_depend_on_the_seed_alone(name: str, tmp_path: Path) -> None:
     """Whatever was drawn before, and with ZeRO-3, which draws after partitioning."""
     make_model(name, tmp_path)

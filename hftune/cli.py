@@ -2,7 +2,9 @@
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
 from __future__ import annotations
@@ -78,6 +80,15 @@ def tokenize(argv: list[str]) -> None:
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
+def explain(argv: list[str]) -> None:
+    """What names mean: hftune's own and those of other tools."""
+    if not argv:
+        raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
+    from hftune.arguments.names.explain import explain as meaning
+
+    print("\n\n".join(meaning(name) for name in argv))
+
+
 def export(argv: list[str]) -> None:
     """A finished model in the form that another tool wants."""
     from hftune.arguments.parser import HftuneParser
@@ -91,6 +102,16 @@ def export(argv: list[str]) -> None:
         )
     parser = HftuneParser([FORMATS[argv[0]]])
     (args,) = parser.parse(argv[1:])
+    write(args)
+
+
+def consolidate(argv: list[str]) -> None:
+    """Whole weights from a DeepSpeed checkpoint."""
+    from hftune.arguments.consolidating import ConsolidateArguments
+    from hftune.arguments.parser import HftuneParser
+    from hftune.checkpoints.consolidate import consolidate as write
+
+    (args,) = HftuneParser([ConsolidateArguments]).parse(argv)
     write(args)
 
 
@@ -123,7 +144,13 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "export": export}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "preview": preview,
+    "tokenize": tokenize,
+    "export": export,
+    "consolidate": consolidate,
+    "explain": explain,
+}
 
 if __name__ == "__main__":
     main()

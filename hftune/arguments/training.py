@@ -9,6 +9,7 @@ import torch
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, launch
 from hftune.errors import raise_together
@@ -16,7 +17,7 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields):
+class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -49,14 +50,14 @@ class StageArguments(RouterFields, DropoutFields):
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
-        super().__post_init__()  # type: ignore[misc]
+        super().__post_init__()
 
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
         config = ds_config.read_ds_config(self.deepspeed)
         raise_together(ds_config.check_ds_config(config))
         resolved, changes = ds_config.resolve_ds_config(
-            config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu
+            config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu, optim=self.optim_name
         )
         for change in changes:
             notice(change)

@@ -96,25 +96,50 @@ def check_ds_config(config: DsConfig) -> list[ArgumentError]:
                 fix="remove the block and use --optim, --learning_rate, --weight_decay; offload still works",
             )
         )
+    if "scheduler" in config:
+        problems.append(
+            ArgumentError(
+                "a scheduler in the DeepSpeed config overrules --lr_scheduler_type and knows no groups",
+                place="--deepspeed: scheduler",
+                fix="remove the block and use --lr_scheduler_type (WarmupLR: constant_with_warmup, "
+                "WarmupDecayLR: linear, WarmupCosineLR: cosine), --warmup_steps, --min_lr",
+            )
+        )
     return problems
 
 
-def resolve_ds_config(config: DsConfig, *, has_compiler: bool, on_cpu: bool) -> tuple[DsConfig, list[str]]:
+def resolve_ds_config(
+    config: DsConfig, *, has_compiler: bool, on_cpu: bool, optim: str = "adamw_torch"
+) -> tuple[DsConfig, list[str]]:
     """The config as it will be used, and what was changed and why, one line each.
 
     Args:
         config: As read; not modified.
         has_compiler: Whether a C++ compiler is there, which DeepSpeedCPUAdam needs.
         on_cpu: Whether training runs on the CPU.
+        optim: The optimizer, as transformers names it, or "muon".
     """
     resolved, changes = copy.deepcopy(config), []
     zero = resolved.setdefault("zero_optimization", {})
     if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         changes.append("ZeRO-3: stage3_gather_16bit_weights_on_model_save set, or no weights would be saved")
-    if offload_device(resolved, "optimizer") and not has_compiler and resolved.get("zero_force_ds_cpu_optimizer", True):
-        resolved["zero_force_ds_cpu_optimizer"] = False
-        changes.append("no C++ compiler here: the offloaded optimizer is torch's AdamW instead of DeepSpeedCPUAdam")
+    if offload_device(resolved, "optimizer") and resolved.get("zero_force_ds_cpu_optimizer", True):
+        changes += _resolve_offloaded_optimizer(resolved, has_compiler, optim)
+    if optim == "muon" and zero_stage(resolved) == 3 and zero.get("reduce_scatter", True):
+        zero["reduce_scatter"] = False
+        changes.append("muon under ZeRO-3: reduce_scatter switched off, since it needs whole gradients")
     if on_cpu and resolved.get("fp16", {}).get("enabled") is True:
         changes.append("fp16 on a CPU is slow and unstable; bf16 or fp32 is meant for it")
     return resolved, changes
+
+
+def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: str) -> list[str]:
+    """accelerate swaps any offloaded optimizer for DeepSpeedCPUAdam, which is the same for AdamW only."""
+    if not optim.startswith("adamw_torch"):
+        config["zero_force_ds_cpu_optimizer"] = False
+        return [f"offload: {optim} itself updates the weights on the CPU; only AdamW has a faster twin in DeepSpeed"]
+    if not has_compiler:
+        config["zero_force_ds_cpu_optimizer"] = False
+        return ["no C++ compiler here: the offloaded optimizer is torch's AdamW instead of DeepSpeedCPUAdam"]
+    return []

@@ -1,7 +1,8 @@
-"""The only place that gathers parameters partitioned by ZeRO-3."""
+"""The only place that gathers parameters partitioned by ZeRO-3, and that looks into ZeRO's optimizers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,50 @@ def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iter
         yield
 
 
+def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """Have `parameter` gathered while `module` runs, forward and backward, though another module owns it."""
+    if is_partitioned(parameter):
+        import deepspeed
+
+        deepspeed.zero.register_external_parameter(module, parameter)
+
+
 def full_numel(parameter: torch.nn.Parameter) -> int:
-    """Number of elements of the whole parameter, however it is partitioned."""
+    """Number of elements of the whole parameter, however it is partitioned, or packed by bitsandbytes."""
+    packed: Any = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    if packed is not None:
+        return math.prod(packed)
     ds_numel: Any = getattr(parameter, "ds_numel", None)
     return int(ds_numel) if ds_numel is not None else parameter.numel()
+
+
+@contextmanager
+def not_partitioned() -> Iterator[None]:
+    """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
+    from transformers.integrations import deepspeed as hf_deepspeed
+
+    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered
+
+
+def optimizer_members(optimizer: Any) -> list[list[torch.Tensor]]:
+    """The model's parameters behind each group of an optimizer, which under ZeRO holds flat pieces of them instead.
+
+    Args:
+        optimizer: A torch optimizer or ZeRO's around one, with accelerate's wrapper or without.
+    """
+    layers: list[Any] = [optimizer, getattr(optimizer, "optimizer", None)]
+    for layer in layers:
+        if hasattr(layer, "sub_group_to_group_id"):  # ZeRO-3 cuts groups into sub-groups
+            members: list[list[torch.Tensor]] = [[] for _ in layer.param_groups]
+            for number, group in layer.sub_group_to_group_id.items():
+                members[group] += layer.fp16_groups[number]
+            return members
+        for name in ("bit16_groups", "bf16_groups", "fp16_groups"):
+            if hasattr(layer, name):
+                return [list(group) for group in getattr(layer, name)]
+    return [list(group["params"]) for group in optimizer.param_groups]

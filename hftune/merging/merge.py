@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftModel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,9 +22,12 @@ from transformers import (
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.chain import chain_problems, whole_chain
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.merging.verify import answer, compare
+from hftune.models.adapter_configs import read_lora_config
+from hftune.models.folding import fold_adapters, load_adapter
 from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import fingerprint
 
@@ -106,7 +109,12 @@ def plan_merge(args: MergeArguments) -> Plan:
     base = args.base_model_name_or_path or manifest.get("base", {}).get("name") or config.get("base_model_name_or_path")
     if not base:
         raise ArgumentError("the adapter does not name its base", place="--base_model_name_or_path", fix="name it")
-    raise_together(check_adapter_fits(base, str(adapter), flag="--peft_model_path"))
+    read_lora_config(adapter, "--peft_model_path")  # an unreadable config speaks for itself, before weights are read
+    chain = whole_chain([str(adapter)])
+    fits = [problem for folder in chain for problem in check_adapter_fits(base, folder, flag="--peft_model_path")]
+    raise_together([*fits, *chain_problems(chain, "--peft_model_path")])
+    for folder in chain[:-1]:
+        notice(f"{adapter} was trained upon {folder}, which is folded into {base} first")
     if manifest.get("quantisation"):
         notice("the adapter was trained on a quantised base; it is merged into the original weights")
     return Plan(
@@ -138,8 +146,8 @@ def load_adapted(plan: Plan, *, trust_remote_code: bool = False) -> PeftModel:
     auto: Any = AutoModelForSequenceClassification if plan.scores else AutoModelForCausalLM
     extra = {"num_labels": 1} if plan.scores else {}
     model = auto.from_pretrained(plan.base, dtype=torch.float32, trust_remote_code=trust_remote_code, **extra)
-    PeftConfig.from_pretrained(plan.adapter)  # an unreadable config speaks for itself, before weights are read
-    return PeftModel.from_pretrained(model, str(plan.adapter)).eval()
+    *below, adapter = whole_chain([str(plan.adapter)])
+    return load_adapter(fold_adapters(model, below), adapter, is_trainable=False).eval()
 
 
 def _load_tokenizer(args: MergeArguments, plan: Plan) -> PreTrainedTokenizerBase:

@@ -27,7 +27,7 @@ from hftune.models.attention import attention_for, state_attention
 from hftune.models.configs import first_line, model_config, source
 from hftune.models.experts import is_mixture
 from hftune.models.gguf import forget_gguf
-from hftune.models.quantization import quantization_config
+from hftune.models.quantization import keep_differentiable, quantization_config
 from hftune.weight_files import weight_shapes
 
 
@@ -115,6 +115,7 @@ def _build(
     else:
         given |= _quantisation(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
+        keep_differentiable(model)
     state_attention(model, model_args, training_args)
     state_experts(model)
     return model

@@ -15,10 +15,12 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
-from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.model_checks import check_model
+from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
+from hftune.preflight.schedule_checks import check_schedule
 
 
 def check_run(
@@ -39,8 +41,10 @@ def check_run(
             *check_quantisation(adapter_args, training_args),
             *check_stored_quantised(model_args, adapter_args),
             *check_processes(training_args),
-            *check_adapter(model_args, adapter_args),
+            *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
+            *check_optimizer(adapter_args, training_args),
+            *check_schedule(training_args),
             *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
@@ -89,14 +93,6 @@ def check_processes(training_args: StageArguments) -> Iterator[UserError]:
             place="launch",
             fix=f"start with: deepspeed --num_gpus {count} SCRIPT ...; or set CUDA_VISIBLE_DEVICES=0 to use one",
         )
-
-
-def check_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """An adapter to continue is there, and was made for this base."""
-    path = adapter_args.peft_path
-    if path is None or not model_args.model_name_or_path:
-        return
-    yield from check_adapter_fits(model_args.model_name_or_path, path, flag="--peft_path")
 
 
 def check_attention(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:

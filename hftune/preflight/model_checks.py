@@ -223,7 +223,7 @@ def check_memory(
     """Weights, gradients and optimizer states fit into what is free."""
     try:
         size = model_size(bare, adapter_args, training_args)
-    except (UserError, ValueError) as problem:
+    except (UserError, ValueError, TypeError, NotImplementedError) as problem:
         get_logger().debug("memory is not checked: %s", problem)  # what is wrong with the adapter is said elsewhere
         return
     setup = run_setup(model_args, adapter_args, training_args)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
-from hftune.distributed import ds_config, ranks
+from hftune.distributed import ds_config, ranks, zero
 from hftune.models.adapters import lora_config
 from hftune.models.loading import weight_dtype
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
@@ -55,7 +55,7 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
 
 def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
-    with torch.device("meta"), warnings.catch_warnings():
+    with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
         adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
         count = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)

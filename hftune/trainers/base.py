@@ -13,14 +13,17 @@ from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
+from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.trainers.apart import prove_apart
+from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
+from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
+class HftuneTrainerMixin(CheckpointMixin, OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the
@@ -114,6 +117,19 @@ class HftuneTrainerMixin(RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
             return super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
         except UserError as error:
             raise own_words(error) from error
+
+    def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As the Trainer's; an adapter that began with a part of the base is saved as one of the whole base."""
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        if self.args.should_save and started_from(self.model):
+            rewrite_as_plain(self.model, output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
+        """As the Trainer's, for runs without DeepSpeed; the inverse of `_save`."""
+        if started_from(self.model):
+            load_trained(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""

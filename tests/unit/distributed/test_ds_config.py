@@ -60,3 +60,24 @@ def test_removed_keys(key: str) -> None:
 def test_an_optimizer_block_is_refused() -> None:
     (problem,) = check_ds_config({"optimizer": {"type": "AdamW"}})
     assert "parameter groups" in str(problem)
+
+
+def test_a_scheduler_block_is_refused() -> None:
+    (problem,) = check_ds_config({"scheduler": {"type": "WarmupDecayLR"}})
+    assert "--lr_scheduler_type" in str(problem) and "linear" in str(problem)
+
+
+@pytest.mark.parametrize("optim, kept", [("adamw_torch", True), ("adamw_torch_fused", True), ("sgd", False)])
+def test_only_adamw_has_a_twin_for_offload(optim: str, kept: bool) -> None:
+    """accelerate would make DeepSpeedCPUAdam of any other optimizer."""
+    given = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True, optim=optim)
+    assert resolved.get("zero_force_ds_cpu_optimizer", True) is kept
+    assert bool(changes) is not kept
+
+
+def test_muon_under_zero3_needs_whole_gradients() -> None:
+    given = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="muon")
+    assert resolved["zero_optimization"]["reduce_scatter"] is False and "reduce_scatter" in changes[0]
+    assert resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="sgd") == (given, [])

@@ -1,0 +1,168 @@
+"""How weights are updated: optimizer, learning rates of groups, and the schedule of the learning rate."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainingArguments
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+MUON = "muon"
+
+# Megatron's and DeepSpeed's words. Megatron's "adam" decouples its weight decay: it is AdamW.
+_SAME_OPTIMIZER = {"adam": "adamw_torch_fused", "adamw": "adamw_torch_fused", "dist_muon": MUON, "lion": "lion_32bit"}
+_SAME_SCHEDULE = {
+    "wsd": "warmup_stable_decay",
+    "inverse-square-root": "inverse_sqrt",
+    "inverse_square_root": "inverse_sqrt",
+}
+_SAME_WSD_STYLE = {"minus_sqrt": "1-sqrt", "minus-sqrt": "1-sqrt"}
+
+
+@dataclass
+class OptimizerArguments:
+    """What hftune adds to the optimizer and schedule fields of `TrainingArguments`, which it is mixed into."""
+
+    optim: str = field(
+        default=TrainingArguments.default_optim,
+        metadata={
+            "help": "The optimizer: muon, or one of transformers': "
+            f"{', '.join(entry.value for entry in OptimizerNames)}."
+        },
+    )
+    lr_scheduler_type: str = field(
+        default="linear", metadata={"help": f"The schedule: {', '.join(entry.value for entry in SchedulerType)}."}
+    )
+    loraplus_lr_ratio: float | None = field(
+        default=None,
+        metadata={"help": "LoRA+ (arXiv:2402.12354): learning rate of B over that of A, which is --learning_rate."},
+    )
+    loraplus_lr_embedding: float | None = field(
+        default=None,
+        metadata={"help": "LoRA+: learning rate of adapters on embeddings; left out: 1e-6, as in peft."},
+    )
+    layerwise_lr_decay_bound: float = field(
+        default=1.0,
+        metadata={
+            "help": "Learning rate of the embeddings as a share of --learning_rate; it grows linearly with the depth "
+            "up to the full rate at the final norm and head (ERNIEKit). 1: the same rate everywhere."
+        },
+    )
+    min_lr: float | None = field(
+        default=None,
+        metadata={"help": "Learning rate that the schedule ends at; groups with a rate of their own: in proportion."},
+    )
+    lr_decay_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Step at which the schedule has ended, warm-up included; the rate stays there. Left out: the last "
+            "step of training. A --warmup_steps below 1 is a share of this."
+        },
+    )
+    num_cycles: float | None = field(
+        default=None,
+        metadata={"help": "Waves of cosine (left out: 0.5, half a wave down), restarts of cosine_with_restarts (1)."},
+    )
+    lr_end: float | None = field(
+        default=None, metadata={"help": "Learning rate that polynomial ends at; left out: --min_lr, else 1e-7."}
+    )
+    power: float | None = field(default=None, metadata={"help": "Exponent of polynomial; left out: 1."})
+    lr_wsd_decay_steps: float | None = field(
+        default=None,
+        metadata={"help": "Steps of decay that end warmup_stable_decay, below 1 a share; left out: a tenth."},
+    )
+    lr_wsd_decay_style: str = field(
+        default="linear",
+        metadata={
+            "help": "How warmup_stable_decay decays.",
+            "choices": ["linear", "cosine", "1-sqrt", "exponential", *_SAME_WSD_STYLE],
+        },
+    )
+    sgd_momentum: float | None = field(default=None, metadata={"help": "Momentum of --optim sgd; left out: none."})
+    muon_momentum: float = field(default=0.95, metadata={"help": "Momentum of --optim muon (Nesterov's)."})
+    muon_scale_mode: str = field(
+        default="spectral",
+        metadata={
+            "help": "Factor on the orthogonal update of an (out, in) matrix. spectral: sqrt(max(out, in)); "
+            "shape_scaling: sqrt(max(1, out/in)); unit_rms_norm: sqrt(out/in).",
+            "choices": ["spectral", "shape_scaling", "unit_rms_norm"],
+        },
+    )
+    muon_extra_scale_factor: float = field(
+        default=0.2,
+        metadata={"help": "Further factor; 0.2 with spectral lets Muon use AdamW's rates (arXiv:2502.16982)."},
+    )
+    print_groups: bool = field(
+        default=False,
+        metadata={"help": "Show every parameter group before training: members, elements, rate, decay, optimizer."},
+    )
+
+    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __post_init__(self) -> None:
+        optim = self.optim_name
+        self.lr_scheduler_type = schedule_name(self.lr_scheduler_type)
+        # Schedule-free optimizers warm up by themselves.
+        if self.lr_scheduler_type == "constant" and self.warmup_steps and not optim.startswith("schedule_free"):
+            notice("--lr_scheduler_type constant with --warmup_steps is constant_with_warmup")
+            self.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP.value
+        self.lr_wsd_decay_style = _SAME_WSD_STYLE.get(self.lr_wsd_decay_style, self.lr_wsd_decay_style)
+        self._take_sgd_momentum(optim)
+        # transformers does not know Muon, and would refuse its name.
+        self.optim = OptimizerNames.ADAMW_TORCH.value if optim == MUON else optim
+        super().__post_init__()  # type: ignore[misc]
+        if optim == MUON:
+            self.optim = MUON
+
+    def _take_sgd_momentum(self, optim: str) -> None:
+        if self.sgd_momentum is None:
+            return
+        if optim == OptimizerNames.SGD:
+            given: str = self.optim_args or ""  # type: ignore[has-type]
+            others = [part for part in given.split(",") if part and not part.startswith("momentum=")]
+            self.optim_args = ",".join([*others, f"momentum={self.sgd_momentum}"])
+        else:
+            notice(f"--sgd_momentum has no effect: --optim is {optim}")
+
+    @property
+    def schedule(self) -> str:
+        """The schedule under transformers' name."""
+        return schedule_name(self.lr_scheduler_type)
+
+    @property
+    def optim_name(self) -> str:
+        """The optimizer under transformers' name, or "muon".
+
+        Raises:
+            ArgumentError: There is no such optimizer.
+        """
+        name = str(getattr(self.optim, "value", self.optim))
+        known = [*(entry.value for entry in OptimizerNames), MUON]
+        return _known(_SAME_OPTIMIZER.get(name, name), known, flag="--optim", what="optimizer")
+
+
+def schedule_name(given: Any) -> str:
+    """The schedule under transformers' name.
+
+    Raises:
+        ArgumentError: There is no such schedule.
+    """
+    name = str(getattr(given, "value", given))
+    known = [entry.value for entry in SchedulerType]
+    return _known(_SAME_SCHEDULE.get(name.lower(), name), known, flag="--lr_scheduler_type", what="schedule")
+
+
+def _known(name: str, known: list[str], *, flag: str, what: str) -> str:
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    fix = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
+    raise ArgumentError(f"there is no {what} {name!r}", place=flag, fix=fix)

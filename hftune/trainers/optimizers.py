@@ -1,0 +1,141 @@
+"""The optimizer of every stage: transformers' classes and Muon, on hftune's parameter groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hftune.arguments import StageArguments
+from hftune.arguments.optimizer import MUON
+from hftune.distributed import ranks, zero
+from hftune.logging import notice
+from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
+from hftune.trainers.muon import muon_class, must_run_eagerly, tag
+from hftune.trainers.schedules import make_schedule
+
+SMALLEST_8BIT = 4096
+"""bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
+
+
+class OptimizerMixin:
+    """Put before a `Trainer` subclass: groups, optimizer and schedule in the places where the Trainer makes its own."""
+
+    groups: list[Group]
+
+    def get_optimizer_cls_and_kwargs(self: Any, args: StageArguments, model: nn.Module | None = None) -> Any:
+        """As the Trainer's, with hftune's groups as the `params` that it then hands to the optimizer."""
+        assert model is not None, "groups are made of a model's parameters"
+        chosen, kwargs, options = self._optimizer_class(args, model)
+        if is_8bit(args.optim):
+            chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
+        self.groups = parameter_groups(model, args, set(self.get_decay_parameter_names(model)), options)
+        for group in self.groups:
+            for _, parameter in group.members:
+                tag(parameter, use_muon=group.rule == MUON)
+        if args.print_groups and ranks.is_main():
+            print(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
+        return chosen, {**kwargs, "params": [group.as_dict() for group in self.groups]}
+
+    def _optimizer_class(self: Any, args: StageArguments, model: nn.Module) -> tuple[Any, dict[str, Any], dict]:
+        if args.optim == MUON:
+            notice(
+                f"muon: learning rate x {args.muon_extra_scale_factor} x {args.muon_scale_mode} for the matrices of "
+                "the layers, AdamW for all other weights"
+            )
+            return muon_class(eager=must_run_eagerly(on_cpu=args.use_cpu)), {}, {}
+        chosen, kwargs = super().get_optimizer_cls_and_kwargs(args, model)  # type: ignore[misc]
+        # GaLore and APOLLO come with groups of their own, of which only the options are kept.
+        return chosen, kwargs, _options(kwargs.pop("params", []))
+
+    def create_scheduler(self: Any, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
+        if self.lr_scheduler is None:
+            used = self.optimizer if optimizer is None else optimizer
+            lost = lost_groups(self.groups, used)
+            assert lost is None, lost
+            self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's, of the weights that are evaluated."""
+        self._show_averages()
+        super().save_model(*args, **kwargs)  # type: ignore[misc]
+
+    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's; weights and optimizer state must be of the same mode."""
+        self._show_averages()
+        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+
+    def _show_averages(self: Any) -> None:
+        """Schedule-free optimizers (arXiv:2405.15682) train at one point and mean another, to which they switch here.
+
+        The Trainer does so for an evaluation, but not to save; each training step switches back.
+        """
+        if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
+            self.optimizer.eval()
+
+
+def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
+    """What is wrong with the groups that an optimizer really uses, before any step; None if they are `groups`.
+
+    Args:
+        optimizer: A torch optimizer, or ZeRO's around one, with accelerate's wrapper or without.
+    """
+    used, members = optimizer.param_groups, zero.optimizer_members(optimizer)
+    if len(used) != len(groups) or len(members) != len(groups):
+        return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"
+    for number, (group, settings, parameters) in enumerate(zip(groups, used, members, strict=True)):
+        if {id(parameter) for _, parameter in group.members} != {id(parameter) for parameter in parameters}:
+            return f"parameter group {number} has other members than it was given"
+        for name, value in (("lr", group.lr), ("weight_decay", group.weight_decay)):
+            if settings[name] != value:
+                return f"parameter group {number} was given {name} {value} and uses {settings[name]}"
+    return None
+
+
+def is_8bit(optim: Any) -> bool:
+    """Whether bitsandbytes keeps the moments in 8 bit, block by block."""
+    name = str(getattr(optim, "value", optim))
+    return name.endswith("8bit") and not name.startswith(("galore", "adamw_torch"))
+
+
+def _options(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The keys of each group but its parameters, by the id of each parameter that is in it."""
+    return {
+        id(parameter): {name: value for name, value in group.items() if name != "params"}
+        for group in groups
+        for parameter in group["params"]
+    }
+
+
+def _kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Embeddings, as the Trainer does it, and what bitsandbytes finds too small: groups of their own.
+
+    ZeRO makes one flat tensor of a group, in which they would be quantised with the rest.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {
+        id(parameter): {"optim_bits": 32}
+        for parameter in model.parameters()
+        if id(parameter) in embeddings or full_shape(parameter).numel() < SMALLEST_8BIT
+    }
+
+
+def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """One of bitsandbytes' classes that reads `optim_bits` from a group.
+
+    Its own way, by a parameter's id or its place, is lost under ZeRO: the parameters are others, and stage 1 and 2 hand
+    over one group at a time.
+    """
+
+    class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            """As bitsandbytes', with the group's own bits."""
+            config: dict[str, Any] = super().get_config(gindex, pindex, group)
+            return config | {name: group[name] for name in ("optim_bits",) if name in group}
+
+    BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
+    return BitsByGroup

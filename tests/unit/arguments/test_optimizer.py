@@ -1,0 +1,87 @@
+"""Names of optimizers and schedules: transformers', Megatron's and ERNIEKit's mean the same run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
+
+from hftune.arguments import parse_arguments
+from hftune.errors import ArgumentError
+from hftune.logging import notices
+
+
+def training(*flags: str, stage: str = "sft") -> Any:
+    """The training arguments of a command line."""
+    return parse_arguments(stage, ["--model_name_or_path", "m", "--output_dir", "o", *flags])[3]
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ([], {"optim": OptimizerNames.ADAMW_TORCH_FUSED, "lr_scheduler_type": SchedulerType.LINEAR}),
+        (["--optim", "adam"], {"optim": OptimizerNames.ADAMW_TORCH_FUSED}),
+        (["--optim", "lion_8bit"], {"optim": OptimizerNames.LION_8BIT}),
+        (["--optim", "muon"], {"optim": "muon", "optim_name": "muon"}),
+        (["--optim", "dist_muon"], {"optim": "muon"}),
+        (["--lr_scheduler_type", "WSD"], {"lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY}),
+        (["--lr_scheduler_type", "inverse-square-root"], {"schedule": "inverse_sqrt"}),
+        (["--lr_wsd_decay_style", "minus_sqrt"], {"lr_wsd_decay_style": "1-sqrt"}),
+        (["--lr_scheduler_type", "constant", "--warmup_steps", "3"], {"schedule": "constant_with_warmup"}),
+        (["--optim", "sgd", "--sgd_momentum", "0.9"], {"optim_args": "momentum=0.9"}),
+        (
+            ["--optim", "sgd", "--optim_args", "nesterov=true,momentum=0.5", "--sgd_momentum", "0.9"],
+            {"optim_args": "nesterov=true,momentum=0.9"},
+        ),
+        # Megatron-SWIFT, as its users type it.
+        (["--lr", "3e-5", "--optimizer", "sgd"], {"learning_rate": 3e-5, "optim": OptimizerNames.SGD}),
+        (["--lr_decay_style", "cosine", "--lr_decay_iters", "90"], {"schedule": "cosine", "lr_decay_steps": 90}),
+        (["--lr_warmup_fraction", "0.05"], {"warmup_steps": 0.05}),
+        (["--lr_warmup_iters", "50", "--clip_grad", "0.5"], {"warmup_steps": 50, "max_grad_norm": 0.5}),
+        (["--lr_wsd_decay_iters", "20"], {"lr_wsd_decay_steps": 20}),
+        (["--adam_eps", "1e-7"], {"adam_epsilon": 1e-7}),
+        # ERNIEKit and ms-swift.
+        (["--decay_steps", "70", "--min_lr", "1e-6"], {"lr_decay_steps": 70, "min_lr": 1e-6}),
+        (["--lora_plus_scale", "4"], {"loraplus_lr_ratio": 4.0}),
+        (["--lorap_lr_ratio", "16"], {"loraplus_lr_ratio": 16.0}),
+    ],
+)
+def test_names(flags: list[str], expected: dict[str, Any]) -> None:
+    args = training(*flags)
+    for name, value in expected.items():
+        assert getattr(args, name) == value, name
+
+
+@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
+def test_every_stage_takes_them(stage: str) -> None:
+    args = training("--optim", "muon", "--lr_scheduler_type", "cosine", "--min_lr", "1e-7", stage=stage)
+    assert (args.optim, args.schedule, args.min_lr) == ("muon", "cosine", 1e-7)
+    assert args.to_dict()["optim"] == "muon"
+
+
+def test_what_changes_nothing_is_said() -> None:
+    training("--optim", "adamw_torch", "--sgd_momentum", "0.9")
+    assert "--sgd_momentum has no effect: --optim is adamw_torch" in notices()
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        (["--optim", "adamw_torhc"], "did you mean adamw_torch?"),
+        (["--optim", "sophia"], "there is no optimizer 'sophia'"),
+        (["--lr_scheduler_type", "cosin"], "did you mean cosine?"),
+        (["--muon_num_ns_steps", "7"], "five steps"),
+        (["--muon_use_nesterov", "false"], "Nesterov"),
+    ],
+)
+def test_unknown_names(flags: list[str], part: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        training(*flags)
+    assert part in str(caught.value)
+
+
+def test_the_scheduler_of_deepspeed_gets_no_say() -> None:
+    with pytest.raises(ArgumentError, match=r"--deepspeed: scheduler"):
+        training("--deepspeed", '{"scheduler": {"type": "WarmupLR"}}')

@@ -52,11 +52,12 @@ def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, traini
 
 
 def check_adapter_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """An adapter that was trained on stretched positions goes on with the same ones."""
-    recorded = (read_manifest(adapter_args.peft_path) or {}).get("rope") if adapter_args.peft_path else None
-    if recorded and recorded["rope_parameters"] != config.get_text_config().rope_parameters:
-        yield ManifestError(
-            f"the adapter in {adapter_args.peft_path} was trained with other rotary positions than the model now has",
-            place="--rope_scaling",
-            fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
-        )
+    """Adapters that were trained on stretched positions are used on the same ones."""
+    for folder in adapter_args.adapter_chain:
+        recorded = (read_manifest(folder) or {}).get("rope")
+        if recorded and recorded["rope_parameters"] != config.get_text_config().rope_parameters:
+            yield ManifestError(
+                f"the adapter in {folder} was trained with other rotary positions than the model now has",
+                place="--rope_scaling",
+                fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
+            )

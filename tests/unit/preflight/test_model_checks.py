@@ -226,3 +226,14 @@ def test_dropout_by_the_fields_of_an_old_architecture(tmp_path: Path) -> None:
     assert bare.transformer.h[0].attn.resid_dropout.p == bare.transformer.h[0].mlp.dropout.p == 0.3
     assert bare.transformer.h[0].attn.attn_dropout.p == 0.2
     assert "no place for a dropout on hidden states" in problems("sft", tmp_path, *flags, "--dropout_warmup_steps", "9")
+
+
+def test_what_is_frozen_needs_no_states(config_of: Any) -> None:
+    model_args, adapter_args, training_args = arguments(
+        "sft", config_of("llama"), "--freeze_parameters", "model.embed_tokens", "model.layers.0"
+    )
+    bare = skeleton(model_config(model_args, training_args), training_args)
+    size = model_size(bare, adapter_args, training_args)
+    frozen = [p for name, p in bare.named_parameters() if name.startswith(("model.embed_tokens", "model.layers.0."))]
+    assert size.trained == size.weights - sum(parameter.numel() for parameter in frozen) < size.weights
+    assert size.adapter == 0

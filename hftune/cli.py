@@ -2,6 +2,7 @@
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 """
 
 from __future__ import annotations
@@ -77,6 +78,22 @@ def tokenize(argv: list[str]) -> None:
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
+def export(argv: list[str]) -> None:
+    """A finished model in the form that another tool wants."""
+    from hftune.arguments.parser import HftuneParser
+    from hftune.merging.export.run import FORMATS
+    from hftune.merging.export.run import export as write
+
+    if not argv or argv[0] not in FORMATS:
+        raise ArgumentError(
+            "`hftune export` needs a format",
+            fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
+        )
+    parser = HftuneParser([FORMATS[argv[0]]])
+    (args,) = parser.parse(argv[1:])
+    write(args)
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -106,7 +123,7 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "export": export}
 
 if __name__ == "__main__":
     main()

@@ -1,0 +1,101 @@
+"""What `hftune export FORMAT` needs to know: one class a format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ExportArguments:
+    """What all formats share."""
+
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the result."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})
+    verify: bool = field(
+        default=True, metadata={"help": "Read the result back and compare its logits with the model's."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+
+@dataclass
+class GgufArguments(ExportArguments):
+    """One GGUF file for llama.cpp and what is built on it."""
+
+    outtype: str = field(
+        default="auto",
+        metadata={
+            "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
+            "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+        },
+    )
+
+
+@dataclass
+class OllamaArguments(GgufArguments):
+    """A GGUF file and the Modelfile that `ollama create` takes."""
+
+    outtype: str = field(
+        default="q8_0",
+        metadata={
+            "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
+            "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+        },
+    )
+    system: str | None = field(default=None, metadata={"help": "System prompt to write into the Modelfile."})
+
+
+@dataclass
+class QuantisedArguments(ExportArguments):
+    """A bitsandbytes checkpoint that transformers and vLLM load as it is."""
+
+    bits: int = field(default=4, metadata={"help": "Bits of a weight.", "choices": [4, 8]})
+    bnb_4bit_quant_type: str = field(default="nf4", metadata={"help": "4-bit type.", "choices": ["nf4", "fp4"]})
+    use_bnb_nested_quant: bool = field(default=True, metadata={"help": "Quantise the quantisation constants too."})
+    dtype: str = field(
+        default="bfloat16",
+        metadata={
+            "help": "Dtype of what is not quantised, and of the computation.",
+            "choices": ["bfloat16", "float16", "float32"],
+        },
+    )
+
+
+@dataclass
+class ServingArguments(ExportArguments):
+    """A folder that vLLM (or SGLang, or TGI) serves as it is."""
+
+    dtype: str = field(
+        default="bfloat16",
+        metadata={"help": "Dtype of the weights.", "choices": ["auto", "bfloat16", "float16", "float32"]},
+    )
+    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
+
+
+@dataclass
+class ExtractArguments(ExportArguments):
+    """The difference of two full models as a LoRA adapter."""
+
+    base_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The model that training began with; left out: the one in the manifest."}
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
+    keep_other_changes: bool = field(
+        default=True,
+        metadata={
+            "help": "Carry embeddings and the head whole (modules_to_save) where they changed; else they are left out."
+        },
+    )
+
+
+@dataclass
+class HubArguments(ExportArguments):
+    """An upload to the Hub, with a model card made from the manifest."""
+
+    hub_model_id: str | None = field(default=None, metadata={"help": "Name on the Hub: owner/name."})
+    hub_token: str | None = field(
+        default=None, metadata={"help": "Token; left out: that of `hf auth login`. Never written to disk."}
+    )
+    hub_private_repo: bool = field(default=False, metadata={"help": "Make the repository private."})
+    commit_message: str = field(default="Model trained with hftune", metadata={"help": "Message of the upload."})
+    card_only: bool = field(default=False, metadata={"help": "Write README.md into the folder and upload nothing."})

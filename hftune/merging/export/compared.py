@@ -1,0 +1,106 @@
+"""How far what was exported is from what it was made of."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+
+from hftune.errors import UserError
+from hftune.logging import notice
+
+TEXTS = ("Who are you?", "The capital of France is", "为什么天空是蓝色的？", "def add(a, b):\n    return")
+# Of the logits' standard deviation. Rounding to 8 bits costs a few hundredths.
+LARGEST_DIFFERENCE = {"f32": 0.01, "f16": 0.03, "bf16": 0.06, "q8_0": 0.2, "float32": 0.01, "bfloat16": 0.06}
+_NOT_READ = ("mixtral",)  # by transformers 5.23's reader of GGUF files
+
+
+def load(folder: Path, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
+    """A causal LM in float32, ready to answer."""
+    options = {"dtype": torch.float32} | options
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, **options).eval()
+
+
+def compare(folder: Path, result: Path, trust_remote_code: bool = False) -> dict[str, float]:
+    """The difference of two folders' logits, the second as it is stored."""
+    before = logits_of(load(folder, trust_remote_code), folder)
+    return distance(before, logits_of(load(result, trust_remote_code, dtype="auto"), folder))
+
+
+def read_back(folder: Path, gguf: Path, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The difference between a model and its GGUF file.
+
+    The file is read by llama.cpp where `llama_cpp` is installed, else its tensors are read by transformers into the
+    model that they came from, of whose config transformers' reader knows but a part.
+    """
+    before = logits_of(load(folder, trust_remote_code), folder)
+    if importlib.util.find_spec("llama_cpp") is not None:
+        return {"read_by": "llama.cpp", **distance(before, _llama_cpp_logits(gguf, folder))}
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    if config.model_type in _NOT_READ:
+        notice(f"not read back: transformers reads no GGUF of {config.model_type}; install llama-cpp-python for that")
+        return {}
+    if config.model_type == "mistral":  # llama.cpp's name for it is llama, and so is the computation
+        config = LlamaConfig.from_dict(config.to_dict() | {"model_type": "llama"})
+    model = load(gguf.parent, gguf_file=gguf.name, config=config)
+    return {"read_by": "transformers", **distance(before, logits_of(model, folder))}
+
+
+def logits_of(model: Any, tokenizer_folder: Path) -> list[torch.Tensor]:
+    """Float32 logits of every position of `TEXTS`, (length, rows) each."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    with torch.no_grad():
+        ids = [torch.tensor([tokenizer(text).input_ids], device=model.device) for text in TEXTS]
+        return [model(input_ids=row).logits[0].float().cpu() for row in ids]
+
+
+def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:
+    """Largest and mean difference of logits, the mean in standard deviations, and how often both choose one token."""
+    pairs = list(zip(before, after, strict=True))
+    apart = torch.cat([(a - b).abs().flatten() for a, b in pairs])
+    same = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in pairs])
+    return {
+        "logits_largest_difference": float(apart.max()),
+        "logits_mean_difference": float(apart.mean()),
+        "logits_relative_difference": float(apart.mean() / torch.cat([a.flatten() for a in before]).std()),
+        "same_choice": float(same.float().mean()),
+    }
+
+
+def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
+    """Stop before a wrong result is published.
+
+    Args:
+        figures: With `logits_relative_difference`, where the result was read back.
+        kind: A key of `LARGEST_DIFFERENCE`; coarser types lose what they lose, and only say so.
+
+    Raises:
+        UserError: The result says something else than the model.
+    """
+    apart, largest = figures.get("logits_relative_difference"), LARGEST_DIFFERENCE.get(kind)
+    if apart is not None and largest is not None and apart > largest:
+        raise UserError(
+            f"the {kind} result does not say what the model says: its logits are off by {apart:.2f} of their spread",
+            place="--verify",
+            fix="report it with the model's config.json; nothing was written",
+        )
+
+
+def _llama_cpp_logits(gguf: Path, folder: Path) -> list[torch.Tensor]:
+    from llama_cpp import Llama
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = Llama(str(gguf), logits_all=True, n_ctx=512, verbose=False)
+    found = []
+    for text in TEXTS:
+        ids = tokenizer(text).input_ids
+        own = model.tokenize(text.encode(), add_bos=True, special=True)
+        if own != ids:
+            notice(f"llama.cpp cuts {text!r} otherwise: {own} instead of {ids}")
+        model.reset()
+        model.eval(ids)
+        found.append(torch.tensor(model.scores[: len(ids)]).float())
+    return found

@@ -1,0 +1,172 @@
+"""`hftune export FORMAT`: check, write aside, read back, publish."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from hftune.arguments.export import (
+    ExportArguments,
+    ExtractArguments,
+    GgufArguments,
+    HubArguments,
+    OllamaArguments,
+    QuantisedArguments,
+    ServingArguments,
+)
+from hftune.checkpoints import manifest as manifests
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.logging import get_logger
+from hftune.merging.export.compared import compare, distance, load, logits_of, read_back, refuse_if_apart
+from hftune.weight_files import fingerprint, weight_shapes
+
+
+def export(args: ExportArguments) -> dict[str, Any]:
+    """Write what the class of `args` stands for; returns the manifest of the result.
+
+    Raises:
+        UserError: All problems together, before anything is written.
+    """
+    raise_together(check_export(args))
+    folder = Path(str(args.model_name_or_path))
+    if isinstance(args, HubArguments):
+        return _publish(folder, args)
+    output = Path(str(args.output_dir))
+    aside = output.with_name(f".{output.name}.partial")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    figures = _write(folder, aside, args)
+    refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
+    manifest = _manifest(folder, args, figures)
+    manifests.write_manifest(aside, manifest)
+    shutil.rmtree(output, ignore_errors=True)
+    os.replace(aside, output)
+    get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
+    return manifest
+
+
+def check_export(args: ExportArguments) -> Iterator[UserError]:
+    """A full model is named; what is to be written has a name and replaces nothing by accident."""
+    folder = Path(args.model_name_or_path or "")
+    if not args.model_name_or_path or not folder.is_dir():
+        yield ArgumentError(
+            f"there is no folder {args.model_name_or_path}",
+            place="--model_name_or_path",
+            fix="give the folder of a model",
+        )
+    elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
+        yield ArgumentError(
+            f"{folder} holds a LoRA adapter, not a model",
+            place="--model_name_or_path",
+            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED",
+        )
+    elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
+        yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
+    if isinstance(args, HubArguments):
+        if not args.hub_model_id and not args.card_only:
+            yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
+        return
+    if not args.output_dir:
+        yield ArgumentError("no output folder was named", place="--output_dir", fix="give one")
+    elif manifests.is_complete(args.output_dir) and not args.overwrite_output_dir:
+        yield ArgumentError(
+            f"{args.output_dir} already holds a finished result",
+            place="--output_dir",
+            fix="choose another folder, or add --overwrite_output_dir",
+        )
+
+
+def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
+    if isinstance(args, GgufArguments):
+        return _gguf(folder, aside, args)
+    if isinstance(args, ExtractArguments):
+        return _extract(folder, aside, args)
+    if isinstance(args, QuantisedArguments):
+        from hftune.merging.export.quantised import write_quantised
+
+        figures = write_quantised(folder, aside, args)
+        return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+    assert isinstance(args, ServingArguments)
+    from hftune.merging.export.serving import write_serving_folder
+
+    figures = write_serving_folder(folder, aside, args)
+    return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+
+
+def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
+    from hftune.merging.export.gguf_file import write_gguf
+    from hftune.merging.export.ollama import write_modelfile
+
+    name = f"{folder.resolve().name}-{args.outtype}.gguf" if args.outtype != "auto" else f"{folder.resolve().name}.gguf"
+    figures = write_gguf(folder, aside / name, args.outtype, trust_remote_code=args.trust_remote_code)
+    if isinstance(args, OllamaArguments):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
+        write_modelfile(aside, name, tokenizer, folder, args.system)
+    return figures | (read_back(folder, aside / name, args.trust_remote_code) if args.verify else {})
+
+
+def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any]:
+    from peft import PeftModel
+
+    from hftune.merging.export.extract import base_of, extract_lora, save_extracted
+
+    base = args.base_model_name_or_path or base_of(folder)
+    if not base or not Path(base).is_dir():
+        raise ArgumentError(
+            f"there is no folder {base}",
+            place="--base_model_name_or_path",
+            fix="name the model that training began with",
+        )
+    found = extract_lora(Path(base), folder, args.lora_r, keep_other_changes=args.keep_other_changes)
+    scores = "score.weight" in weight_shapes(folder)
+    save_extracted(found, aside, base, args.lora_r, scores=scores)
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
+    figures = found.to_dict()
+    if args.verify and not scores:
+        adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
+        tuned = load(folder, args.trust_remote_code)
+        figures |= distance(logits_of(tuned, folder), logits_of(adapted, folder))
+    return figures
+
+
+def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
+    from hftune.merging.export.hub import push, write_card
+
+    card = write_card(folder, (args.hub_model_id or folder.resolve().name).rsplit("/", 1)[-1])
+    if args.card_only:
+        get_logger().info("wrote %s", card)
+        return {"card": str(card)}
+    figures = push(folder, args)
+    get_logger().info("pushed %s to %s", folder, args.hub_model_id)
+    return figures
+
+
+def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
+    return {
+        "hftune": manifests.library_versions().get("hftune"),
+        "stage": "export",
+        "format": FORMATS_BY_CLASS[type(args)],
+        "status": manifests.COMPLETE,
+        "arguments": manifests.without_secrets(vars(args)),
+        "versions": manifests.library_versions(),
+        "base": {"name": str(folder), "fingerprint": fingerprint(folder)},
+        "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],
+        "kind": "adapter" if isinstance(args, ExtractArguments) else "full",
+        "figures": figures,
+    }
+
+
+FORMATS: dict[str, type[ExportArguments]] = {
+    "gguf": GgufArguments,
+    "ollama": OllamaArguments,
+    "quantized": QuantisedArguments,
+    "vllm": ServingArguments,
+    "lora": ExtractArguments,
+    "hub": HubArguments,
+}
+FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}

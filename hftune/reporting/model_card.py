@@ -1,0 +1,116 @@
+"""The README.md of a model on the Hub, from its manifest: what it was trained on, how, and how well it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TASKS = {"pt": "pre-training", "sft": "supervised fine-tuning", "rm": "reward modelling", "dpo": "DPO", "rl": "RL"}
+_SHOWN = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "num_train_epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "weight_decay",
+    "optim",
+    "max_length",
+    "block_size",
+    "beta",
+    "seed",
+)
+
+
+def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] | None = None) -> str:
+    """Markdown with the Hub's YAML header.
+
+    Args:
+        manifest: Of the folder that is published (`hftune.json`).
+        name: Title.
+        chain: Manifests of the stages behind it, the latest first.
+    """
+    stages = [entry for entry in [manifest, *(chain or [])] if entry.get("stage") in TASKS]
+    parts = [_header(manifest), f"# {name}", _summary(manifest, stages)]
+    parts += [part for stage in stages for part in _stage(stage)]
+    parts += [_use(manifest), _versions(manifest)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _header(manifest: dict[str, Any]) -> str:
+    base = _hub_name(manifest.get("base", {}).get("name"))
+    scores = manifest.get("head") == "score"
+    fields: dict[str, Any] = {
+        "library_name": "peft" if manifest.get("kind") == "adapter" else "transformers",
+        "pipeline_tag": "text-classification" if scores else "text-generation",
+        "tags": ["hftune", *([str(manifest["stage"])] if manifest.get("stage") in TASKS else [])],
+    }
+    if base:
+        fields["base_model"] = base
+    return f"---\n{yaml.safe_dump(fields, sort_keys=False).rstrip()}\n---"
+
+
+def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
+    base = manifest.get("base", {}).get("name", "a base model")
+    what = "LoRA adapter for" if manifest.get("kind") == "adapter" else "Model trained from"
+    road = " → ".join(TASKS[stage["stage"]] for stage in reversed(stages))
+    return f"{what} `{_hub_name(base) or Path(str(base)).name}`, made with hftune" + (f" ({road})." if road else ".")
+
+
+def _stage(manifest: dict[str, Any]) -> list[str]:
+    """What one stage was trained on, with what settings, and what it reached."""
+    training = manifest.get("arguments", {}).get("training", {})
+    settings = {key: training[key] for key in _SHOWN if training.get(key) not in (None, -1)}
+    metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
+    parts = [f"## {TASKS[manifest['stage']].capitalize()}", _data(manifest)]
+    parts.append(_table(("setting", "value"), settings))
+    shown = {key: f"{value:.4g}" for key, value in metrics.items() if key.startswith(("eval_", "train_loss"))}
+    parts.append(_table(("metric", "value"), shown))
+    return [part for part in parts if part]
+
+
+def _data(manifest: dict[str, Any]) -> str:
+    train = manifest.get("data", {}).get("train", {})
+    if not train.get("used"):
+        return ""
+    tokens = f", {train['trained_tokens']:,} trained tokens an epoch" if train.get("trained_tokens") else ""
+    files = ", ".join(sorted({Path(file).name for file in train.get("files", [])})[:8])
+    return f"{train['used']:,} records{tokens}" + (f" ({files})." if files else ".")
+
+
+def _table(titles: tuple[str, str], rows: dict[str, Any]) -> str:
+    if not rows:
+        return ""
+    lines = [
+        f"| {titles[0]} | {titles[1]} |",
+        "| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in rows.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _use(manifest: dict[str, Any]) -> str:
+    if manifest.get("head") == "score":
+        return ""
+    load = (
+        'AutoPeftModelForCausalLM.from_pretrained("NAME")'
+        if manifest.get("kind") == "adapter"
+        else 'AutoModelForCausalLM.from_pretrained("NAME")'
+    )
+    module = "peft" if manifest.get("kind") == "adapter" else "transformers"
+    first = load.split(".")[0]
+    return "\n".join(["## Use", "", "```python", f"from {module} import {first}", "", f"model = {load}", "```"])
+
+
+def _versions(manifest: dict[str, Any]) -> str:
+    versions = manifest.get("versions", {})
+    return "## Versions\n\n" + ", ".join(f"{name} {number}" for name, number in versions.items()) if versions else ""
+
+
+def _hub_name(name: Any) -> str | None:
+    """The name if it is one on the Hub: owner/name, and no folder of this machine."""
+    text = str(name or "")
+    return text if text.count("/") == 1 and not text.startswith((".", "/", "~")) and not Path(text).exists() else None

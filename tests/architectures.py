@@ -1,0 +1,101 @@
+"""Tiny random models of the architectures that hftune promises, made on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import tiny_tokenizer
+
+_COMMON: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    # Large enough for the layers to matter beside the embeddings, so that a wrong layer shows in the logits.
+    "initializer_range": 0.1,
+}
+_HEAD = {"head_dim": 8}
+_SLIDING = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+_LATENT = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_DEEPSEEK = {
+    **_LATENT,
+    **_EXPERTS,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "num_hidden_layers": 3,
+}
+
+# model_type: what differs from _COMMON. Each has what sets the architecture apart: soft caps, sliding windows, partial
+# rope, fused projections, latent attention, shared and routed experts.
+_CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"tie_word_embeddings": False},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {**_HEAD, "tie_word_embeddings": True},
+    "mistral": {"sliding_window": 64, **_HEAD},
+    "gemma": _HEAD,
+    "gemma2": {**_HEAD, **_SLIDING, "query_pre_attn_scalar": 8},
+    "gemma3_text": {**_HEAD, **_SLIDING, "query_pre_attn_scalar": 8},
+    "phi": {"num_key_value_heads": 4},
+    "phi3": {"original_max_position_embeddings": 512},
+    "glm": _HEAD,
+    "glm4": _HEAD,
+    "deepseek_v2": {**_DEEPSEEK, "topk_method": "greedy"},
+    "deepseek_v3": _DEEPSEEK,
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3_moe": {**_HEAD, **_EXPERTS, "num_experts": 4},
+    "ernie4_5": {**_HEAD, "tie_word_embeddings": True},
+}
+
+ARCHITECTURES: tuple[str, ...] = tuple(_CONFIGS)
+"""transformers' `model_type` of each."""
+
+MIXTURES_OF_EXPERTS: tuple[str, ...] = ("deepseek_v2", "deepseek_v3", "mixtral", "qwen3_moe")
+
+WITHOUT_SCORE_HEAD: tuple[str, ...] = ("ernie4_5",)
+"""Those of which transformers has no sequence classification model, so that they cannot be reward models."""
+
+
+def make_config(name: str, **changes: Any) -> Any:
+    """The tiny config of an architecture, for the tests' tiny tokenizer.
+
+    Args:
+        name: One of `ARCHITECTURES`.
+        changes: Fields to give other values.
+    """
+    from transformers import AutoConfig
+
+    tokenizer = tiny_tokenizer()
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    fields = _COMMON | {"vocab_size": len(tokenizer)} | ids | _CONFIGS[name] | changes
+    return AutoConfig.for_model(name, **fields)
+
+
+def make_model(name: str, folder: Path, **changes: Any) -> Path:
+    """A random causal LM of an architecture with the tests' tokenizer and chat template, saved in `folder`.
+
+    The same name and changes give the same weights. `changes` are fields of its config.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(make_config(name, **changes), dtype=torch.float32)
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder

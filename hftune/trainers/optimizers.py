@@ -22,7 +22,7 @@ SMALLEST_8BIT = 4096
 class OptimizerMixin:
     """Put before a `Trainer` subclass: groups, optimizer and schedule in the places where the Trainer makes its own."""
 
-    groups: list[Group]
+    groups: list[Group] | None = None  # none where an optimizer was handed to the trainer
 
     def get_optimizer_cls_and_kwargs(self: Any, args: StageArguments, model: nn.Module | None = None) -> Any:
         """As the Trainer's, with hftune's groups as the `params` that it then hands to the optimizer."""
@@ -53,7 +53,7 @@ class OptimizerMixin:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
         if self.lr_scheduler is None:
             used = self.optimizer if optimizer is None else optimizer
-            lost = lost_groups(self.groups, used)
+            lost = lost_groups(self.groups, used) if self.groups is not None else None
             assert lost is None, lost
             self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
             self._created_lr_scheduler = True

@@ -57,7 +57,7 @@ def cells(run: Callable, tiny_model: Path, tiny_data: Path, workspace: Path) -> 
         }
         asked.write_text(json.dumps(named))
         launcher = "python" if alone else "deepspeed --num_gpus 2"
-        finished = run("tests/parity/optimizer_cells.py", str(asked), str(result), launcher=launcher).check()
+        finished = run("tests/integration/optimizer_cells.py", str(asked), str(result), launcher=launcher).check()
         return {**json.loads(result.read_text()), "output": finished.output}
 
     return train

@@ -9,7 +9,8 @@ from torch import nn
 
 from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
-from hftune.distributed import ranks, zero
+from hftune.distributed import ranks
+from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
 from hftune.trainers.muon import muon_class, must_run_eagerly, tag
@@ -84,7 +85,7 @@ def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
     Args:
         optimizer: A torch optimizer, or ZeRO's around one, with accelerate's wrapper or without.
     """
-    used, members = optimizer.param_groups, zero.optimizer_members(optimizer)
+    used, members = optimizer.param_groups, optimizer_members(optimizer)
     if len(used) != len(groups) or len(members) != len(groups):
         return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"
     for number, (group, settings, parameters) in enumerate(zip(groups, used, members, strict=True)):

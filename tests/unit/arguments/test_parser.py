@@ -128,7 +128,7 @@ def test_precision_follows_the_device() -> None:
         (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
         (["stray"], ["cannot place 'stray'"]),
         (["--config", "no.yaml"], ["there is no file no.yaml"]),
-        (["--deepspeed", "no.json"], ["there is no DeepSpeed config at no.json", "zero2.json"]),
+        (["--deepspeed", "no.json"], ["there is no DeepSpeed config no.json", "zero2_offload"]),
         (["--deepspeed", '{"zero_optimization": {"stage": 7}}'], ["there is no ZeRO stage 7"]),
     ],
 )

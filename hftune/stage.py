@@ -152,6 +152,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
             "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),
         },
         "quantisation": _quantisation(run.adapter_args),
+        "rope": _rope(run, plain.config.get_text_config()),
         "data": data.about,
         "deepspeed": args.ds_resolved,
         "world_size": ranks.world_size(),
@@ -182,6 +183,13 @@ def _quantisation(adapter_args: AdapterArguments) -> dict[str, Any] | None:
         "type": adapter_args.bnb_4bit_quant_type if bits == 4 else "int8",
         "nested": bits == 4 and adapter_args.use_bnb_nested_quant,
     }
+
+
+def _rope(run: Run, config: Any) -> dict[str, Any] | None:
+    """What --rope_scaling made of the base's positions: an adapter works on, and is merged into, a base with these."""
+    if run.model_args.rope_scaling is None:
+        return None
+    return {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
 
 
 def _arguments(run: Run) -> dict[str, Any]:

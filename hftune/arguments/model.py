@@ -46,7 +46,8 @@ class ModelArguments(VocabularyArguments):
         },
     )
     offline: bool = field(
-        default=False, metadata={"help": "Take names on the Hub from the cache only, and never reach for the network."}
+        default=False,
+        metadata={"help": "Take model and tokenizer from the Hub's cache only, and never reach for the network."},
     )
     rope_scaling: str | None = field(
         default=None,

@@ -114,6 +114,8 @@ class OptimizerArguments:
         if self.lr_scheduler_type == "constant" and self.warmup_steps and not optim.startswith("schedule_free"):
             notice("--lr_scheduler_type constant with --warmup_steps is constant_with_warmup")
             self.lr_scheduler_type = SchedulerType.CONSTANT_WITH_WARMUP.value
+        if self.loraplus_lr_ratio == 1 and self.loraplus_lr_embedding is None:
+            self.loraplus_lr_ratio = None  # ERNIEKit's way of saying that there is none
         self.lr_wsd_decay_style = _SAME_WSD_STYLE.get(self.lr_wsd_decay_style, self.lr_wsd_decay_style)
         self._take_sgd_momentum(optim)
         # transformers does not know Muon, and would refuse its name.

@@ -146,15 +146,6 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     return parser.parse(argv)
 
 
-def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
-    """The arguments of `merge_peft_adapter.py`."""
-    launch.prepare_environment()
-    parser = HftuneParser([MergeArguments], stage=MERGE)
-    parser.aliases = MERGE_ALIASES
-    (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
-    return merge_args
-
-
 def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
     """The arguments of `hftune vocab`, whatever its subcommand."""
     launch.prepare_environment()

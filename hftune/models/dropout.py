@@ -43,6 +43,9 @@ class Probabilities:
     hidden: float | None
     attention: float | None
 
+    def __bool__(self) -> bool:
+        return self.hidden is not None or self.attention is not None
+
     def scaled(self, share: float) -> Probabilities:
         """Both times `share`."""
         return Probabilities(*(None if p is None else p * share for p in (self.hidden, self.attention)))
@@ -59,6 +62,20 @@ def set_dropout_fields(config: PreTrainedConfig, training_args: StageArguments) 
         for name in names:
             if value is not None and hasattr(text, name):
                 setattr(text, name, value)
+
+
+def to_place(config: PreTrainedConfig, training_args: StageArguments) -> Probabilities:
+    """What the config's fields do not do: no field, values that change with steps or layers. None where all is done."""
+    changes = bool(training_args.dropout_warmup_steps or training_args.layerwise_dropout)
+    text = config.get_text_config()
+
+    def left(value: float | None, fields: tuple[str, ...]) -> float | None:
+        return value if value and (changes or not any(hasattr(text, name) for name in fields)) else None
+
+    return Probabilities(
+        left(training_args.hidden_dropout_prob, HIDDEN_FIELDS),
+        left(training_args.attention_probs_dropout_prob, ATTENTION_FIELDS),
+    )
 
 
 def find_dropouts(model: nn.Module, asked: Probabilities) -> list[Dropouts]:

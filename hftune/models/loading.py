@@ -131,6 +131,7 @@ def _quantisation(
     partitioned = training_args.zero_stage == 3
     config = quantization_config(adapter_args, compute, partitioned=partitioned)
     if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device
+        notice("every process reads the whole quantised model before ZeRO-3 partitions it")
         return {"quantization_config": config}
     # bitsandbytes quantises while loading and wants to know where to.
     where = "cpu" if training_args.use_cpu else training_args.local_process_index

@@ -115,7 +115,7 @@ def _is_done(current: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, Any]) -> tuple[int, int]:
     context = int(wanted.get("original_max_position_embeddings") or trained_context(text))
-    kept = {name: current[name] for name in ("rope_theta", "partial_rotary_factor") if name in current}
+    kept: dict[str, Any] = {name: current[name] for name in ("rope_theta", "partial_rotary_factor") if name in current}
     current.clear()
     current.update({**kept, **wanted})
     if current["rope_type"] in _KEEPS_ORIGINAL:

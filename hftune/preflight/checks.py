@@ -19,6 +19,7 @@ from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
 from hftune.preflight.schedule_checks import check_schedule
 from hftune.preflight.vocabulary_checks import check_vocabulary
 
@@ -39,6 +40,7 @@ def check_run(
             *check_streaming(data_args, training_args),
             *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
+            *check_stored_quantised(model_args, adapter_args),
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
@@ -81,24 +83,6 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
             f"{training_args.output_dir} already holds a finished run (see its {MANIFEST_NAME})",
             place="--output_dir",
             fix="choose another folder, or add --overwrite_output_dir to replace it",
-        )
-
-
-def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
-    if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
-        yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
-    if adapter_args.quantised and not adapter_args.use_peft:
-        yield ArgumentError(
-            "a quantised model cannot be trained in full",
-            place="--load_in_4bit / --load_in_8bit",
-            fix="add --use_peft (or --qlora) to train an adapter on it",
-        )
-    if adapter_args.load_in_8bit and training_args.zero_stage == 3:
-        yield ArgumentError(
-            "8-bit weights under ZeRO-3 train with a wrong loss (bitsandbytes issue 1451)",
-            place="--load_in_8bit",
-            fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
         )
 
 

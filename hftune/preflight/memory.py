@@ -53,12 +53,14 @@ class ModelSize:
         trained: Those that get gradients, an adapter's included in full.
         packed: Those of `weights` that a quantised base keeps, or would keep, in 4 or 8 bit.
         reference: Those of a second, frozen model beside it (DPO and RL in full training).
+        adapter: Those of an adapter, which lie beside `weights`.
     """
 
     weights: int
     trained: int
     packed: int = 0
     reference: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,7 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     kept = 2.0 if setup.half else setup.weight_bytes
     packed = 0.0 if setup.packed_bytes is None else size.packed * setup.packed_bytes
     plain = size.weights - (size.packed if setup.packed_bytes is not None else 0)
-    adapter = size.trained if size.trained < size.weights else 0  # beside the base's weights
-    weights = (packed + (plain + adapter + size.reference) * kept) / by_weights
+    weights = (packed + (plain + size.adapter + size.reference) * kept) / by_weights
     gradients = size.trained * kept / by_gradients
     # DeepSpeed keeps a float32 copy of what it partitions, also where the weights are float32 themselves.
     copy = 4.0 if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
@@ -215,7 +216,7 @@ def ways_out(size: ModelSize, setup: Setup, adapter: int) -> Iterator[tuple[str,
         )
         yield "--deepspeed ds_configs/zero3_offload.json", size, offloaded
     if size.trained > adapter:
-        lora = replace(size, trained=adapter, reference=0)
+        lora = replace(size, trained=adapter, adapter=adapter, reference=0)
         frozen = replace(setup, weight_bytes=setup.weight_bytes if setup.on_cpu else 2.0)
         yield "--use_peft", lora, frozen
         if setup.packed_bytes is None and size.packed:

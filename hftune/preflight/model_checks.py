@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel
 
@@ -21,11 +19,12 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.models.attention import causal_class
 from hftune.models.configs import model_config
-from hftune.models.dropout import Probabilities, find_dropouts
+from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import GIB, estimate, shortfall, table
+from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -52,6 +51,8 @@ def check_model(
     if scores and (problems := list(check_score_head(config))):
         yield from problems
         return
+    yield from check_reference(config, model_args, adapter_args, training_args)
+    yield from check_adapter_rope(config, adapter_args)
     bare = skeleton(config, training_args, scores=scores)
     yield from check_dropout_places(bare, training_args)
     yield from check_packed(bare, adapter_args)
@@ -187,13 +188,11 @@ def check_score_head(config: PreTrainedConfig) -> Iterator[UserError]:
 
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
-    """The architecture has a place for each dropout asked for."""
-    if not training_args.asks_for_dropout:
-        return
+    """The architecture has a field or a place for each dropout asked for."""
+    left = to_place(bare.config, training_args)
     try:
-        find_dropouts(
-            bare, Probabilities(training_args.hidden_dropout_prob, training_args.attention_probs_dropout_prob)
-        )
+        if left:
+            find_dropouts(bare, left)
     except UserError as problem:
         yield problem
 
@@ -252,12 +251,3 @@ def check_memory(
         + "; --ignore_memory_check tries all the same. Without activations:\n    "
         + "\n    ".join(lines),
     )
-
-
-def quantised_checkpoint(folder: str | Path) -> str | None:
-    """The method that a checkpoint on disk is quantised by; None where it is not."""
-    file = Path(folder) / "config.json"
-    if not file.is_file():
-        return None
-    found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
-    return str(found.get("quant_method")) if found else None

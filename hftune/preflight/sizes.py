@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.models.adapters import lora_config
+from hftune.models.freezing import plan_freezing
 from hftune.models.loading import weight_dtype
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
 from hftune.weight_files import weight_shapes
@@ -28,10 +29,17 @@ def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_a
         bare: The model on the meta device; an adapter is put around it and taken off again.
     """
     weights = sum(parameter.numel() for parameter in bare.parameters())
-    trained = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else weights
+    adapter = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else 0
+    trained = adapter or trained_in_place(bare, adapter_args)
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
-    reference = weights if not adapter_args.use_peft and _has_reference(training_args) else 0
-    return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference)
+    reference = weights if not adapter_args.use_peft and has_reference(training_args) else 0
+    return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference, adapter=adapter)
+
+
+def trained_in_place(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
+    """Parameters that training without an adapter changes: all, or what freezing leaves."""
+    chosen = plan_freezing(bare, adapter_args) if adapter_args.freezes else None
+    return sum(one.numel() for one in bare.parameters() if chosen is None or id(one) in chosen)
 
 
 def packed_linears(bare: nn.Module) -> list[nn.Linear]:
@@ -45,8 +53,8 @@ def packed_linears(bare: nn.Module) -> list[nn.Linear]:
 
 def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
     """Parameters of the adapter asked for: of the one that goes on, or of a fresh one."""
-    if adapter_args.peft_path:
-        shapes = weight_shapes(adapter_args.peft_path).values()
+    if adapter_args.continued_adapter:
+        shapes = weight_shapes(adapter_args.continued_adapter).values()
         return sum(torch.Size(shape).numel() for shape in shapes)
     config = lora_config(bare, adapter_args)
     config.init_lora_weights = False  # whose values, some of them made from the base's, do not matter here
@@ -99,7 +107,7 @@ def state_bytes(training_args: StageArguments) -> float:
     return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))
 
 
-def _has_reference(training_args: StageArguments) -> bool:
+def has_reference(training_args: StageArguments) -> bool:
     """Whether the trainer keeps a frozen copy of a model that is trained in full."""
     if isinstance(training_args, DPOArguments):
         return not training_args.precompute_ref_log_probs

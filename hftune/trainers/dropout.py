@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments import StageArguments
 from hftune.logging import notice
-from hftune.models.dropout import Dropouts, Probabilities, find_dropouts
+from hftune.models.dropout import Dropouts, Probabilities, find_dropouts, to_place
 
 
 class DropoutWarmup(TrainerCallback):
@@ -20,12 +20,12 @@ class DropoutWarmup(TrainerCallback):
 
     Args:
         layers: The places of each decoder layer.
-        args: The probabilities, the steps, and whether layers differ.
+        full: The probabilities in the end; those that the model's config takes care of are None.
+        args: The steps, and whether layers differ.
     """
 
-    def __init__(self, layers: list[Dropouts], args: StageArguments) -> None:
-        self.layers = layers
-        self.full = Probabilities(args.hidden_dropout_prob, args.attention_probs_dropout_prob)
+    def __init__(self, layers: list[Dropouts], full: Probabilities, args: StageArguments) -> None:
+        self.layers, self.full = layers, full
         self.steps, self.layerwise = args.dropout_warmup_steps, args.layerwise_dropout
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -43,13 +43,13 @@ class DropoutMixin:
     """Put before a `Trainer` subclass: sets the dropouts asked for, wherever the architecture has or lacks them."""
 
     def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[misc]
+        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
         if not args.asks_for_dropout:
             return
-        plain = model.get_base_model() if isinstance(model, PeftModel) else model
-        asked = Probabilities(args.hidden_dropout_prob, args.attention_probs_dropout_prob)
-        self.add_callback(DropoutWarmup(find_dropouts(plain, asked), args))
         notice(describe(args))
+        plain = model.get_base_model() if isinstance(model, PeftModel) else model
+        if left := to_place(plain.config, args):
+            self.add_callback(DropoutWarmup(find_dropouts(plain, left), left, args))
 
 
 def describe(args: StageArguments) -> str:

@@ -9,7 +9,8 @@ from torch import nn
 
 from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
-from hftune.distributed import ranks, zero
+from hftune.distributed import ranks
+from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
 from hftune.trainers.muon import muon_class, must_run_eagerly, tag
@@ -22,7 +23,7 @@ SMALLEST_8BIT = 4096
 class OptimizerMixin:
     """Put before a `Trainer` subclass: groups, optimizer and schedule in the places where the Trainer makes its own."""
 
-    groups: list[Group]
+    groups: list[Group] | None = None  # none where an optimizer was handed to the trainer
 
     def get_optimizer_cls_and_kwargs(self: Any, args: StageArguments, model: nn.Module | None = None) -> Any:
         """As the Trainer's, with hftune's groups as the `params` that it then hands to the optimizer."""
@@ -53,7 +54,7 @@ class OptimizerMixin:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
         if self.lr_scheduler is None:
             used = self.optimizer if optimizer is None else optimizer
-            lost = lost_groups(self.groups, used)
+            lost = lost_groups(self.groups, used) if self.groups is not None else None
             assert lost is None, lost
             self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
             self._created_lr_scheduler = True
@@ -84,7 +85,7 @@ def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
     Args:
         optimizer: A torch optimizer, or ZeRO's around one, with accelerate's wrapper or without.
     """
-    used, members = optimizer.param_groups, zero.optimizer_members(optimizer)
+    used, members = optimizer.param_groups, optimizer_members(optimizer)
     if len(used) != len(groups) or len(members) != len(groups):
         return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"
     for number, (group, settings, parameters) in enumerate(zip(groups, used, members, strict=True)):

@@ -19,7 +19,7 @@ class AdapterPrecisionMixin:
 
     def __init__(self: Any, *positional: Any, model: Any, **kwargs: Any) -> None:
         with _not_said_to_be_quantised(model.get_base_model() if isinstance(model, PeftModel) else model):
-            super().__init__(*positional, model=model, **kwargs)  # type: ignore[misc]
+            super().__init__(*positional, model=model, **kwargs)  # type: ignore[call-arg]
 
 
 @contextmanager

@@ -110,7 +110,7 @@ class RouterLossMixin:
         if hasattr(text, "output_router_logits"):
             text.output_router_logits = False
         args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[misc]
+        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
         args.router_aux_loss_coef = asked
         if own is not None:
             text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved

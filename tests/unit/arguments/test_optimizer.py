@@ -45,6 +45,7 @@ def training(*flags: str, stage: str = "sft") -> Any:
         # ERNIEKit and ms-swift.
         (["--decay_steps", "70", "--min_lr", "1e-6"], {"lr_decay_steps": 70, "min_lr": 1e-6}),
         (["--lora_plus_scale", "4"], {"loraplus_lr_ratio": 4.0}),
+        (["--lora_plus_scale", "1.0"], {"loraplus_lr_ratio": None}),
         (["--lorap_lr_ratio", "16"], {"loraplus_lr_ratio": 16.0}),
     ],
 )

@@ -9,7 +9,8 @@ import pytest
 
 from hftune.arguments import DataArguments, parse_arguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.parser import parse_merge_arguments, stage_parser
+from hftune.arguments.light import parse_merge_arguments
+from hftune.arguments.parser import stage_parser
 from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 
@@ -127,7 +128,7 @@ def test_precision_follows_the_device() -> None:
         (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
         (["stray"], ["cannot place 'stray'"]),
         (["--config", "no.yaml"], ["there is no file no.yaml"]),
-        (["--deepspeed", "no.json"], ["there is no DeepSpeed config at no.json", "zero2.json"]),
+        (["--deepspeed", "no.json"], ["there is no DeepSpeed config no.json", "zero2_offload"]),
         (["--deepspeed", '{"zero_optimization": {"stage": 7}}'], ["there is no ZeRO stage 7"]),
     ],
 )

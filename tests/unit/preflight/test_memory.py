@@ -37,7 +37,7 @@ def test_offloading_moves_states_to_the_machine() -> None:
 
 
 def test_a_quantised_base_is_whole_in_each_process_while_it_loads() -> None:
-    size = ModelSize(weights=1000, trained=10, packed=900)
+    size = ModelSize(weights=1000, trained=10, packed=900, adapter=10)
     setup = Setup(deepspeed=True, zero_stage=3, processes=4, local_processes=4, half=True, packed_bytes=0.5)
     need = estimate(size, replace(setup, weight_bytes=2.0))
     assert need.weights == (900 * 0.5 + (100 + 10) * 2) / 4

@@ -12,6 +12,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hftune.arguments import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError, raise_together
 from hftune.models.adapters import lora_config
 from hftune.models.configs import model_config
@@ -97,6 +98,8 @@ def test_a_rule_each(config_of: Any, stage: str, name: str, flags: tuple[str, ..
         ("dpo", "llama", ("--hidden_dropout_prob", "0.1", "--disable_dropout", "False")),
         ("sft", "llama", ("--hidden_dropout_prob", "0.1", "--dropout_warmup_steps", "10")),
         ("pt", "llama", ("--from_config",)),
+        ("sft", "phi", ("--hidden_dropout_prob", "0.1", "--attention_probs_dropout_prob", "0")),
+        ("sft", "ernie4_5", ("--attention_probs_dropout_prob", "0.1", "--hidden_dropout_prob", "0")),
     ],
 )
 def test_what_goes_together(config_of: Any, stage: str, name: str, flags: tuple[str, ...]) -> None:
@@ -111,7 +114,7 @@ def test_a_model_without_weights_has_the_parameters_of_one_with(config_of: Any, 
     assert all(parameter.is_meta for parameter in bare.parameters())
     auto = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
     del training_args  # and with it ZeRO-3, which would partition what is built now
-    real = auto.from_config(make_config(name))
+    real = auto.from_config(make_config(name, num_labels=1))
     shapes = {key: value.shape for key, value in real.named_parameters()}
     assert {key: value.shape for key, value in bare.named_parameters()} == shapes
 
@@ -190,3 +193,47 @@ def test_setup_reads_deepspeed_and_the_optimizer(config_of: Any) -> None:
 def test_own_coefficients_need_no_flag(config_of: Any) -> None:
     for name in MIXTURES_OF_EXPERTS:
         assert problems("sft", config_of(name), "--use_peft", "--deepspeed", ZERO3) == ""
+
+
+@pytest.mark.parametrize("stage", ["dpo", "rl"])
+def test_a_reference_that_would_be_another_model(config_of: Any, stage: str) -> None:
+    scaled = ("--rope_scaling", "linear", "--rope_factor", "2", "--beta", "0.1")
+    said = problems(stage, config_of("llama"), *scaled)
+    assert "the reference model would be loaded without --rope_scaling" in said and "--use_peft" in said
+    assert problems(stage, config_of("llama"), *scaled, "--use_peft") == ""
+    assert problems(stage, config_of("llama"), "--beta", "0.1") == ""
+    said = problems(stage, config_of("llama"), "--beta", "0.1", "--from_config")
+    assert "without --from_config" in said
+
+
+def test_an_adapter_keeps_its_positions(config_of: Any, tmp_path: Path) -> None:
+    config = make_config("llama")
+    made = {"rope_type": "linear", "factor": 2.0, "rope_theta": config.rope_parameters["rope_theta"]}
+    write_manifest(tmp_path, {"rope": {"rope_parameters": made, "max_position_embeddings": 1024}})
+    said = problems("sft", config_of("llama"), "--peft_path", str(tmp_path))
+    assert "trained with other rotary positions" in said
+    again = said.split("--rope_scaling '")[1].split("'")[0]
+    assert problems("sft", config_of("llama"), "--peft_path", str(tmp_path), "--rope_scaling", again) == ""
+
+
+def test_dropout_by_the_fields_of_an_old_architecture(tmp_path: Path) -> None:
+    """GPT-2's layers are laid out in another way: its config does it, but not with a warm-up."""
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2}')
+    flags = ("--hidden_dropout_prob", "0.3", "--attention_probs_dropout_prob", "0.2")
+    assert problems("sft", tmp_path, *flags) == ""
+    model_args, _, training_args = arguments("sft", tmp_path, *flags)
+    bare = skeleton(model_config(model_args, training_args), training_args)
+    assert bare.transformer.h[0].attn.resid_dropout.p == bare.transformer.h[0].mlp.dropout.p == 0.3
+    assert bare.transformer.h[0].attn.attn_dropout.p == 0.2
+    assert "no place for a dropout on hidden states" in problems("sft", tmp_path, *flags, "--dropout_warmup_steps", "9")
+
+
+def test_what_is_frozen_needs_no_states(config_of: Any) -> None:
+    model_args, adapter_args, training_args = arguments(
+        "sft", config_of("llama"), "--freeze_parameters", "model.embed_tokens", "model.layers.0"
+    )
+    bare = skeleton(model_config(model_args, training_args), training_args)
+    size = model_size(bare, adapter_args, training_args)
+    frozen = [p for name, p in bare.named_parameters() if name.startswith(("model.embed_tokens", "model.layers.0."))]
+    assert size.trained == size.weights - sum(parameter.numel() for parameter in frozen) < size.weights
+    assert size.adapter == 0

@@ -102,6 +102,19 @@ def test_an_end_before_the_last_step(kind: str) -> None:
     assert [factor(step) for step in range(20, STEPS)] == pytest.approx([FLOOR] * 20)
 
 
+def test_options_of_transformers_are_handed_on() -> None:
+    """Under their own names they mean what our flags mean; others reach the schedule as they are."""
+    flags = ["--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", "8", "--min_lr", "2e-5"]
+    theirs = training(*flags, "--lr_scheduler_kwargs", '{"num_decay_steps": 10, "decay_type": "1-sqrt"}')
+    ours = training(*flags, "--lr_wsd_decay_steps", "10", "--lr_wsd_decay_style", "1-sqrt")
+    steps = range(STEPS + 5)
+    expected = [learning_rate_factor(ours, STEPS)(step) for step in steps]
+    assert [learning_rate_factor(theirs, STEPS)(step) for step in steps] == pytest.approx(expected)
+    slow = training("--lr_scheduler_type", "inverse_sqrt", "--lr_scheduler_kwargs", '{"timescale": 100}')
+    # Without a warm-up: 1 / sqrt((t + 100) / 100).
+    assert learning_rate_factor(slow, STEPS)(44) == pytest.approx(1 / 1.2)
+
+
 def test_a_warm_up_of_its_own() -> None:
     """cosine_warmup_with_min_lr is transformers' as it is: it starts at 1 / warm-up, not at 0."""
     flags = ["--lr_scheduler_type", "cosine_warmup_with_min_lr", "--warmup_steps", "8", "--min_lr", "2e-5"]

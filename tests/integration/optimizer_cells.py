@@ -1,6 +1,6 @@
 """Many runs of run_pt.py in one pair of processes, since starting a launcher costs more than training a tiny model.
 
-deepspeed --num_gpus 2 tests/parity/optimizer_cells.py CELLS.json RESULT.json
+deepspeed --num_gpus 2 tests/integration/optimizer_cells.py CELLS.json RESULT.json
 
 CELLS.json holds {name: [arguments]}; RESULT.json gets, for each name, either {"refused": message} or the losses, the
 rates of all groups before each step, and each group's weight decay and elements.

@@ -29,7 +29,7 @@ def main() -> None:
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)
-    trainer = DPOTrainer(model, training_args, tokenizer, data, continues_adapter=bool(adapter_args.peft_path))
+    trainer = DPOTrainer(model, training_args, tokenizer, data, starts_as_base=adapter_args.starts_as_base)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

@@ -2,11 +2,14 @@
 
 python benchmarks/preprocess.py --tokenizer MODEL --data sharegpt.jsonl        10 thousand records, then 100 thousand
 python benchmarks/preprocess.py --tokenizer MODEL --quick                      2 thousand generated records
+   --llamafactory PYTHON --ms_swift PYTHON --medicalgpt FOLDER:PYTHON           other tools, by their environments
 
 Records are repeated up to the number asked for. Every tool gets the same file, the same tokenizer, the same number of
 processes and the same maximum length, in a process of its own; tools take turns, and the median of their runs counts.
 `tokenizer` is the library under all of them on as many threads, given nothing but the text that has to be tokenised:
-whole conversations as text, cut at the maximum length. TRL masks nothing.
+whole conversations as text, cut at the maximum length, by the call that transformers makes of it (`encode_batch`), on
+which the bar stands. `fastest_call` is the same by `encode_batch_fast`, which gives ids without character ranges and
+which no peer uses. TRL masks nothing. `cpu` is the share by processor time, which a busy machine spoils less.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -56,36 +60,55 @@ def measure_hftune(file: Path, tokenizer: Any, options: argparse.Namespace) -> d
 
     encoder = ChatEncoder(tokenizer, max_length=options.max_length)
     with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), _cpu_seconds()
         counts = write_tokenised(chunks([file]), encoder, Path(folder), workers=options.workers)
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
     return {
         "seconds": seconds,
+        "cpu_seconds": cpu,
         "records": counts.rows,
         "tokens": counts.tokens,
         "trained_tokens": counts.trained_tokens,
     }
 
 
-def measure_tokenizer(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
+def _cpu_seconds() -> float:
+    """Of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def measure_tokenizer(file: Path, tokenizer: Any, options: argparse.Namespace, call: str = "") -> dict[str, float]:
     """The tokenizers library on the texts that have to be tokenised, read and cut before the clock starts."""
+    encode = getattr(tokenizer.backend_tokenizer, call or "encode_batch")
+    texts = _needed_texts(file, tokenizer, options.max_length)
+    began, cpu, tokens = time.perf_counter(), _cpu_seconds(), 0
+    for start in range(0, len(texts), 1000):
+        tokens += sum(map(len, encode(texts[start : start + 1000], add_special_tokens=False)))
+    seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+    return {"seconds": seconds, "cpu_seconds": cpu, "records": len(texts), "tokens": tokens}
+
+
+def _needed_texts(file: Path, tokenizer: Any, max_length: int) -> list[str]:
+    """Conversations as text, each as far as its first `max_length` tokens reach."""
     from hftune.data.prefixes import PrefixEncoder
     from hftune.data.schemas import to_conversation
     from hftune.data.sources import Row, chunks
     from hftune.data.spans import SpanFinder
 
-    finder, prefixes = SpanFinder(tokenizer), PrefixEncoder(tokenizer, options.max_length)
+    finder, prefixes = SpanFinder(tokenizer), PrefixEncoder(tokenizer, max_length)
     texts = []
     for chunk in chunks([file]):
         whole = [finder(to_conversation(row).messages)[0] for row in chunk.rows() if isinstance(row, Row)]
         for text, (encoding, _) in zip(whole, prefixes(whole), strict=True):
-            last = encoding.token_to_chars(min(options.max_length, len(encoding)) - 1)
+            last = encoding.token_to_chars(min(max_length, len(encoding)) - 1)
             texts.append(text[: last[1]] if last else text)
-    backend = tokenizer.backend_tokenizer
-    began, tokens = time.perf_counter(), 0
-    for start in range(0, len(texts), 1000):
-        tokens += sum(map(len, backend.encode_batch(texts[start : start + 1000], add_special_tokens=False)))
-    return {"seconds": time.perf_counter() - began, "records": len(texts), "tokens": tokens}
+    return texts
+
+
+def measure_fastest_call(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
+    """The same by the library's quickest call."""
+    return measure_tokenizer(file, tokenizer, options, "encode_batch_fast")
 
 
 def measure_trl(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
@@ -124,7 +147,13 @@ def _trl_state(tokenizer: Any, args: Any) -> dict[str, Any]:
     return state | {"_is_vlm": False, "_is_vision_dataset": False, "tools": None, "_tokenizer": tokenizer}
 
 
-TOOLS = {"hftune": measure_hftune, "tokenizer": measure_tokenizer, "trl": measure_trl}
+TOOLS = {
+    "hftune": measure_hftune,
+    "tokenizer": measure_tokenizer,
+    "fastest_call": measure_fastest_call,
+    "trl": measure_trl,
+}
+PEERS = ("llamafactory", "ms_swift", "medicalgpt")
 
 
 # --- running them ----------------------------------------------------------------------------------------------------
@@ -132,13 +161,11 @@ TOOLS = {"hftune": measure_hftune, "tokenizer": measure_tokenizer, "trl": measur
 
 def run(tool: str, file: Path, options: argparse.Namespace) -> dict[str, float]:
     """One measurement in a fresh process, with the most memory that it and its children held together (MiB)."""
-    command = [sys.executable, __file__, "--measure", tool, "--data", str(file), "--tokenizer", options.tokenizer]
+    command = _peer(tool, options) if tool in PEERS else [sys.executable, __file__, "--measure", tool]
+    command += ["--data", str(file), "--tokenizer", options.tokenizer]
     command += ["--workers", str(options.workers), "--max_length", str(options.max_length)]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "HF_HUB_OFFLINE": "1",
-        "RAYON_NUM_THREADS": str(options.workers),
-    }
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": str(options.workers)}
+    environment["PYTHONPATH"] = "" if tool in PEERS else str(ROOT)
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak = _PeakMemory(child.pid)
     peak.start()
@@ -148,6 +175,13 @@ def run(tool: str, file: Path, options: argparse.Namespace) -> dict[str, float]:
         raise SystemExit(f"{tool} failed:\n{err[-2000:]}")
     figures: dict[str, float] = json.loads(out.splitlines()[-1])
     return figures | {"peak_mebibytes": peak.mebibytes}
+
+
+def _peer(tool: str, options: argparse.Namespace) -> list[str]:
+    """The command that measures another tool in its own environment."""
+    repository, _, python = getattr(options, tool).rpartition(":")
+    command = [python, str(Path(__file__).with_name("preprocess_peers.py")), tool]
+    return [*command, "--repository", repository] if repository else command
 
 
 class _PeakMemory(threading.Thread):
@@ -192,6 +226,9 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer records, one round, no memory")
+    parser.add_argument("--llamafactory", metavar="PYTHON", help="the Python of an environment that has it")
+    parser.add_argument("--ms_swift", metavar="PYTHON")
+    parser.add_argument("--medicalgpt", metavar="FOLDER:PYTHON", help="its repository, and a Python that can run it")
     parser.add_argument("--measure", choices=list(TOOLS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -205,9 +242,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
         write_records(file, options.data, records)
-        found: dict[str, list[dict[str, float]]] = {tool: [] for tool in TOOLS}
+        absent = [tool for tool in PEERS if not getattr(options, tool)]
+        if absent:
+            print(f"not measured, because no environment was given: {', '.join(absent)}")
+        tools = [*TOOLS, *(tool for tool in PEERS if tool not in absent)]
+        found: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
         for _ in range(rounds):
-            for tool in TOOLS:
+            for tool in tools:
                 found[tool].append(run(tool, file, options))
         growth = None if options.quick else _growth(file, options, records, found["hftune"])
     report(found, growth, options)
@@ -227,16 +268,22 @@ def report(
     """The table and the last line."""
     speeds = {tool: [one["records"] / one["seconds"] for one in runs] for tool, runs in found.items()}
     middle = {tool: statistics.median(each) for tool, each in speeds.items()}
-    print(f"{'tool':>10} {'records/s':>10} {'(least - most)':>18} {'tokens/s':>12} {'memory':>10}")
+    print(f"{'tool':>12} {'records/s':>10} {'(least - most)':>18} {'tokens/s':>12} {'memory':>10}")
     for tool, runs in found.items():
         tokens = statistics.median(one["tokens"] / one["seconds"] for one in runs)
         memory = max(one["peak_mebibytes"] for one in runs)
         spread = f"({min(speeds[tool]):,.0f} - {max(speeds[tool]):,.0f})"
-        print(f"{tool:>10} {middle[tool]:>10,.0f} {spread:>18} {tokens:>12,.0f} {memory:>6,.0f} MiB")
-    share = middle["hftune"] / middle["tokenizer"]
-    over_trl = middle["hftune"] / middle["trl"]
-    over_fastest = over_trl / FASTEST_PEER_OVER_TRL
-    print(f"hftune: {share:.0%} of the tokenizer alone, {over_trl:.1f} x TRL, so {over_fastest:.1f} x the fastest peer")
+        print(f"{tool:>12} {middle[tool]:>10,.0f} {spread:>18} {tokens:>12,.0f} {memory:>6,.0f} MiB")
+    share, of_fastest = (middle["hftune"] / middle[tool] for tool in ("tokenizer", "fastest_call"))
+    cpu = {tool: statistics.median(one["cpu_seconds"] for one in found[tool]) for tool in list(TOOLS)[:3]}
+    shares = {"fastest_call": of_fastest, "cpu": cpu["tokenizer"] / cpu["hftune"]}
+    shares["cpu_fastest_call"] = cpu["fastest_call"] / cpu["hftune"]
+    print(
+        f"hftune: {share:.0%} of the tokenizer alone, {of_fastest:.0%} of its fastest call; by processor time", end=" "
+    )
+    print(f"{shares['cpu']:.0%} and {shares['cpu_fastest_call']:.0%}")
+    fastest, over_fastest = _over_fastest_peer(middle)
+    print(f"hftune: {middle['hftune'] / middle['trl']:.1f} x TRL, {over_fastest:.1f} x the fastest peer ({fastest})")
     bars: dict[str, Any] = {
         "share_of_tokenizer": {"value": share, "bar": BAR_TOKENIZER, "holds": share >= BAR_TOKENIZER},
         "over_fastest_peer": {"value": over_fastest, "bar": BAR_PEER, "holds": over_fastest >= BAR_PEER},
@@ -245,8 +292,23 @@ def report(
         print(f"memory with ten times the records: {growth['small']:,.0f} to {growth['large']:,.0f} MiB")
         bars["memory_growth"] = {"value": growth["growth"], "bar": BAR_GROWTH, "holds": growth["growth"] <= BAR_GROWTH}
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    figures = {"tools": found, "growth": growth, "workers": options.workers, "max_length": options.max_length}
+    figures = {
+        "tools": found,
+        "shares": shares,
+        "growth": growth,
+        "workers": options.workers,
+        "max_length": options.max_length,
+    }
     print(json.dumps({"benchmark": "preprocess", "machine": machine, "figures": figures, "bars": bars}))
+
+
+def _over_fastest_peer(speeds: dict[str, float]) -> tuple[str, float]:
+    """The fastest peer, and how many times its speed hftune has; reckoned from TRL's where no other was measured."""
+    measured = {tool: speed for tool, speed in speeds.items() if tool in PEERS}
+    if not measured:
+        return "MedicalGPT, reckoned from TRL", speeds["hftune"] / speeds["trl"] / FASTEST_PEER_OVER_TRL
+    fastest = max(measured | {"trl": speeds["trl"]}, key=lambda tool: speeds[tool])
+    return fastest, speeds["hftune"] / speeds[fastest]
 
 
 if __name__ == "__main__":

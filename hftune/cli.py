@@ -2,7 +2,10 @@
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
+hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
 from __future__ import annotations
@@ -78,6 +81,15 @@ def tokenize(argv: list[str]) -> None:
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
+def explain(argv: list[str]) -> None:
+    """What names mean: hftune's own and those of other tools."""
+    if not argv:
+        raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
+    from hftune.arguments.names.explain import explain as meaning
+
+    print("\n\n".join(meaning(name) for name in argv))
+
+
 def export(argv: list[str]) -> None:
     """A finished model in the form that another tool wants."""
     from hftune.arguments.parser import HftuneParser
@@ -91,6 +103,16 @@ def export(argv: list[str]) -> None:
         )
     parser = HftuneParser([FORMATS[argv[0]]])
     (args,) = parser.parse(argv[1:])
+    write(args)
+
+
+def consolidate(argv: list[str]) -> None:
+    """Whole weights from a DeepSpeed checkpoint."""
+    from hftune.arguments.consolidating import ConsolidateArguments
+    from hftune.arguments.parser import HftuneParser
+    from hftune.checkpoints.consolidate import consolidate as write
+
+    (args,) = HftuneParser([ConsolidateArguments]).parse(argv)
     write(args)
 
 
@@ -123,7 +145,32 @@ def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     return stage, argv[1:]
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {"preview": preview, "tokenize": tokenize, "export": export}
+def vocab(argv: list[str]) -> None:
+    """Tokens and rows before training: add, extend, train, merge, resize."""
+    from hftune.distributed import launch
+
+    launch.prepare_environment()
+    from hftune.vocabulary import command
+
+    name, rest = (argv[0], argv[1:]) if argv else ("help", [])
+    if name in ("-h", "--help", "help"):
+        print(command.__doc__)
+        return
+    if name not in command.COMMANDS:
+        raise ArgumentError(f"there is no `hftune vocab {name}`", fix=f"one of: {', '.join(command.COMMANDS)}")
+    from hftune.arguments.parser import parse_vocab_arguments
+
+    command.run(name, parse_vocab_arguments(rest))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "preview": preview,
+    "tokenize": tokenize,
+    "vocab": vocab,
+    "export": export,
+    "consolidate": consolidate,
+    "explain": explain,
+}
 
 if __name__ == "__main__":
     main()

@@ -10,3 +10,7 @@ MANIFEST_NAME = "hftune.json"
 
 USER_ERROR_EXIT_CODE = 2
 """What every script exits with after a `UserError`."""
+
+PREEMPTED_EXIT_CODE = 75
+"""What every script exits with that was told to stop (SIGTERM, SIGUSR1) and saved a checkpoint: EX_TEMPFAIL of
+sysexits.h. Start it again with `--resume_from_checkpoint auto`."""

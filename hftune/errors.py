@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 
-from hftune.constants import USER_ERROR_EXIT_CODE
+from hftune.constants import PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
 
 
 def shown(value: object, limit: int = 60) -> str:
@@ -80,8 +80,12 @@ def raise_together(problems: Iterable[UserError]) -> None:
         raise ArgumentError(f"{len(found)} problems, nothing was started:\n" + "\n".join(numbered))
 
 
+class Preempted(Exception):
+    """The run was told to stop and has saved a checkpoint; it ends with `PREEMPTED_EXIT_CODE`."""
+
+
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a `UserError` becomes its message and exit code 2.
+    """Run a script's `main`; a `UserError` becomes its message and exit code 2, a stop on demand exit code 75.
 
     Under a launcher every rank usually meets the same error. Rank 0 speaks at once; the others wait a moment, in which
     the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone.
@@ -97,3 +101,7 @@ def run_script(main: Callable[[], None]) -> None:
         # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
         sys.stdout.flush()
         os._exit(USER_ERROR_EXIT_CODE)
+    except Preempted as stop:
+        print(f"\n{stop}\n", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(PREEMPTED_EXIT_CODE)

@@ -10,16 +10,21 @@ from typing import Any
 
 from peft import PeftModel
 from transformers import Trainer, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.chain import whole_chain
+from hftune.checkpoints.resume import find_checkpoint, say_if_done
 from hftune.data.preview import preview
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
-from hftune.errors import ArgumentError
+from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
+from hftune.models.initialisation import check_same_start
+from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
+from hftune.preflight.vocabulary_checks import follow_adapter
+from hftune.trainers.preemption import PreemptionCallback
 from hftune.weight_files import fingerprint
 
 
@@ -44,6 +49,8 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    _complete_chain(adapter_args)
+    follow_adapter(model_args, adapter_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -67,13 +74,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if trains:
         _write(args, manifest)
-        resume = find_checkpoint(args)
-        result = trainer.train(resume_from_checkpoint=resume)
-        # The Trainer switches the cache off for training; generation from what is saved wants it.
-        trainer.model.config.use_cache = True
-        trainer.save_model(args.output_dir)
-        trainer.save_state()
-        manifest["metrics"] |= result.metrics
+        manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
         trainer.save_state()
@@ -85,20 +86,38 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     return manifest
 
 
-def find_checkpoint(args: StageArguments) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest for auto, last or true."""
-    asked = args.resume_from_checkpoint
-    if asked is None or str(asked).lower() in ("", "no", "none", "false"):
-        return None
-    if str(asked).lower() not in ("auto", "last", "true"):
-        if not Path(asked).is_dir():
-            raise ArgumentError(
-                f"there is no checkpoint {asked}", place="--resume_from_checkpoint", fix="give a folder, or auto"
-            )
-        return str(asked)
-    found = get_last_checkpoint(args.output_dir) if Path(args.output_dir or "").is_dir() else None
-    notice(f"going on from {found}" if found else f"no checkpoint in {args.output_dir}; starting from the beginning")
-    return found
+def _complete_chain(adapter_args: AdapterArguments) -> None:
+    """Put the adapters that the named one was trained upon before it."""
+    whole = whole_chain(adapter_args.adapter_chain)
+    if whole != adapter_args.adapter_chain:
+        notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
+        adapter_args.peft_path = ",".join(whole)
+
+
+def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest) -> dict[str, float]:
+    """Train from the beginning or from a checkpoint, save the result, and return the metrics.
+
+    Raises:
+        Preempted: A signal asked for an end, and a checkpoint is there.
+    """
+    resume = find_checkpoint(args)
+    if resume:
+        say_if_done(args, resume)
+        check_same_start(trainer.model, resume)
+    trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
+    preemption = PreemptionCallback()
+    trainer.add_callback(preemption)
+    result = trainer.train(resume_from_checkpoint=resume)
+    if preemption.stopped:
+        ranks.barrier()
+        raise Preempted(
+            f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
+        )
+    # The Trainer switches the cache off for training; generation from what is saved wants it.
+    trainer.model.config.use_cache = True
+    trainer.save_model(args.output_dir)
+    trainer.save_state()
+    return result.metrics
 
 
 def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:
@@ -108,8 +127,9 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     base = str(run.model_args.model_name_or_path)
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
-    parents = [folder for folder in (base, run.adapter_args.peft_path) if folder and manifests.read_manifest(folder)]
-    rows = plain.get_input_embeddings().weight
+    folded = run.adapter_args.folded_adapters
+    parents = [folder for folder in (base, *run.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
+    parents += [folder for folder in folded if folder not in parents]
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": run.stage,
@@ -117,7 +137,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "command": [Path(sys.argv[0]).name, *_command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
         "versions": manifests.library_versions(),
-        "base": {"name": base, "fingerprint": fingerprint(base)},
+        "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
         "kind": "adapter" if adapter else "full",
         "head": "score" if hasattr(plain, "score") else "causal_lm",
@@ -126,15 +146,13 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
             "tokens": len(tokenizer),
         },
-        "vocabulary": {
-            "rows": getattr(rows, "ds_shape", rows.shape)[0],
-            "tied": bool(getattr(plain.config.get_text_config(), "tie_word_embeddings", False)),
-        },
+        "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base), adapter=adapter),
         "parameters": {
             "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
             "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),
         },
         "quantisation": _quantisation(run.adapter_args),
+        "rope": _rope(run, plain.config.get_text_config()),
         "data": data.about,
         "deepspeed": args.ds_resolved,
         "world_size": ranks.world_size(),
@@ -165,6 +183,13 @@ def _quantisation(adapter_args: AdapterArguments) -> dict[str, Any] | None:
         "type": adapter_args.bnb_4bit_quant_type if bits == 4 else "int8",
         "nested": bits == 4 and adapter_args.use_bnb_nested_quant,
     }
+
+
+def _rope(run: Run, config: Any) -> dict[str, Any] | None:
+    """What --rope_scaling made of the base's positions: an adapter works on, and is merged into, a base with these."""
+    if run.model_args.rope_scaling is None:
+        return None
+    return {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
 
 
 def _arguments(run: Run) -> dict[str, Any]:

@@ -1,18 +1,24 @@
 """What a user may ask for: dataclasses a topic, on the field's and TRL's names, and the parser that reads them."""
 
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.data import DataArguments
-from hftune.arguments.model import ModelArguments
-from hftune.arguments.parser import parse_arguments
-from hftune.arguments.training import (
-    DPOArguments,
-    GRPOArguments,
-    PTArguments,
-    RLOOArguments,
-    RMArguments,
-    SFTArguments,
-    StageArguments,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hftune.arguments.adapter import AdapterArguments
+    from hftune.arguments.data import DataArguments
+    from hftune.arguments.model import ModelArguments
+    from hftune.arguments.parser import parse_arguments
+    from hftune.arguments.training import (
+        DPOArguments,
+        GRPOArguments,
+        PTArguments,
+        RLOOArguments,
+        RMArguments,
+        SFTArguments,
+        StageArguments,
+    )
 
 __all__ = [
     "AdapterArguments",
@@ -27,3 +33,17 @@ __all__ = [
     "StageArguments",
     "parse_arguments",
 ]
+
+_HOME = {
+    "AdapterArguments": "adapter",
+    "DataArguments": "data",
+    "ModelArguments": "model",
+    "parse_arguments": "parser",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is asked for: the stages' arguments bring TRL along, which merging does not need."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME.get(name, 'training')}"), name)

@@ -2,21 +2,68 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
+
+from hftune.arguments.freezing import FreezingArguments, split_commas
+from hftune.arguments.vocabulary import NewRowsArguments
+from hftune.errors import ArgumentError
 
 
 @dataclass
-class AdapterArguments:
-    """LoRA and QLoRA on the names of TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
+class AdapterArguments(NewRowsArguments, FreezingArguments):
+    """LoRA and QLoRA on the names of TRL's `ModelConfig` and peft's `LoraConfig`; other tools' are aliases."""
 
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
-    peft_path: str | None = field(default=None, metadata={"help": "Continue this adapter (implies --use_peft)."})
+    peft_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "Continue this adapter (implies --use_peft). A,B,C: A and B are folded into the base in memory, in "
+            "this order, and C goes on. What an adapter was itself trained on is known from its hftune.json."
+        },
+    )
+    create_new_adapter: bool = field(
+        default=False, metadata={"help": "Fold all adapters of --peft_path into the base and train a fresh one on top."}
+    )
     lora_r: int = field(default=8, metadata={"help": "Rank r of the adapter."})
     lora_alpha: int = field(default=16, metadata={"help": "The adapter is scaled by lora_alpha / r."})
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the adapter's input."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["all"],
         metadata={"help": "Linear modules to adapt: all (every linear but the head), or names."},
+    )
+    target_regex: str | None = field(
+        default=None, metadata={"help": "Adapt the modules whose whole name matches, instead of the names above."}
+    )
+    exclude_modules: list[str] | None = field(
+        default=None, metadata={"help": "Names of modules that are not adapted though the flags above name them."}
+    )
+    layers_to_transform: list[int] | None = field(
+        default=None, metadata={"help": "Adapt modules of these decoder layers only, counted from 0."}
+    )
+    lora_target_parameters: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Parameters to adapt that are no linear module: the experts of a mixture, such as "
+            "mlp.experts.gate_up_proj,mlp.experts.down_proj."
+        },
+    )
+    init_lora_weights: str = field(
+        default="true",
+        metadata={
+            "help": "How a fresh adapter begins: true (A random, B zero), gaussian, orthogonal, mica, olora, pissa, or "
+            "pissa_niter_N (N rounds of fast SVD). What is saved always belongs to the unchanged base."
+        },
+    )
+    rank_pattern: str | None = field(
+        default=None, metadata={"help": 'Other ranks for some modules, as JSON: {"down_proj": 16}.'}
+    )
+    alpha_pattern: str | None = field(
+        default=None, metadata={"help": 'Other lora_alpha for some modules, as JSON: {"down_proj": 32}.'}
+    )
+    trainable_token_indices: list[int] | None = field(
+        default=None, metadata={"help": "Train the embeddings of these token ids in full, beside the adapter."}
     )
     lora_modules_to_save: list[str] | None = field(
         default=None, metadata={"help": "Modules trained in full and saved with the adapter (embed_tokens lm_head)."}
@@ -36,22 +83,73 @@ class AdapterArguments:
     )
 
     def __post_init__(self) -> None:
+        if self.train_new_tokens_only and self.use_peft:
+            raise ArgumentError(
+                "LoRA trains more than the new rows",
+                place="--use_peft, --train_new_tokens_only",
+                fix="leave one out: LoRA trains the rows of tokens that are added in its run in any case",
+            )
+        self.use_peft = self.use_peft or self.train_new_tokens_only
         if self.qlora:
             self.use_peft = True
             self.load_in_4bit = self.load_in_4bit or not self.load_in_8bit
         if self.peft_path:
             self.use_peft = True
+        super().__post_init__()
         # `--target_modules q_proj,v_proj` and `--target_modules q_proj v_proj` mean the same.
-        self.lora_target_modules = _split_commas(self.lora_target_modules)
-        if self.lora_modules_to_save:
-            self.lora_modules_to_save = _split_commas(self.lora_modules_to_save)
+        self.lora_target_modules = split_commas(self.lora_target_modules)
+        for name in ("lora_modules_to_save", "exclude_modules", "lora_target_parameters"):
+            if getattr(self, name):
+                setattr(self, name, split_commas(getattr(self, name)))
+        for name in ("layers_to_transform", "trainable_token_indices"):
+            if isinstance(getattr(self, name), int):  # a list of one in a YAML file
+                setattr(self, name, [getattr(self, name)])
+        self.init_lora_weights = str(self.init_lora_weights).lower()
 
     @property
     def quantised(self) -> bool:
         """Whether the base is loaded in 4 or 8 bit."""
         return self.load_in_4bit or self.load_in_8bit
 
+    @property
+    def adapter_chain(self) -> list[str]:
+        """The folders of `--peft_path`, in the order in which they lie upon the base."""
+        return split_commas(self.peft_path) if self.peft_path else []
 
-def _split_commas(names: list[str] | str) -> list[str]:
-    listed = [names] if isinstance(names, str) else names
-    return [name.strip() for entry in listed for name in entry.split(",") if name.strip()]
+    @property
+    def folded_adapters(self) -> list[str]:
+        """The adapters that become part of the frozen base in memory."""
+        return self.adapter_chain if self.create_new_adapter else self.adapter_chain[:-1]
+
+    @property
+    def continued_adapter(self) -> str | None:
+        """The adapter that goes on, or None for a fresh one."""
+        return None if self.create_new_adapter or not self.adapter_chain else self.adapter_chain[-1]
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether a fresh adapter begins with a part of the base, which is taken out of the base in memory."""
+        return self.continued_adapter is None and self.init_lora_weights.startswith(("pissa", "olora"))
+
+    @property
+    def starts_as_base(self) -> bool:
+        """Whether the base, with the adapter switched off, is what training began from."""
+        return self.use_peft and self.continued_adapter is None and not self.changes_base
+
+    def patterns(self, name: str) -> dict[str, int]:
+        """`rank_pattern` or `alpha_pattern` as a dict of module name (or regex) to a positive number.
+
+        Raises:
+            ArgumentError: It is no JSON object of positive whole numbers.
+        """
+        text: Any = getattr(self, name)
+        try:
+            values = json.loads(text) if isinstance(text, str) else text or {}
+        except json.JSONDecodeError as error:
+            raise ArgumentError(f"{text} is not valid JSON: {error.msg}", place=f"--{name}", fix=_PATTERN) from error
+        if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
+            raise ArgumentError(f"{text} holds no positive numbers by name", place=f"--{name}", fix=_PATTERN)
+        return values
+
+
+_PATTERN = 'write {"NAME": 16}'

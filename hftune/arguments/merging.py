@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 class MergeArguments:
     """Both generations of MedicalGPT's names work: `base_model`/`lora_model` are aliases of these."""
 
-    peft_model_path: str | None = field(default=None, metadata={"help": "Folder of the adapter."})
+    peft_model_path: str | None = field(
+        default=None, metadata={"help": "Folder of the adapter; several with commas between: A,B."}
+    )
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the merged model."})
     base_model_name_or_path: str | None = field(
         default=None, metadata={"help": "Its base; left out: the one that the adapter was trained on."}
+    )
+    adapter_weights: str | None = field(
+        default=None,
+        metadata={"help": "Weights of several adapters: 0.5,0.5. W becomes W + sum of weight * (what it does to W)."},
     )
     tokenizer_path: str | None = field(
         default=None, metadata={"help": "Tokenizer to carry along; left out: the adapter's, else the base's."}
@@ -20,18 +26,44 @@ class MergeArguments:
     dtype: str = field(
         default="auto",
         metadata={
-            "help": "Dtype of the merged weights; auto: the base's. Folding itself is computed in float32.",
+            "help": "Dtype of the merged weights; auto: each keeps the base's. Folding is computed in float32.",
             "choices": ["auto", "bfloat16", "float16", "float32"],
         },
     )
-    verify: bool = field(
-        default=True, metadata={"help": "Compare logits of base + adapter with those of the merged model."}
+    merge_base: str = field(
+        default="original",
+        metadata={
+            "help": "For QLoRA: fold into the original weights, or into what quantisation left of them (what training "
+            "saw). --verify prints the difference of both.",
+            "choices": ["original", "dequantized"],
+        },
     )
-    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
+    verify: str = field(
+        default="auto",
+        metadata={
+            "help": "Compare logits of base + adapter with those of the merged model; auto: below a billion parameters "
+            "and where they fit in memory.",
+            "choices": ["auto", "true", "false"],
+        },
+    )
+    max_shard_size: str | None = field(
+        default=None, metadata={"help": "Largest weight file (5GB); left out: the files of the base."}
+    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the base."})
     hf_hub_model_id: str | None = field(default=None, metadata={"help": "Push the merged model to this Hub name."})
     hf_hub_token: str | None = field(default=None, metadata={"help": "Token for that; never written to disk."})
+
+    def __post_init__(self) -> None:
+        # `--verify`, `--verify True` and `verify: false` in a YAML file.
+        self.verify = {"yes": "true", "1": "true", "no": "false", "0": "false"}.get(
+            str(self.verify).lower(), str(self.verify).lower()
+        )
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters' folders."""
+        return [folder.strip() for folder in (self.peft_model_path or "").split(",") if folder.strip()]
 
 
 MERGE_ALIASES = {
@@ -41,4 +73,8 @@ MERGE_ALIASES = {
     "model_name_or_path": "base_model_name_or_path",
     "tokenizer_name_or_path": "tokenizer_path",
     "torch_dtype": "dtype",
+}
+MERGE_NO_EFFECT = {
+    "resize_emb": "the size of the vocabulary is read from the weights",
+    "model_type": "the architecture is read from the base's config",
 }

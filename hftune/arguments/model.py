@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.vocabulary import VocabularyArguments
+
 
 @dataclass
-class ModelArguments:
+class ModelArguments(VocabularyArguments):
     """Names follow TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
 
     model_name_or_path: str | None = field(
@@ -36,6 +38,41 @@ class ModelArguments:
         default=False, metadata={"help": "FlashAttention (2, 3 or 4) where it is installed and there is a GPU."}
     )
     gguf_file: str | None = field(default=None, metadata={"help": "Name of a GGUF file inside the model folder."})
+    from_config: bool = field(
+        default=False,
+        metadata={
+            "help": "Train from scratch: weights drawn as the model's config says, with --seed; tokenizer and config "
+            "come from the folder."
+        },
+    )
+    offline: bool = field(
+        default=False,
+        metadata={"help": "Take model and tokenizer from the Hub's cache only, and never reach for the network."},
+    )
+    rope_scaling: str | None = field(
+        default=None,
+        metadata={
+            "help": "Stretch the positions that a model can tell apart: linear, dynamic, yarn or llama3 (see "
+            "--rope_factor), or inline JSON as in a config's rope_parameters."
+        },
+    )
+    rope_factor: float | None = field(
+        default=None,
+        metadata={
+            "help": "How many times the model's context. Left out: as often as the longest row (--max_length, "
+            "--block_size) needs, rounded up."
+        },
+    )
+    experts_implementation: str | None = field(
+        default=None,
+        metadata={
+            "help": "How a mixture of experts computes them: eager, batched_mm or grouped_mm. Left out: grouped_mm "
+            "where it runs.",
+        },
+    )
+    ignore_memory_check: bool = field(
+        default=False, metadata={"help": "Load the model even if weights, gradients and optimizer cannot fit."}
+    )
     chat_template: str | None = field(
         default=None,
         metadata={"help": "A Jinja file, or the name of a template that TRL ships (chatml, qwen3, ...)."},

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from trl import TrlParser
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.aliases import (
-    ALIASES,
-    DONE_BY_HFTUNE,
-    DONE_BY_HFTUNE_EVERYWHERE,
-    JOINED,
-    NO_EFFECT,
-    REFUSED,
-    STAGE_ALIASES,
-)
+from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
+from hftune.arguments.given import given_in_file, given_on_command_line, joined, take_config, yaml_value
+from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.names.table import TABLE
+from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Translator
 from hftune.arguments.training import (
     DPOArguments,
     GRPOArguments,
@@ -34,7 +29,8 @@ from hftune.arguments.training import (
     RMArguments,
     SFTArguments,
 )
-from hftune.distributed import launch
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
+from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
@@ -45,23 +41,36 @@ STAGES: dict[str, type] = {
     "dpo": DPOArguments,
     "rl": GRPOArguments,
 }
-Given = list[tuple[str, list[Any]]]
 
 
 class HftuneParser(TrlParser):
-    """TRL's parser, with aliases, the nearest name for an unknown one, and errors instead of a usage page."""
+    """TRL's parser, with other tools' names, the nearest one for an unknown, and errors instead of a usage page."""
 
     def __init__(self, dataclass_types: Iterable[type], stage: str | None = None, **kwargs: Any) -> None:
         super().__init__(dataclass_types, allow_abbrev=False, **kwargs)
-        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(stage or "", {})
-        self.aliases = ALIASES | STAGE_ALIASES.get(stage or "", {})
+        self.stage = stage or ""
+        self.aliases: dict[str, str] = {}
+        self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(self.stage, {})
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
         raise ArgumentError(message, fix="see --help")
 
-    @property
+    def format_help(self) -> str:
+        """hftune's own arguments first, by topic; then those of TRL and transformers."""
+        formatter = self._get_formatter()
+        formatter.add_usage("%(prog)s [--config FILE.yaml] [--NAME VALUE ...]", [], [])
+        for title, actions in help_groups(self.dataclass_types, self._actions).items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text(
+            "Names of ERNIEKit, Megatron-SWIFT, MedicalGPT and fms-fsdp: docs/parameters.md; hftune explain NAME"
+        )
+        return formatter.format_help()
+
+    @functools.cached_property
     def known(self) -> dict[str, argparse.Action]:
         """Every argument by its name, without the dashes."""
         return {option.lstrip("-"): action for action in self._actions for option in action.option_strings}
@@ -72,41 +81,54 @@ class HftuneParser(TrlParser):
         Raises:
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
-        config_path, argv = _take_config(argv)
-        given = self.translate(_given_on_command_line(argv), "command line")
-        from_file = self.translate(_given_in_file(config_path), config_path or "")
-        self.set_defaults_with_config(**{name: _yaml_value(values) for name, values in from_file})
-        # `--bf16` alone means True, also where the field may be None as well.
-        given = [(name, values or (["True"] if name in self.switches else [])) for name, values in given]
-        flat = [token for name, values in given for token in (f"--{name}", *map(str, values))]
+        entries = self.translate(argv)
+        from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
+        self.set_defaults_with_config(**from_file)
         try:
-            return tuple(self.parse_args_into_dataclasses(args=flat, look_for_args_file=False))
+            return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError) as error:
             raise ArgumentError(str(error), fix="see --help") from error
 
-    def translate(self, given: Given, place: str) -> Given:
-        """Replace aliases, say what has no effect, and refuse what is unknown, all at once."""
-        problems, translated = [], []
-        for name, values in given:
-            if name in self.aliases:
-                translated.append((self.aliases[name], values))
-            elif name in self.done_by_hftune and not _means_no(values):
-                problems.append(ArgumentError(f"--{name} cannot be used: {self.done_by_hftune[name]}", place=place))
-            elif name in self.known:
-                translated.append((name, values))
-            elif name in REFUSED:
-                problems.append(ArgumentError(f"--{name} cannot be used: {REFUSED[name]}", place=place))
-            elif name in NO_EFFECT:
-                notice(f"--{name} has no effect: {NO_EFFECT[name]}")
-            else:
-                problems.append(self._unknown(name, place))
-        raise_together(problems)
-        return _without_repeats([(name, _joined(name, values)) for name, values in translated])
+    def translate(self, argv: list[str]) -> list[Entry]:
+        """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.
+
+        Raises:
+            ArgumentError: Everything unknown or refused, in one message.
+        """
+        config_path, rest = take_config(argv)
+        given = _entries(config_path, rest)
+        translator = Translator(self.stage, self.known, self.aliases, self._unknown, self.done_by_hftune)
+        outcome = translator.translate(given, ranks.world_size(), ranks.local_world_size())
+        raise_together(outcome.problems)
+        for said in outcome.notices:
+            notice(said)
+        return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
+
+    def _flat(self, entries: list[Entry]) -> list[str]:
+        """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
+        given = [(entry.name, entry.values) for entry in entries if entry.place == COMMAND_LINE]
+        given = [(name, values or (["True"] if name in self.switches else [])) for name, values in given]
+        return [token for name, values in given for token in (f"--{name}", *map(str, values))]
 
     def _unknown(self, name: str, place: str) -> ArgumentError:
-        near = difflib.get_close_matches(name, [*self.known, *self.aliases], n=1, cutoff=0.6)
+        scripts = [script for script in scripts_with(name) if script != script_of(self.stage)]
+        if scripts:
+            cause = f"--{name} is no argument of {script_of(self.stage)}"
+            return ArgumentError(cause, place=place, fix=f"it belongs to {', '.join(scripts)}")
+        names = {*self.known, *self.aliases, *(other for other, row in TABLE.items() if row.target(self.stage))}
+        near = difflib.get_close_matches(name, sorted(names - {name}), n=1, cutoff=0.6)
         fix = f"did you mean --{near[0]}?" if near else "see --help for all arguments"
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
+
+
+def stage_parser(stage: str, training: type | None = None) -> HftuneParser:
+    """The parser of a script.
+
+    Args:
+        training: Its training arguments where the stage has several.
+    """
+    classes = [ModelArguments, DataArguments, AdapterArguments, training or STAGES[stage]]
+    return HftuneParser(classes, stage=stage)
 
 
 def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...]:
@@ -118,89 +140,48 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     launch.prepare_environment()
-    training = STAGES[stage]
-    if stage == "rl" and _peek(argv, "rl_algorithm") == "rloo":
-        training = RLOOArguments
-    parser = HftuneParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+    parser = stage_parser(stage)
+    if stage == "rl" and _algorithm(argv) == "rloo":
+        parser = stage_parser(stage, RLOOArguments)
     return parser.parse(argv)
 
 
-def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
-    """The arguments of `merge_peft_adapter.py`."""
+def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
+    """The arguments of `hftune vocab`, whatever its subcommand."""
     launch.prepare_environment()
-    parser = HftuneParser([MergeArguments])
-    parser.aliases = MERGE_ALIASES
-    (merge_args,) = parser.parse(list(sys.argv[1:] if argv is None else argv))
-    return merge_args
+    parser = HftuneParser([VocabArguments])
+    parser.aliases = VOCAB_ALIASES
+    (vocab_args,) = parser.parse(argv)
+    return vocab_args
 
 
-def _peek(argv: list[str], name: str) -> str | None:
-    """The value of one argument before the parser that depends on it exists."""
-    config_path, rest = _take_config(list(argv))
-    values = dict(_given_in_file(config_path)) | dict(_given_on_command_line(rest))
-    found = values.get(name)
-    return str(found[0]) if found else None
+def _algorithm(argv: list[str]) -> str | None:
+    """The RL algorithm, on which the parser depends; also where another tool's name says it."""
+    config_path, rest = take_config(argv)
+    given = {entry.name: entry.values for entry in _entries(config_path, rest)}
+    for name in ("rl_algorithm", "advantage_estimator"):
+        if given.get(name):
+            return str(given[name][0])
+    return "rloo" if "sft_model_path" in given else None
 
 
-def _take_config(argv: list[str]) -> tuple[str | None, list[str]]:
-    for position, token in enumerate(argv):
-        if token.startswith("--config="):
-            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
-        if token == "--config":
-            if position + 1 == len(argv):
-                raise ArgumentError("--config needs the path of a YAML file")
-            return argv[position + 1], argv[:position] + argv[position + 2 :]
-    return None, argv
+def _entries(config_path: str | None, argv: list[str]) -> list[Entry]:
+    """What the file says, then what the command line says; `--learning-rate` is `--learning_rate`."""
+    places = ((given_in_file(config_path), config_path or ""), (given_on_command_line(argv), COMMAND_LINE))
+    return [Entry(name.replace("-", "_"), values, place) for given, place in places for name, values in given]
 
 
-def _given_on_command_line(argv: list[str]) -> Given:
-    """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])]."""
-    given: Given = []
-    for token in argv:
-        if token.startswith("--") or token == "-h":
-            name, _, value = token.lstrip("-").partition("=")
-            given.append((name, [value] if "=" in token else []))
-        elif given:
-            given[-1][1].append(token)
-        else:
-            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
-    return given
+def script_of(stage: str) -> str:
+    """The script of a stage, or the one that merges; "this command" for another."""
+    return f"run_{stage}.py" if stage in STAGES else "merge_peft_adapter.py" if stage == MERGE else "this command"
 
 
-def _given_in_file(path: str | None) -> Given:
-    if path is None:
-        return []
-    if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ArgumentError(f"not valid YAML: {error}", place=path, fix="mend the file") from error
-    if not isinstance(content, dict):
-        raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
-    return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
-
-
-def _means_no(values: list[Any]) -> bool:
-    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
-
-
-def _joined(name: str, values: list[Any]) -> list[Any]:
-    """Several values as one text where the argument takes a text that may name several."""
-    if name in JOINED and len(values) > 1:
-        return [JOINED[name].join(map(str, values))]
-    return values
-
-
-def _yaml_value(values: list[Any]) -> Any:
-    return values[0] if len(values) == 1 else values
-
-
-def _without_repeats(given: Given) -> Given:
-    """The last value of a name counts; two different ones for one name, through an alias, are said."""
-    merged: dict[str, list[Any]] = {}
-    for name, values in given:
-        if name in merged and merged[name] != values:
-            notice(f"--{name} was given twice (an alias counts too): {values} replaces {merged[name]}")
-        merged[name] = values
-    return list(merged.items())
+def scripts_with(name: str) -> list[str]:
+    """The scripts that have an argument, under its own or another tool's name."""
+    row = TABLE.get(name)
+    if row is not None and row.translation is not None:
+        return [script_of(stage) for stage in row.stages or STAGES]
+    wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
+    found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
+    merges = name in MERGE_ALIASES or name in {entry.name for entry in fields(MergeArguments)}
+    return [script_of(stage) for stage in [*found, *([MERGE] if merges else [])]]

@@ -10,13 +10,14 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.optimizer import OptimizerArguments
-from hftune.distributed import ds_config, launch
+from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.errors import raise_together
 from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(OptimizerArguments):
+class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -33,7 +34,10 @@ class StageArguments(OptimizerArguments):
         default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
-    deepspeed: str | None = field(default=None, metadata={"help": "DeepSpeed config: a path, or inline JSON."})
+    deepspeed: str | None = field(
+        default=None,
+        metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
+    )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
     if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
@@ -54,7 +58,9 @@ class StageArguments(OptimizerArguments):
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
         config = ds_config.read_ds_config(self.deepspeed)
-        raise_together(ds_config.check_ds_config(config))
+        problems = ds_config.check_ds_config(config, ranks.world_size())
+        problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
+        raise_together(problems)
         resolved, changes = ds_config.resolve_ds_config(
             config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu, optim=self.optim_name
         )

@@ -18,7 +18,7 @@ from hftune.errors import ManifestError
 
 Manifest = dict[str, Any]
 
-RUNNING, COMPLETE = "running", "complete"
+RUNNING, CHECKPOINT, COMPLETE = "running", "checkpoint", "complete"
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
 _SECRETS = ("token", "secret", "password")
 

@@ -15,6 +15,7 @@ part of the turn is not in the span found, the record is refused: a wrong mask w
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from itertools import chain, count, pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
+from hftune.data.parametric import Part, guarded, outline
 from hftune.data.records.messages import Message
 from hftune.errors import DataError
 
@@ -90,6 +92,13 @@ class Renderer:
         self.special = tokenizer.special_tokens_map
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
         self.compiled: dict[bool, Any] = {}
+        self.guarded: Any = None
+
+    def outline(self, roles: Iterable[str]) -> list[Part] | None:
+        """What the template writes around the contents of messages with these roles; None where it looks at them."""
+        if self.guarded is None:
+            self.guarded = guarded(self._template(False), self.tokenizer.get_chat_template(tools=None))
+        return outline(self.guarded, roles, self.special)
 
     def __call__(
         self,

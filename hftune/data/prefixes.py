@@ -8,9 +8,11 @@ text is read.
 
 from __future__ import annotations
 
+import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.density import Density, width
 from hftune.data.encoding import Ids, mask_labels, widened
 
 _AHEAD = 2
@@ -30,7 +32,7 @@ class PrefixEncoder:
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
         self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
-        self.density = _Density()
+        self.density = Density()
 
     def __call__(self, texts: list[str]) -> list[tuple[Encoding, int]]:
         """(encoding, characters of the text that it covers) of each text.
@@ -45,14 +47,14 @@ class PrefixEncoder:
         if not self.density.known:
             # Without a first look the whole batch would be read much too far, or twice.
             heads = [text[: self.max_length] for text in texts[:16]]
-            for head, found in zip(heads, self._encode(heads), strict=True):
-                self.density.learn(head, len(found))
+            self._learn(heads, self._encode(heads))
         open_ = {index: min(len(text), self._reach(text)) for index, text in enumerate(texts)}
         while open_:
             prefixes = [texts[index][:reach] for index, reach in open_.items()]
             missed = {}
-            for (index, reach), prefix, found in zip(open_.items(), prefixes, self._encode(prefixes), strict=True):
-                self.density.learn(prefix, len(found))
+            encodings = self._encode(prefixes)
+            self._learn(prefixes, encodings)
+            for (index, reach), prefix, found in zip(open_.items(), prefixes, encodings, strict=True):
                 if reach == len(texts[index]) or self._settled(found, prefix):
                     done[index] = (found, reach)
                 else:
@@ -65,7 +67,11 @@ class PrefixEncoder:
         assert self.max_length is not None
         if len(text) <= self.max_length:
             return len(text)  # rarely more than a token a character
-        return int(1.1 * self.max_length * self.density.characters(text[: self.max_length])) + 16
+        return int(1.1 * self.max_length * self.density.characters(np.array([width(text)]))[0]) + 16
+
+    def _learn(self, texts: list[str], encodings: list[Encoding]) -> None:
+        pairs = [(width(text), len(found) / len(text)) for text, found in zip(texts, encodings, strict=True) if text]
+        self.density.learn(*np.array(pairs).reshape(-1, 2).T)
 
     def _encode(self, texts: list[str]) -> list[Encoding]:
         found: list[Encoding] = self.backend.encode_batch(texts, add_special_tokens=False)
@@ -82,45 +88,6 @@ class PrefixEncoder:
         edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
         last = encoding.token_to_word(self.max_length - 1)
         return edge is not None and last is not None and last + 2 <= edge
-
-
-class _Density:
-    """Characters a token, from what was met: a text in Chinese has fewer of them than one in English.
-
-    Texts are told apart by their bytes a character. A straight line through the (decaying) past is all that is needed:
-    a wrong guess costs time, never a token.
-    """
-
-    def __init__(self) -> None:
-        self.sums = [0.0] * 5
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was met yet."""
-        return self.sums[0] > 0
-
-    def characters(self, text: str) -> float:
-        """The characters a token to expect in a text like this one."""
-        weight, x, y, xx, xy = self.sums
-        if not weight:
-            return 3.0
-        spread = weight * xx - x * x
-        slope = (weight * xy - x * y) / spread if spread > 1e-6 * weight * weight else 0.0
-        tokens = (y - slope * x) / weight + slope * _width(text)
-        return 1 / min(max(tokens, 0.05), 2.0)
-
-    def learn(self, text: str, tokens: int) -> None:
-        """Take in a text and its number of tokens."""
-        if not text:
-            return
-        x, y = _width(text), tokens / len(text)
-        for index, value in enumerate((1.0, x, y, x * x, x * y)):
-            self.sums[index] = 0.995 * self.sums[index] + value
-
-
-def _width(text: str) -> float:
-    """UTF-8 bytes a character."""
-    return len(text.encode("utf-8", "replace")) / len(text)
 
 
 def token_span(encoding: Encoding, start: int, end: int, covered: int) -> tuple[int, int] | None:

@@ -5,7 +5,8 @@ in their contents only. So one conversation of each kind, its contents replaced 
 analysed by `chat.Finder`; what stands around those words is the *form* of that kind. A record is rendered
 once, and if that text is, character for character, the form filled with the record's contents, its turns are where they
 are in the form. A record that differs (reasoning that a template drops, contents that it rewrites) is analysed on its
-own.
+own. Where the template is proven to copy contents whatever they are (`parametric.py`), the filled form is the text, and
+nothing is rendered.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.chat import Finder, Renderer, common_start
+from hftune.data.parametric import Content, Part
 from hftune.data.records.messages import Message
 from hftune.errors import DataError
 
 Span = tuple[int, int]
+Clean = Callable[[str], str]
+"""What a template does to the white space at the ends of a content."""
 
 _LEFT, _RIGHT = " \n", "\n "
 _PLAIN = frozenset(("role", "content", "weight"))
@@ -40,13 +44,14 @@ class _Form:
 
     `around` has one text more than there are messages; `clean` says what the template does to each content; `turns` are
     the trained turns: message index, start and end. `guards` are first characters of a content (by message index) that
-    could make a template's own generation prompt reach into it, as `<think>` does.
+    could make a template's own generation prompt reach into it, as `<think>` does. `proven`: any contents fit.
     """
 
     around: list[str]
-    clean: list[Callable[[str], str]]
+    clean: list[Clean]
     turns: list[tuple[int, _Place, _Place]]
     guards: dict[int, str]
+    proven: bool
 
     def fill(self, contents: list[str]) -> tuple[str, list[int]] | None:
         """The text with these contents, and where each of `around` starts in it; None for contents under a guard."""
@@ -116,7 +121,10 @@ class SpanFinder:
         if form is None:
             return None
         filled = form.fill([message["content"] for message in messages])
-        if filled is None or self.render(messages) != filled[0]:
+        if filled is None:
+            return None
+        # What the proof knows of a message is its role and its content.
+        if not (form.proven and all(len(message) == 2 for message in messages)) and self.render(messages) != filled[0]:
             return None
         expected, starts = filled
         spans, weights = [], []
@@ -146,7 +154,15 @@ class SpanFinder:
         if clean is None or any(start is None or end is None for start, end in places):
             return None
         turns_and_places = [(turn, *pair) for turn, pair in zip(turns, places, strict=True)]
-        return _Form(around, clean, turns_and_places, self._guards(finder, words, turns))  # type: ignore[arg-type]
+        guards = self._guards(finder, words, turns)
+        return _Form(around, clean, turns_and_places, guards, self._is_proven(roles, around, clean))  # type: ignore[arg-type]
+
+    def _is_proven(self, roles: tuple[str, ...], around: list[str], clean: list[Clean]) -> bool:
+        """Whether the template writes this form for any contents."""
+        contents = [Content(index, *_KEEPS[cleaner]) for index, cleaner in enumerate(clean)]
+        parts: list[Part] = [part for pair in zip(around, contents, strict=False) for part in pair]
+        expected = [part for part in (*parts, around[-1]) if part != ""]
+        return self.render.outline(roles) == expected
 
     def _guards(self, finder: Finder, words: list[str], turns: list[int]) -> dict[int, str]:
         """First characters that would change what the exact finder, which compares beginnings of the text, finds."""
@@ -177,7 +193,7 @@ def _split(text: str, words: list[str]) -> list[str] | None:
     return around if all(text.count(word) == 1 for word in words) else None
 
 
-def _cleaning(around: list[str], padded: list[str]) -> list[Callable[[str], str]] | None:
+def _cleaning(around: list[str], padded: list[str]) -> list[Clean] | None:
     """What the template does to white space at the ends of each content; None for anything but keeping or stripping.
 
     Args:
@@ -196,14 +212,21 @@ def _cleaning(around: list[str], padded: list[str]) -> list[Callable[[str], str]
     return [_cleaner(kept[index][1], kept[index + 1][0]) for index in range(len(kept) - 1)]
 
 
-def _cleaner(keeps_left: bool, keeps_right: bool) -> Callable[[str], str]:
-    if keeps_left:
-        return _unchanged if keeps_right else str.rstrip
-    return str.lstrip if keeps_right else str.strip
+def _cleaner(keeps_left: bool, keeps_right: bool) -> Clean:
+    return next(cleaner for cleaner, keeps in _KEEPS.items() if keeps == (keeps_left, keeps_right))
 
 
 def _unchanged(text: str) -> str:
     return text
+
+
+# Whether white space before and behind a content is kept.
+_KEEPS: dict[Clean, tuple[bool, bool]] = {
+    _unchanged: (True, True),
+    str.rstrip: (True, False),
+    str.lstrip: (False, True),
+    str.strip: (False, False),
+}
 
 
 def _place(position: int, around: list[str], words: list[str]) -> _Place | None:

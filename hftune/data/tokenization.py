@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.bytewise import ByteTokenizer, Tokens, is_bytewise
 from hftune.data.chat import require_chat_template
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
@@ -22,6 +23,9 @@ from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"
 TOO_SHORT = "fewer than 2 tokens"
+
+Parsed = tuple[str, list[Span], list[float]]
+"""The text of a record, its trained spans in characters, and their weights."""
 
 
 class TextEncoder(Encoder):
@@ -75,7 +79,7 @@ class TextEncoder(Encoder):
         backend.no_truncation()
         backend.no_padding()
         found: Ragged = []
-        for encoding in backend.encode_batch(parsed, add_special_tokens=True):
+        for encoding in backend.encode_batch_fast(parsed, add_special_tokens=True):
             pieces = self._pieces(self._ended(encoding.ids), counts)
             if not pieces:
                 counts.drop(TOO_SHORT)
@@ -147,6 +151,7 @@ class ChatEncoder(Encoder):
         self.max_length, self.turn_weights = max_length, turn_weights
         self.finder = SpanFinder(tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only, by_marks=by_marks)
         self.prefixes = PrefixEncoder(tokenizer, max_length)
+        self.bytewise = ByteTokenizer(tokenizer, max_length) if is_bytewise(tokenizer) else None
         columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
         if turn_weights:
             columns["loss_weights"] = pa.list_(pa.float32())
@@ -185,7 +190,7 @@ class ChatEncoder(Encoder):
             "by_marks": self.finder.by_marks,
         }
 
-    def parse(self, row: Row) -> tuple[str, list[Span], list[float]]:
+    def parse(self, row: Row) -> Parsed:
         """The text of a row, its trained spans in characters and their weights."""
         conversation = to_conversation(row)
         found = conversation_text(conversation, self.finder)
@@ -198,29 +203,44 @@ class ChatEncoder(Encoder):
             )
         return found
 
-    def encode(self, parsed: list[tuple[str, list[Span], list[float]]], counts: Counts) -> dict[str, list[Any]]:
+    def encode(self, parsed: list[Parsed], counts: Counts) -> dict[str, list[Any]]:
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
+        for tokens in self._tokens(parsed):
+            if not tokens.trained:
+                counts.drop(NO_TARGET)
+                continue
+            counts.used += 1
+            counts.truncated += tokens.cut
+            counts.tokens += len(tokens.ids)
+            counts.trained_tokens += tokens.trained
+            columns["input_ids"].append(tokens.ids)
+            columns["labels"].append(tokens.labels)
+            columns["length"].append(len(tokens.ids))
+            columns["trained"].append(tokens.trained)
+            if tokens.weights is not None:
+                columns["loss_weights"].append(tokens.weights)
+        return columns
+
+    def _tokens(self, parsed: list[Parsed]) -> list[Tokens]:
+        """The tokens of each record, by the quickest way that is exact for it."""
+        if self.bytewise is None:
+            return self._by_ranges(parsed)
+        weights = [weights for _, _, weights in parsed] if self.turn_weights else None
+        found = self.bytewise([text for text, _, _ in parsed], [spans for _, spans, _ in parsed], weights)
+        others = iter(self._by_ranges([one for one, tokens in zip(parsed, found, strict=True) if tokens is None]))
+        return [next(others) if tokens is None else tokens for tokens in found]
+
+    def _by_ranges(self, parsed: list[Parsed]) -> list[Tokens]:
+        """The same by the character ranges of tokens, which any tokenizer gives."""
+        made = []
         encoded = self.prefixes([text for text, _, _ in parsed])
         for (encoding, covered), (text, spans, weights) in zip(encoded, parsed, strict=True):
             ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
             labels, scale = mask(ids, encoding, covered, spans, weights if self.turn_weights else None)
-            # The first token has no token before it that could predict it, so a label there is never trained.
             trained = int(np.count_nonzero(labels[1:] != IGNORE_INDEX))
-            if not trained:
-                counts.drop(NO_TARGET)
-                continue
-            counts.used += 1
-            counts.truncated += covered < len(text) or len(encoding) > len(ids)
-            counts.tokens += len(ids)
-            counts.trained_tokens += trained
-            columns["input_ids"].append(ids)
-            columns["labels"].append(labels)
-            columns["length"].append(len(ids))
-            columns["trained"].append(trained)
-            if scale is not None:
-                columns["loss_weights"].append(scale)
-        return columns
+            made.append(Tokens(ids, labels, scale, trained, covered < len(text) or len(encoding) > len(ids)))
+        return made
 
 
 def mask(

@@ -6,27 +6,19 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import json
 from pathlib import Path
-from typing import Any
 
+from hftune.distributed import ds_keys
+from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError
 
-DsConfig = dict[str, Any]
-
-# Removed from DeepSpeed 0.19; each would raise deep inside the engine, after the model has loaded.
-REMOVED_KEYS = {
-    "elasticity": "drop it; change the number of processes and keep the global batch by gradient accumulation",
-    "curriculum_learning": "drop it",
-    "compression_training": "drop it",
-    "amp": 'use {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
-    "mics_shard_size": "use zero_optimization.zero_hpz_partition_size",
-    "sparse_attention": "drop it",
-}
+SHIPPED = Path(__file__).parents[2] / "ds_configs"
 
 
 def read_ds_config(value: str | DsConfig) -> DsConfig:
-    """The config behind a `--deepspeed` value: a path, inline JSON, or a dict that is copied.
+    """The config behind a `--deepspeed` value: a name of `ds_configs/`, a path, inline JSON, or a dict that is copied.
 
     Raises:
         ArgumentError: The file is missing, or its JSON is broken or not an object.
@@ -36,12 +28,18 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
     if value.lstrip().startswith("{"):
         return _parse(value, place="--deepspeed")
     path = Path(value)
+    shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}
     if not path.is_file():
-        shipped = sorted(file.name for file in (Path(__file__).parents[2] / "ds_configs").glob("*.json"))
+        # A relative path is looked for beside the scripts as well, so that they run from any folder.
+        path = shipped.get(value) or SHIPPED.parent / value
+    if not path.is_file():
+        near = difflib.get_close_matches(path.stem, shipped, n=1)
         raise ArgumentError(
-            f"there is no DeepSpeed config at {value}",
+            f"there is no DeepSpeed config {value}",
             place="--deepspeed",
-            fix="give a path or inline JSON; ds_configs/ has " + ", ".join(shipped),
+            fix=(f"did you mean {near[0]}? " if near else "")
+            + "Give a path, inline JSON, or one of: "
+            + ", ".join(shipped),
         )
     return _parse(path.read_text(encoding="utf-8"), place=str(path))
 
@@ -72,22 +70,10 @@ def offload_device(config: DsConfig | None, what: str) -> str | None:
     return None if device == "none" else str(device)
 
 
-def check_ds_config(config: DsConfig) -> list[ArgumentError]:
+def check_ds_config(config: DsConfig, world_size: int = 1) -> list[ArgumentError]:
     """Problems that DeepSpeed would only meet after the model has loaded."""
-    zero = config.get("zero_optimization", {})
-    problems = [
-        ArgumentError(f'DeepSpeed has removed the config key "{key}"', place=f"--deepspeed: {key}", fix=fix)
-        for key, fix in REMOVED_KEYS.items()
-        if key in config or key in zero
-    ]
-    if zero.get("stage", 0) not in (0, 1, 2, 3):
-        problems.append(
-            ArgumentError(
-                f"there is no ZeRO stage {zero['stage']!r}",
-                place="--deepspeed: zero_optimization.stage",
-                fix="use 0, 1, 2 or 3",
-            )
-        )
+    problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
+    problems += ds_keys.check_combinations(config, world_size)
     if "optimizer" in config:
         problems.append(
             ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,31 @@ def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iter
         yield
 
 
+def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+    """Have `parameter` gathered while `module` runs, forward and backward, though another module owns it."""
+    if is_partitioned(parameter):
+        import deepspeed
+
+        deepspeed.zero.register_external_parameter(module, parameter)
+
+
 def full_numel(parameter: torch.nn.Parameter) -> int:
-    """Number of elements of the whole parameter, however it is partitioned."""
+    """Number of elements of the whole parameter, however it is partitioned, or packed by bitsandbytes."""
+    packed: Any = getattr(getattr(parameter, "quant_state", None), "shape", None)
+    if packed is not None:
+        return math.prod(packed)
     ds_numel: Any = getattr(parameter, "ds_numel", None)
     return int(ds_numel) if ds_numel is not None else parameter.numel()
+
+
+@contextmanager
+def not_partitioned() -> Iterator[None]:
+    """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
+    from transformers.integrations import deepspeed as hf_deepspeed
+
+    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered

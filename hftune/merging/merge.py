@@ -1,192 +1,228 @@
-"""An adapter and its base become one model that plain `transformers` loads, tokenizer and template included."""
+"""An adapter and its base become one model that plain `transformers` loads, tokenizer and template included.
+
+The base is read and the merged model written tensor by tensor (`shards.py`), so that memory does not depend on the
+model's size. What hftune does not know how to fold goes through peft (`fallback.py`), saying so.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from dataclasses import dataclass
+import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from peft import PeftConfig, PeftModel
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.logging import get_logger, notice
-from hftune.merging.verify import answer, compare
-from hftune.preflight.bases import check_adapter_fits
-from hftune.weight_files import fingerprint
+from hftune.errors import ManifestError
+from hftune.logging import get_logger, notice, notices
+from hftune.merging import companions, folders, shards
+from hftune.merging.plan import Plan, plan_merge
+from hftune.merging.progress import Progress
+from hftune.merging.recipes import read_float
+from hftune.merging.tensors import close_files
+from hftune.weight_files import fingerprint, stored_tensors
 
-
-@dataclass
-class Plan:
-    """What is merged into what: settled before anything loads."""
-
-    base: str
-    adapter: Path
-    output: Path
-    scores: bool
-    dtype: torch.dtype
+_VERIFY_PARAMETERS = 1_000_000_000
+_MAX_WORKERS = 8
 
 
 def merge_adapter(args: MergeArguments) -> manifests.Manifest:
     """Merge, verify, save atomically with the manifest last; returns the manifest.
 
     Raises:
-        UserError: A missing or unfitting adapter or base, or an output folder that holds a finished result.
+        UserError: A missing or unfitting adapter or base, an output folder that cannot be written, a merge that
+            changes nothing or says something else than base + adapter.
     """
     plan = plan_merge(args)
-    tokenizer = _load_tokenizer(args, plan)
-    adapted = load_adapted(plan, trust_remote_code=args.trust_remote_code)
-    before = answer(adapted, tokenizer) if args.verify else None
-    merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    manifest = _manifest(args, plan, merged, tokenizer)
-    # Written beside the output folder and renamed, so that a killed merge leaves nothing that looks finished.
-    aside = plan.output.with_name(f".{plan.output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    _write(args, plan, merged, tokenizer, aside)
-    if before is not None:
-        comparison = compare(before, answer(reload_strictly(plan, aside, args.trust_remote_code), tokenizer))
-        get_logger().info("verified: %s", comparison)
-        manifest["verified"] = comparison.to_dict()
-    manifests.write_manifest(aside, manifest)
-    shutil.rmtree(plan.output, ignore_errors=True)
-    os.replace(aside, plan.output)
-    get_logger().info("merged %s into %s: %s", plan.adapter, plan.base, plan.output)
+    aside = folders.begin(plan.output)
+    try:
+        manifest = _make(args, plan, aside)
+        folders.finish(aside, plan.output)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    get_logger().info("merged %s into %s: %s", _names(plan), plan.base.name, plan.output)
     if args.hf_hub_model_id:
-        merged.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
-        tokenizer.push_to_hub(args.hf_hub_model_id, token=args.hf_hub_token)
+        _push(args, plan.output)
     return manifest
 
 
-def reload_strictly(plan: Plan, folder: Path, trust_remote_code: bool) -> PreTrainedModel:
-    """The merged model as plain transformers loads it; missing or left-over weights are a bug of ours."""
-    auto: Any = AutoModelForSequenceClassification if plan.scores else AutoModelForCausalLM
-    model, info = auto.from_pretrained(folder, output_loading_info=True, trust_remote_code=trust_remote_code)
-    assert not info["missing_keys"] and not info["unexpected_keys"], f"{folder} does not load strictly: {info}"
-    return model.eval()
+def _names(plan: Plan) -> str:
+    return ", ".join(str(adapter.folder) for adapter in plan.adapters)
 
 
-def plan_merge(args: MergeArguments) -> Plan:
-    """Fill in what the adapter's manifest knows, and refuse what cannot be merged."""
-    problems: list[UserError] = []
-    if not args.peft_model_path or not (Path(args.peft_model_path) / "adapter_config.json").is_file():
-        problems.append(
-            ArgumentError(
-                f"there is no adapter in {args.peft_model_path}",
-                place="--peft_model_path",
-                fix="give a folder with adapter_config.json, the output of a stage that ran with --use_peft",
-            )
+def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
+    """Everything that the finished folder holds."""
+    began = time.perf_counter()
+    changed = write_model(plan, aside, args.max_shard_size)
+    seconds = time.perf_counter() - began
+    companions.copy_tokenizer(plan.tokenizer, aside)
+    companions.copy_others(plan.base.folder, aside, generates=plan.scores is None)
+    if plan.growth is not None:
+        companions.suppress_padding(aside, plan.growth)
+    manifest = _manifest(args, plan, aside, changed)
+    manifest["wall_seconds"] = round(seconds, 2)
+    manifest["verified"] = _verify(args, plan, aside)
+    manifest["notices"] = notices()
+    manifests.write_manifest(aside, manifest)
+    return manifest
+
+
+def write_model(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
+    """Weights and config into a folder; returns how many tensors the adapters changed.
+
+    Raises:
+        ManifestError: None was changed, or a merged weight is not finite.
+    """
+    if plan.outputs is None:
+        from hftune.distributed.launch import prepare_environment
+
+        prepare_environment()
+        from hftune.merging.fallback import write_with_peft
+
+        changed = write_with_peft(plan, folder, max_shard_size)
+    else:
+        changed = _write_tensors(plan, folder, max_shard_size)
+    if not changed:
+        raise ManifestError(
+            f"merging {_names(plan)} changes nothing: every weight would be that of the base",
+            place="--peft_model_path",
+            fix="was the adapter trained? its B matrices are zero, or it is too small for the dtype of the weights",
         )
-    if not args.output_dir:
-        problems.append(ArgumentError("no output folder was named", place="--output_dir", fix="give one"))
-    elif manifests.is_complete(args.output_dir) and not args.overwrite_output_dir:
-        problems.append(
-            ArgumentError(
-                f"{args.output_dir} already holds a finished result",
-                place="--output_dir",
-                fix="choose another folder, or add --overwrite_output_dir",
-            )
-        )
-    raise_together(problems)
-    adapter = Path(str(args.peft_model_path))
-    manifest = manifests.read_manifest(adapter) or {}
-    config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    base = args.base_model_name_or_path or manifest.get("base", {}).get("name") or config.get("base_model_name_or_path")
-    if not base:
-        raise ArgumentError("the adapter does not name its base", place="--base_model_name_or_path", fix="name it")
-    raise_together(check_adapter_fits(base, str(adapter), flag="--peft_model_path"))
-    if manifest.get("quantisation"):
-        notice("the adapter was trained on a quantised base; it is merged into the original weights")
-    return Plan(
-        base=base,
-        adapter=adapter,
-        output=Path(str(args.output_dir)),
-        scores=config.get("task_type") == "SEQ_CLS" or manifest.get("head") == "score",
-        dtype=_output_dtype(args, base),
-    )
+    return changed
 
 
-def _output_dtype(args: MergeArguments, base: str) -> torch.dtype:
-    if args.dtype != "auto":
-        return getattr(torch, args.dtype)
+def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
+    assert plan.outputs is not None
+    layout = shards.lay_out(plan.outputs.tensors, max_shard_size)
+    total = sum(shard.nbytes for shard in layout)
+    folders.check_space(folder, total)
     try:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=args.trust_remote_code)
-    except OSError as error:
-        raise ArgumentError(
-            f"no model could be loaded from {base}: {str(error).splitlines()[0]}",
-            place="--base_model_name_or_path",
-            fix="give the folder or Hub name of the base",
-        ) from error
-    stored = getattr(config, "dtype", None) or torch.float32
-    return getattr(torch, stored) if isinstance(stored, str) else stored
+        with Progress(total) as progress:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            workers = min(_MAX_WORKERS, cores)
+            tally = shards.write_shards(folder, layout, workers, progress)
+    finally:
+        read_float.cache_clear()
+        close_files()
+    shards.write_index(folder, layout)
+    _check_written(folder, layout)
+    config = companions.merged_config(
+        plan.config,
+        dtype=plan.dtype,
+        vocab_size=plan.outputs.vocab_size,
+        tied=plan.outputs.tied,
+        scores=plan.scores,
+        pad_token_id=companions.pad_token_id(plan.tokenizer) if plan.scores is not None else None,
+    )
+    (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    changed = len(tally.folded) - len(tally.same)
+    if tally.same and changed:
+        notice(f"{len(tally.same)} of {len(tally.folded)} adapted tensors are the base's own after rounding")
+    return changed
 
 
-def load_adapted(plan: Plan, *, trust_remote_code: bool = False) -> PeftModel:
-    """Base and adapter in float32 on the CPU, so that folding rounds once, when the result is written."""
-    auto: Any = AutoModelForSequenceClassification if plan.scores else AutoModelForCausalLM
-    extra = {"num_labels": 1} if plan.scores else {}
-    model = auto.from_pretrained(plan.base, dtype=torch.float32, trust_remote_code=trust_remote_code, **extra)
-    PeftConfig.from_pretrained(plan.adapter)  # an unreadable config speaks for itself, before weights are read
-    return PeftModel.from_pretrained(model, str(plan.adapter)).eval()
+def _check_written(folder: Path, layout: list[shards.Shard]) -> None:
+    """What is on disk is what was planned: names, shapes and no tensor of size 0."""
+    written = {name: stored.shape for name, stored in stored_tensors(folder).items()}
+    planned = {output.name: output.shape for shard in layout for output in shard.tensors}
+    assert written == planned, f"{folder} holds other tensors than were planned"
+    assert all(0 not in shape for shape in written.values()), f"{folder} holds empty tensors"
 
 
-def _load_tokenizer(args: MergeArguments, plan: Plan) -> PreTrainedTokenizerBase:
-    own = (plan.adapter / "tokenizer_config.json").is_file()
-    name = args.tokenizer_path or (str(plan.adapter) if own else plan.base)
-    return AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+# --- what the manifest says ------------------------------------------------------------------------------------------
 
 
-def _manifest(
-    args: MergeArguments,
-    plan: Plan,
-    merged: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> manifests.Manifest:
-    adapter = manifests.read_manifest(plan.adapter) or {}
+def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> manifests.Manifest:
+    last = plan.asked.manifest
+    own = last.get("tokenizer") if plan.tokenizer == plan.asked.folder else None
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config") or config
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "merge",
         "status": manifests.COMPLETE,
         "arguments": manifests.without_secrets(vars(args)),
         "versions": manifests.library_versions(),
-        "base": {"name": plan.base, "fingerprint": fingerprint(plan.base)},
-        "parents": [{"folder": str(plan.adapter), "fingerprint": fingerprint(plan.adapter)}],
-        "merged_stage": adapter.get("stage"),
-        "merge_base": "original" if adapter.get("quantisation") else "as trained",
+        "base": {"name": plan.base.name, "fingerprint": _base_fingerprint(plan)},
+        "parents": [
+            {"folder": str(a.folder), "fingerprint": fingerprint(a.folder), "weight": a.weight} for a in plan.adapters
+        ],
+        "merged_stage": last.get("stage"),
+        "merged_by": "hftune" if plan.outputs else "peft",
+        "merge_base": "as trained" if plan.quantised is None else args.merge_base,
+        "changed_tensors": changed,
         "kind": "full",
-        "head": "score" if plan.scores else "causal_lm",
-        "tokenizer": {
-            "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
-            "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
-            "tokens": len(tokenizer),
-        },
+        "head": "score" if plan.scores is not None else "causal_lm",
+        "tokenizer": own or companions.describe_tokenizer(folder),
         "vocabulary": {
-            "rows": merged.get_input_embeddings().weight.shape[0],
-            "tied": bool(getattr(merged.config.get_text_config(), "tie_word_embeddings", False)),
+            "rows": text.get("vocab_size"),
+            "tied": _tied(plan, text),
+            "new_tokens": (last.get("vocabulary") or {}).get("new_tokens") or [],
+            "growth": None,
         },
-        "dtype": str(plan.dtype),
+        "dtype": str(plan.dtype or config.get("dtype") or config.get("torch_dtype") or "float32"),
         "verified": None,
     }
 
 
-def _write(
-    args: MergeArguments, plan: Plan, merged: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
-) -> None:
-    if plan.scores:
-        # A score is read at the last token that is not this one.
-        merged.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    merged.config.use_cache = True
-    merged.to(plan.dtype).save_pretrained(folder, max_shard_size=args.max_shard_size)
-    tokenizer.save_pretrained(folder)
+def _base_fingerprint(plan: Plan) -> str:
+    return fingerprint(plan.base.folder if Path(plan.base.name).exists() else plan.base.name)
+
+
+def _tied(plan: Plan, config: dict[str, Any]) -> bool:
+    if "tie_word_embeddings" in config or plan.outputs is None:
+        return bool(config.get("tie_word_embeddings", False))
+    return not any(output.name.endswith("lm_head.weight") for output in plan.outputs.tensors)
+
+
+# --- verification ----------------------------------------------------------------------------------------------------
+
+
+def _verify(args: MergeArguments, plan: Plan, folder: Path) -> dict[str, Any] | None:
+    """Compare with base + adapter where that was asked for, or costs little."""
+    speaks = (folder / "tokenizer_config.json").is_file()
+    reason = _too_large(plan, folder) if speaks else "there is no tokenizer for the prompts"
+    if args.verify == "false" or not speaks or (args.verify == "auto" and reason):
+        why = reason or "--verify False"
+        notice(f"names, shapes and finite values were checked; logits were not compared ({why})")
+        return None
+    from hftune.merging.trial import try_out
+
+    return try_out(plan, folder, args.max_shard_size)
+
+
+def _too_large(plan: Plan, folder: Path) -> str | None:
+    parameters = sum(_numel(stored.shape) for stored in stored_tensors(folder).values())
+    if parameters >= _VERIFY_PARAMETERS:
+        return f"{parameters / 1e9:.1f} billion parameters; --verify True does it all the same"
+    available = _available_memory()
+    needed = 6 * parameters  # float32, and what generation needs beside it
+    if available is not None and needed > available:
+        return f"{needed / 1e9:.1f} GB of memory are not there; --verify True tries it all the same"
+    return None
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _available_memory() -> int | None:
+    file = Path("/proc/meminfo")
+    if not file.is_file():
+        return None
+    line = next(line for line in file.read_text().splitlines() if line.startswith("MemAvailable"))
+    return int(line.split()[1]) * 1024
+
+
+def _push(args: MergeArguments, folder: Path) -> None:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=args.hf_hub_token)
+    api.create_repo(str(args.hf_hub_model_id), exist_ok=True)
+    api.upload_folder(folder_path=folder, repo_id=str(args.hf_hub_model_id))
+    get_logger().info("pushed to %s", args.hf_hub_model_id)

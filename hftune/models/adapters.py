@@ -1,42 +1,142 @@
-"""LoRA adapters: a fresh one, or one that goes on."""
+"""The model as it will be trained: in whole, in part, or with a LoRA adapter, fresh or going on."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments import AdapterArguments, StageArguments
-from hftune.errors import ArgumentError
+from hftune.distributed import zero
+from hftune.logging import notice
+from hftune.models.adapter_configs import read_lora_config
+from hftune.models.folding import fold_adapters, load_adapter
+from hftune.models.freezing import freeze, say_trained
+from hftune.models.initialisation import remember_start
+from hftune.models.lora import inject, lora_config, say_targets
+from hftune.models.new_rows import gather_parameters_only, give_heads_a_bias, rows_alone, rows_on_any_device
+
+# Flags that a fresh adapter reads, and the field of a saved one that then holds instead.
+_SETTLED = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_bias": "bias",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "lora_target_parameters": "target_parameters",
+    "trainable_token_indices": "trainable_token_indices",
+}
+_NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
 
 
+@rows_on_any_device()
 def add_adapter(
     model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> PreTrainedModel | PeftModel:
-    """The model as it will be trained: as it is, with a fresh LoRA adapter, or with the one at `--peft_path`.
+    """The model with `requires_grad` set, and with a LoRA adapter, fresh or going on, where one was asked for.
 
-    The adapter's random half depends on the seed alone, not on what was drawn while loading, so that every ZeRO stage
-    starts from the same weights.
+    Earlier adapters of a chain are folded into the base first. The random half of a fresh one depends on the seed
+    alone, not on what was drawn while loading, so that every ZeRO stage starts from the same weights.
+
+    Raises:
+        ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
-    if not adapter_args.use_peft:
-        return model
+    if adapter_args.use_peft:
+        gather_parameters_only()
+        model = fold_adapters(model, adapter_args.folded_adapters)
+        for folder in adapter_args.folded_adapters:
+            notice(f"{folder} is folded into the base in memory")
+        adapted: Any = _adapted(model, adapter_args, training_args)
+    else:
+        adapted = model
+        if adapter_args.freezes:
+            freeze(model, adapter_args)
+    say_trained(adapted)
+    _say_low_precision(adapted, training_args)
+    if training_args.gradient_checkpointing:
+        _prepare_checkpointing(adapted, adapter_args, training_args)
+    return adapted
+
+
+def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> PeftModel:
+    # Under ZeRO-3 a bf16 base and a float32 adapter cannot share one all-gather buffer.
+    autocast = training_args.zero_stage != 3 or adapter_args.quantised
     if adapter_args.quantised:
         # Casts norms and the head to float32; checkpointing is the Trainer's to switch on.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        _keep_unpacked(model)
     set_seed(training_args.seed)
-    if adapter_args.peft_path:
-        adapted: Any = PeftModel.from_pretrained(model, adapter_args.peft_path, is_trainable=True)
+    if adapter_args.continued_adapter:
+        _say_settled(adapter_args, read_lora_config(adapter_args.continued_adapter))
+        adapted = load_adapter(
+            model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
+        )
     else:
-        # Under ZeRO-3 a bf16 base and a float32 adapter cannot share one all-gather buffer.
-        same_dtype = training_args.zero_stage == 3 and not adapter_args.quantised
-        adapted = get_peft_model(model, lora_config(model, adapter_args), autocast_adapter_dtype=not same_dtype)
-    if training_args.gradient_checkpointing:
-        adapted.enable_input_require_grads()
-        if training_args.zero_stage == 3:
-            _checkpoint_reentrantly(training_args)
+        config = rows_alone(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
+        adapted = inject(model, config, autocast_adapter_dtype=autocast)
+        if not adapter_args.train_new_tokens_only:
+            say_targets(adapted, adapter_args)
+    _gather_for_adapters(adapted)
+    give_heads_a_bias(adapted)
+    if adapter_args.changes_base:
+        remember_start(adapted)
     return adapted
+
+
+def _gather_for_adapters(adapted: PeftModel) -> None:
+    """Have ZeRO-3 gather the weights that DoRA and adapters of parameters read beside the module that owns them."""
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper):
+            zero.read_also(module, module.get_param())
+        elif isinstance(module, LoraLayer):
+            for magnitude in module.lora_magnitude_vector.values():
+                zero.read_also(magnitude, module.get_base_layer().weight)
+
+
+def _keep_unpacked(model: PreTrainedModel) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights in the first evaluation on a CPU with AVX512-BF16.
+
+    The kernel of repacked weights has no gradient, so that training after an evaluation would go astray without a word:
+    gradients are then off by their own size (bitsandbytes 0.50).
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def _say_settled(adapter_args: AdapterArguments, config: LoraConfig) -> None:
+    """Say which flags mean nothing because the adapter that goes on has settled them."""
+    defaults = AdapterArguments()
+    for flag, name in _SETTLED.items():
+        given, settled = getattr(adapter_args, flag), getattr(config, name)
+        if given not in (getattr(defaults, flag), settled):
+            notice(f"--{flag} {given} has no effect: the adapter that goes on has {settled}")
+    for flag in _NOT_READ:
+        if getattr(adapter_args, flag) != getattr(defaults, flag):
+            notice(f"--{flag} has no effect: the adapter that goes on knows its modules")
+
+
+def _say_low_precision(adapted: PreTrainedModel | PeftModel, training_args: StageArguments) -> None:
+    """Without DeepSpeed, which keeps float32 copies, small updates of 16-bit weights are rounded away."""
+    low = [name for name, p in adapted.named_parameters() if p.requires_grad and p.element_size() < 4]
+    if low and training_args.ds_resolved is None:
+        notice(
+            f"{len(low)} trained parameters are kept in 16 bit, {low[0]} the first: small updates are lost; "
+            "--dtype float32 or --deepspeed keeps them"
+        )
+
+
+def _prepare_checkpointing(
+    adapted: PreTrainedModel | PeftModel, adapter_args: AdapterArguments, training_args: StageArguments
+) -> None:
+    """Recomputed blocks need an input with a gradient, which frozen embeddings do not give."""
+    if adapter_args.use_peft or not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
+        adapted.enable_input_require_grads()
+    if adapter_args.use_peft and training_args.zero_stage == 3:
+        _checkpoint_reentrantly(training_args)
 
 
 def _checkpoint_reentrantly(training_args: StageArguments) -> None:
@@ -48,40 +148,3 @@ def _checkpoint_reentrantly(training_args: StageArguments) -> None:
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         if hasattr(training_args, name):
             setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
-
-
-def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraConfig:
-    """The peft config for what was asked; `all` is every linear but the head; a reward model's head is trained whole.
-
-    Raises:
-        ArgumentError: A target that is no module of this model.
-    """
-    scores = hasattr(model, "score")
-    to_save = list(adapter_args.lora_modules_to_save or [])
-    if scores and "score" not in to_save:
-        to_save.append("score")
-    return LoraConfig(
-        r=adapter_args.lora_r,
-        lora_alpha=adapter_args.lora_alpha,
-        lora_dropout=adapter_args.lora_dropout,
-        target_modules=_targets(model, adapter_args.lora_target_modules),
-        modules_to_save=to_save or None,
-        bias=adapter_args.lora_bias,
-        use_rslora=adapter_args.use_rslora,
-        use_dora=adapter_args.use_dora,
-        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
-    )
-
-
-def _targets(model: PreTrainedModel, asked: list[str]) -> str | list[str]:
-    if asked in (["all"], ["all-linear"]):
-        return "all-linear"
-    leaves = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    missing = [name for name in asked if not any(full.endswith(name) for full, _ in model.named_modules())]
-    if missing:
-        raise ArgumentError(
-            f"the model has no module {', '.join(missing)}",
-            place="--lora_target_modules",
-            fix="use all, or some of: " + ", ".join(sorted(leaves)),
-        )
-    return asked

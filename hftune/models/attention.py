@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.configs import model_config
 from hftune.models.segments import SEGMENTS
 from hftune.models.varlen import MAX_HEAD_SIZE, VARLEN, has_varlen
 
@@ -57,7 +58,7 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
     if not training_args.flat_batches:
         return asked
-    config = _config(model_args, training_args)
+    config = model_config(model_args, training_args)
     model_class = causal_class(config)
     refuse_unless_apart(config, model_class)
     if asked is not None:
@@ -68,21 +69,12 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     return chosen
 
 
-def _config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(
-            model_args.model_name_or_path,
-            revision=model_args.model_revision,
-            cache_dir=model_args.cache_dir,
-            trust_remote_code=training_args.trust_remote_code,
-            **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
-        )
-    except OSError as error:
-        raise ArgumentError(
-            f"no config could be loaded from {model_args.model_name_or_path}: {str(error).splitlines()[0]}",
-            place="--model_name_or_path",
-            fix="give a folder with config.json, or a Hub name that can be reached",
-        ) from error
+def state_attention(model: Any, model_args: ModelArguments, training_args: StageArguments) -> None:
+    """Say which attention a loaded model has, unless choosing it said so already."""
+    asked = model_args.attn_implementation or model_args.flash_attn
+    if asked or not training_args.flat_batches:
+        reason = "as asked" if asked else "transformers' choice; rows are padded"
+        notice(f"attention: {model.config._attn_implementation} ({reason})")
 
 
 def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,17 +10,25 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    set_seed,
 )
+from transformers.initialization import no_init_weights
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
-from hftune.models.attention import attention_for
+from hftune.logging import notice
+from hftune.models.agreement import agree_with_tokenizer
+from hftune.models.attention import attention_for, state_attention
+from hftune.models.configs import first_line, model_config, source
+from hftune.models.experts import is_mixture
 from hftune.models.gguf import forget_gguf
-from hftune.models.quantization import quantization_config
+from hftune.models.quantization import keep_differentiable, quantization_config
 from hftune.weight_files import weight_shapes
 
 
@@ -30,8 +39,8 @@ def load_causal_lm(
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
-    model = _from_pretrained(AutoModelForCausalLM, model_args, adapter_args, training_args)
-    _agree_with_tokenizer(model, tokenizer)
+    model = _build(AutoModelForCausalLM, model_args, adapter_args, training_args)
+    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 
 
@@ -45,10 +54,10 @@ def load_reward_model(
 
     A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
     """
-    model = _from_pretrained(AutoModelForSequenceClassification, model_args, adapter_args, training_args, num_labels=1)
-    _agree_with_tokenizer(model, tokenizer)
+    model = _build(AutoModelForSequenceClassification, model_args, adapter_args, training_args, labels=1)
+    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    if not _has_trained_score(model_args):
+    if model_args.from_config or not _has_trained_score(model_args):
         init_score_head(model, seed=training_args.seed)
     return model
 
@@ -83,31 +92,62 @@ def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, t
     return torch.float16 if training_args.fp16 else torch.float32
 
 
-def _from_pretrained(
-    auto: Any, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments, **extra: Any
+def _build(
+    auto: Any,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    labels: int | None = None,
 ) -> PreTrainedModel:
+    """The model of class `auto`, read from its files or drawn from its config, as it will be trained."""
+    config = model_config(model_args, training_args)
+    if labels is not None:
+        config.num_labels = labels
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
-    compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
     options: dict[str, Any] = {
-        "revision": model_args.model_revision,
-        "cache_dir": model_args.cache_dir,
         "dtype": dtype,
         "trust_remote_code": training_args.trust_remote_code,
         "attn_implementation": attention_for(model_args, training_args),
-        "quantization_config": quantization_config(adapter_args, compute),
-        "gguf_file": model_args.gguf_file,
+        "experts_implementation": model_args.experts_implementation,
     }
-    if adapter_args.quantised:
-        # bitsandbytes quantises while loading and wants to know where to.
-        options["device_map"] = {"": "cpu" if training_args.use_cpu else training_args.local_process_index}
     given = {name: value for name, value in options.items() if value is not None}
+    if model_args.from_config:
+        model = draw_weights(auto, config, given, seed=training_args.seed)
+    else:
+        given |= _quantisation(adapter_args, training_args, dtype)
+        model = _from_pretrained(auto, config, model_args, given)
+        keep_differentiable(model)
+    state_attention(model, model_args, training_args)
+    state_experts(model)
+    return model
+
+
+def _quantisation(
+    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype | str
+) -> dict[str, Any]:
+    compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    if not adapter_args.quantised:
+        return {}
+    partitioned = training_args.zero_stage == 3
+    config = quantization_config(adapter_args, compute, partitioned=partitioned)
+    if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device
+        notice("every process reads the whole quantised model before ZeRO-3 partitions it")
+        return {"quantization_config": config}
+    # bitsandbytes quantises while loading and wants to know where to.
+    where = "cpu" if training_args.use_cpu else training_args.local_process_index
+    return {"quantization_config": config, "device_map": {"": where}}
+
+
+def _from_pretrained(
+    auto: Any, config: PreTrainedConfig, model_args: ModelArguments, given: dict[str, Any]
+) -> PreTrainedModel:
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
     try:
-        model = auto.from_pretrained(model_args.model_name_or_path, **given, **extra)
+        model = auto.from_pretrained(model_args.model_name_or_path, config=config, **source(model_args), **given)
     except OSError as error:
         raise ArgumentError(
-            f"no model could be loaded from {model_args.model_name_or_path}: {str(error).splitlines()[0]}",
+            f"no model could be loaded from {model_args.model_name_or_path}: {first_line(error)}",
             place="--model_name_or_path",
             fix="give a folder with config.json and weights, or a Hub name that can be reached",
         ) from error
@@ -118,16 +158,35 @@ def _from_pretrained(
     return model
 
 
-def _agree_with_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse token ids that the embeddings do not have: they would read another row, or fail mid-training."""
-    rows = model.get_input_embeddings().weight
-    vocabulary = getattr(rows, "ds_shape", rows.shape)[0]
-    if len(tokenizer) > vocabulary:
-        raise ArgumentError(
-            f"the tokenizer has {len(tokenizer)} tokens, the model has {vocabulary} embeddings",
-            place="--tokenizer_name_or_path",
-            fix="use the tokenizer that belongs to the model",
-        )
+def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], seed: int) -> PreTrainedModel:
+    """A model with weights drawn as its architecture draws them: the same for a seed, whatever the ZeRO stage.
+
+    Args:
+        auto: `AutoModelForCausalLM` or its like.
+        config: What to build.
+        options: Further arguments of `from_config`.
+        seed: Every rank must give the same.
+    """
+    options = {**options, "dtype": options["dtype"] if options["dtype"] != "auto" else torch.float32}
+    # Constructors of torch's layers draw as well, and are kept from it only under ZeRO-3, where transformers draws
+    # after partitioning. Without this the two would be at other places of the same random numbers.
+    set_seed(seed)
+    partitions = is_deepspeed_zero3_enabled()
+    with nullcontext() if partitions else no_init_weights():
+        model = auto.from_config(config, **options)
+    if not partitions:
+        set_seed(seed)
+        model.init_weights()
+    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn
+    count = sum(zero.full_numel(parameter) for parameter in model.parameters())
+    notice(f"{type(model).__name__} from scratch: {count:,} weights drawn with seed {seed}")
+    return model
+
+
+def state_experts(model: PreTrainedModel) -> None:
+    """Say how a mixture of experts computes its experts."""
+    if type(model)._can_set_experts_implementation() and is_mixture(model.config):
+        notice(f"experts: {model.config._experts_implementation}")
 
 
 def _has_trained_score(model_args: ModelArguments) -> bool:

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import bitsandbytes
 import torch
+from torch import nn
 from transformers import BitsAndBytesConfig
 
 from hftune.arguments import AdapterArguments
 
 
-def quantization_config(adapter_args: AdapterArguments, compute_dtype: torch.dtype) -> BitsAndBytesConfig | None:
+def quantization_config(
+    adapter_args: AdapterArguments, compute_dtype: torch.dtype, *, partitioned: bool = False
+) -> BitsAndBytesConfig | None:
     """The bitsandbytes config that was asked for, or None.
 
     Args:
         adapter_args: `load_in_4bit`, `load_in_8bit` and their details.
-        compute_dtype: Dtype that matmuls run in; also the storage dtype of 4-bit weights unless one is given, which
-            lets ZeRO-3 partition them like any other parameter.
+        compute_dtype: Dtype that matmuls run in.
+        partitioned: Whether ZeRO-3 will partition the weights: packed 4-bit weights are then kept as `compute_dtype`,
+            the dtype of all others, since ZeRO-3 gathers weights of one dtype only. Otherwise they are kept as uint8.
     """
     if adapter_args.load_in_4bit:
         storage = adapter_args.bnb_4bit_quant_storage
+        packed = getattr(torch, storage) if storage else compute_dtype if partitioned else torch.uint8
         return BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type=adapter_args.bnb_4bit_quant_type,
             bnb_4bit_use_double_quant=adapter_args.use_bnb_nested_quant,
             bnb_4bit_compute_dtype=compute_dtype,
-            **({"bnb_4bit_quant_storage": getattr(torch, storage)} if storage else {}),
+            bnb_4bit_quant_storage=packed,
         )
     if adapter_args.load_in_8bit:
         # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     return None
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Let 4-bit weights be trained through after an evaluation on a CPU with AVX512-BF16.
+
+    There, the first forward pass in eval mode packs the weights of a `Linear4bit` anew for a kernel without a backward
+    pass, and rounds their scales to bf16 (bitsandbytes 0.50, `Linear4bit.forward`). Training that follows would get no
+    gradient through any of them, without a word.
+    """
+    for module in model.modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False

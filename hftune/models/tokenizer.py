@@ -9,33 +9,41 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.added_tokens import add_named_tokens
+from hftune.models.configs import source
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer, or the one named, with a pad token and the chat template asked for.
+    """The model's own tokenizer, or the one named, with added tokens, a pad token and the chat template asked for.
 
     Raises:
         ArgumentError: There is no tokenizer, or the template or the pad token asked for does not exist.
     """
-    name = model_args.tokenizer_name_or_path or model_args.model_name_or_path
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            revision=model_args.model_revision,
-            cache_dir=model_args.cache_dir,
-            trust_remote_code=training_args.trust_remote_code,
-            **({"gguf_file": model_args.gguf_file} if model_args.gguf_file else {}),
-        )
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"no tokenizer could be loaded from {name}: {str(error).splitlines()[0]}",
-            place="--tokenizer_name_or_path" if model_args.tokenizer_name_or_path else "--model_name_or_path",
-            fix="name a folder or Hub name that has one with --tokenizer_name_or_path",
-        ) from error
+    tokenizer = load_plain_tokenizer(model_args, training_args, model_args.tokenizer_name_or_path)
+    add_named_tokens(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
+
+
+def load_plain_tokenizer(
+    model_args: ModelArguments, training_args: StageArguments, named: str | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer in `named`, else the model's own, as it lies there."""
+    name = str(named or model_args.model_name_or_path)
+    try:
+        return AutoTokenizer.from_pretrained(
+            name,
+            trust_remote_code=training_args.trust_remote_code,
+            **source(model_args, name),
+        )
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"no tokenizer could be loaded from {name}: {str(error).splitlines()[0]}",
+            place="--tokenizer_name_or_path" if named else "--model_name_or_path",
+            fix="name a folder or Hub name that has one with --tokenizer_name_or_path",
+        ) from error
 
 
 def read_chat_template(value: str) -> str:

@@ -27,6 +27,11 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
         )
         return
     yield from _shape_problems(base, adapter, flag)
+    yield from check_recorded_base(base, adapter, flag)
+
+
+def check_recorded_base(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """The same without the shapes, for those who compare them on their own."""
     manifest = read_manifest(adapter) or {}
     recorded = manifest.get("base") or {}
     known = str(recorded.get("fingerprint", ""))
@@ -38,7 +43,9 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
                 fix=f"use the base it was trained on: {recorded.get('name')}",
             )
         return
-    named = json.loads(config_file.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    named = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get(
+        "base_model_name_or_path"
+    )
     if named and Path(named).name != Path(base).name:
         notice(f"the adapter in {adapter} names the base {named}, here it is used on {base}")
 
@@ -63,6 +70,8 @@ def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...
         if not name.endswith((".lora_A.weight", ".lora_B.weight")):
             continue
         module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
+        if "expert" in module:
+            continue  # files hold an expert a tensor, models all of a layer in one: peft compares when it loads
         weight = base.get(f"{module}.weight") or base.get(f"model.{module.removeprefix('model.')}.weight")
         if weight is None:
             yield f"{module} is not in the base"

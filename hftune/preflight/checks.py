@@ -14,10 +14,14 @@ from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.models.attention import attention_for
-from hftune.preflight.bases import check_adapter_fits
+from hftune.models.configs import model_config
+from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
 from hftune.preflight.schedule_checks import check_schedule
+from hftune.preflight.vocabulary_checks import check_vocabulary
 
 
 def check_run(
@@ -36,11 +40,14 @@ def check_run(
             *check_streaming(data_args, training_args),
             *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
+            *check_stored_quantised(model_args, adapter_args),
             *check_processes(training_args),
-            *check_adapter(model_args, adapter_args),
+            *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),
+            *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
+            *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
 
@@ -79,24 +86,6 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
-    if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
-        yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
-    if adapter_args.quantised and not adapter_args.use_peft:
-        yield ArgumentError(
-            "a quantised model cannot be trained in full",
-            place="--load_in_4bit / --load_in_8bit",
-            fix="add --use_peft (or --qlora) to train an adapter on it",
-        )
-    if adapter_args.load_in_8bit and training_args.zero_stage == 3:
-        yield ArgumentError(
-            "8-bit weights under ZeRO-3 train with a wrong loss (bitsandbytes issue 1451)",
-            place="--load_in_8bit",
-            fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
-        )
-
-
 def check_processes(training_args: StageArguments) -> Iterator[UserError]:
     """Several GPUs in one process would mean DataParallel, which neither TRL nor DeepSpeed supports."""
     if not training_args.use_cpu and ranks.world_size() == 1 and torch.cuda.device_count() > 1:
@@ -108,18 +97,14 @@ def check_processes(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """An adapter to continue is there, and was made for this base."""
-    path = adapter_args.peft_path
-    if path is None or not model_args.model_name_or_path:
-        return
-    yield from check_adapter_fits(model_args.model_name_or_path, path, flag="--peft_path")
-
-
 def check_attention(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Documents side by side in a row can be kept apart by this model and the attention asked for."""
     if not training_args.flat_batches or any(check_model_folder(model_args)):
         return
+    try:
+        model_config(model_args, training_args)
+    except UserError:
+        return  # said by check_model
     try:
         attention_for(model_args, training_args)
     except UserError as problem:

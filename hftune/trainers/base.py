@@ -13,12 +13,18 @@ from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
+from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import prove_apart
+from hftune.trainers.checkpoints import CheckpointMixin
+from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
+from hftune.trainers.precision import AdapterPrecisionMixin
+from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(OptimizerMixin):
+class HftuneTrainerMixin(CheckpointMixin, OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the
@@ -70,8 +76,7 @@ class HftuneTrainerMixin(OptimizerMixin):
         """Once a run, and only where documents share rows."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
-            vocabulary = self.model.get_input_embeddings().num_embeddings
-            prove_apart(model, vocabulary, self.model.config._attn_implementation, self.args.device)
+            prove_apart(model, vocabulary_rows(self.model), self.model.config._attn_implementation, self.args.device)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""
@@ -112,6 +117,26 @@ class HftuneTrainerMixin(OptimizerMixin):
             return super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
         except UserError as error:
             raise own_words(error) from error
+
+    def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As the Trainer's; an adapter that began with a part of the base is saved as one of the whole base."""
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        if self.args.should_save and started_from(self.model):
+            rewrite_as_plain(self.model, output_dir or self.args.output_dir)
+
+    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: Any = None) -> None:
+        """As the Trainer's, for runs without DeepSpeed; the inverse of `_save`."""
+        if started_from(self.model):
+            load_trained(self.model, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
+
+    def _load_best_model(self: Any) -> None:
+        """As the Trainer's; likewise."""
+        if started_from(self.model) and not self.is_deepspeed_enabled:
+            load_trained(self.model, self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()  # type: ignore[misc]
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the manifest is the record of a run, and a card is written from it."""

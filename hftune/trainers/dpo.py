@@ -17,8 +17,8 @@ from hftune.trainers.base import HftuneTrainerMixin
 class DPOTrainer(HftuneTrainerMixin, trl.DPOTrainer):
     """TRL's trainer on pairs that hftune has tokenised.
 
-    The reference is the model as it was at the start: a fresh adapter switched off, a copy of a continued adapter, or
-    a second model in full training.
+    The reference is the model as it was at the start: a fresh adapter switched off, a copy of one that goes on or began
+    with a part of the base, or a second model in full training.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class DPOTrainer(HftuneTrainerMixin, trl.DPOTrainer):
         tokenizer: PreTrainedTokenizerBase,
         data: Splits,
         *,
-        continues_adapter: bool = False,
+        starts_as_base: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -40,9 +40,9 @@ class DPOTrainer(HftuneTrainerMixin, trl.DPOTrainer):
             **kwargs,
         )
         self.mixture = data.mixture
-        if isinstance(model, PeftModel) and not continues_adapter:
-            # TRL copies any adapter that it did not make itself. A fresh one changes nothing yet, so the model with
-            # its adapter off is the same reference without the copy.
+        if isinstance(model, PeftModel) and starts_as_base:
+            # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy: the model
+            # with its adapter off is the same reference.
             model.delete_adapter("ref")
 
     def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:

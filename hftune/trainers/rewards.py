@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from peft import PeftConfig, PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import deepspeed as hf_deepspeed
 
 from hftune.arguments import ModelArguments
 from hftune.arguments.training import RLFields
+from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
+from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.models.adapter_configs import read_lora_config
+from hftune.models.agreement import grow_as_recorded
+from hftune.models.folding import fold_adapters
 from hftune.preflight.checks import check_rewards
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., list[float]]
@@ -58,10 +60,12 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
     with not_partitioned():
         if (Path(path) / "adapter_config.json").is_file():
             base = (read_manifest(path) or {}).get("base", {}).get("name")
-            base = base or PeftConfig.from_pretrained(path).base_model_name_or_path
-            notice(f"the reward model in {path} is an adapter; it is folded into {base} in memory")
+            base = base or read_lora_config(path, "--reward_model_path").base_model_name_or_path
+            folders = whole_chain([path])
+            notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
             model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
-            model = PeftModel.from_pretrained(model, path).merge_and_unload()
+            grow_as_recorded(model, folders)
+            model = fold_adapters(model, folders)
         else:
             model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)
     if tokenizer.pad_token is None:
@@ -69,17 +73,6 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model.requires_grad_(False)
     return model.eval(), tokenizer
-
-
-@contextmanager
-def not_partitioned() -> Iterator[None]:
-    """Load whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
-    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
-    hf_deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered
 
 
 def load_function(name: str) -> Callable[..., list[float]]:

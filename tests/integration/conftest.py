@@ -45,10 +45,10 @@ def stage_run(run: Callable, tiny_model: Path, tiny_data: Path, workspace: Path)
     """`stage_run("sft", "lora", "zero3")`: run it, or return what an earlier test ran."""
 
     @functools.cache
-    def once(stage: str, method: str, mode: str, extra: tuple[str, ...] = ()) -> StageRun:
+    def once(stage: str, method: str, mode: str, extra: tuple[str, ...] = (), folder: Path | None = None) -> StageRun:
         launcher, flags, processes = LAUNCHERS[mode]
         name = "-".join([stage, method, mode, *(flag.strip("-") for flag in extra if flag.startswith("--"))])
-        folder = workspace / "runs" / name
+        folder = folder or workspace / "runs" / name
         finished = run(
             f"run_{stage}.py",
             *flags,

@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments import parse_arguments
+from hftune.checkpoints.resume import find_checkpoint
 from hftune.data.splits import Splits
 from hftune.distributed import ranks
 from hftune.errors import run_script
-from hftune.stage import find_checkpoint
 from hftune.trainers.pt import PTTrainer
 from tests.unit.data.corpus.streams import stream_of
 

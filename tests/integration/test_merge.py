@@ -79,6 +79,22 @@ def test_older_names(stage_run: Callable, run: Callable, tiny_model: Path, tmp_p
     assert weight_shapes(tmp_path / "merged") == weight_shapes(tiny_model)
 
 
+def test_qlora_into_both_bases(stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    adapter = stage_run("sft", "qlora4", "single").folder
+    flags = ["--peft_model_path", str(adapter), "--output_dir"]
+    original = run("merge_peft_adapter.py", *flags, str(tmp_path / "original")).check()
+    assert "--merge_base original (this merge)" in original.output
+    assert "--merge_base dequantized (not written)" in original.output
+    dequantized = tmp_path / "dequantized"
+    run("merge_peft_adapter.py", *flags, str(dequantized), "--merge_base", "dequantized").check()
+    manifests = [json.loads((tmp_path / name / "hftune.json").read_text()) for name in ("original", "dequantized")]
+    assert [manifest["merge_base"] for manifest in manifests] == ["original", "dequantized"]
+    both = manifests[0]["verified"]["merge_base"]
+    assert both["dequantized"]["largest"] < 0.1 * both["original"]["largest"]
+    assert manifests[1]["verified"]["largest"] == both["dequantized"]["largest"]
+    assert weight_shapes(dequantized) == weight_shapes(tiny_model)
+
+
 def test_an_adapter_goes_on(stage_run: Callable) -> None:
     first = stage_run("sft", "lora", "zero2")
     second = stage_run("sft", "lora", "zero2", ("--peft_path", str(first.folder)))

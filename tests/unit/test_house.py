@@ -14,7 +14,7 @@ FLOORS = [
     {"arguments"},
     {"data", "models", "checkpoints"},
     {"preflight", "reporting"},
-    {"trainers", "merging"},
+    {"trainers", "merging", "vocabulary"},
     {"stage"},
     {"cli"},
 ]

@@ -1,0 +1,78 @@
+"""What a user wrote, on the command line or in a YAML file, as names and values, before any parser has a say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hftune.arguments.aliases import JOINED
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+Given = list[tuple[str, list[Any]]]
+
+
+def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
+    for position, token in enumerate(argv):
+        if token.startswith("--config="):
+            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
+        if token == "--config":
+            if position + 1 == len(argv):
+                raise ArgumentError("--config needs the path of a YAML file")
+            return argv[position + 1], argv[:position] + argv[position + 2 :]
+    return None, argv
+
+
+def given_on_command_line(argv: list[str]) -> Given:
+    """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])]."""
+    given: Given = []
+    for token in argv:
+        if token.startswith("--") or token == "-h":
+            name, _, value = token.lstrip("-").partition("=")
+            given.append((name, [value] if "=" in token else []))
+        elif given:
+            given[-1][1].append(token)
+        else:
+            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+    return given
+
+
+def given_in_file(path: str | None) -> Given:
+    if path is None:
+        return []
+    if not Path(path).is_file():
+        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ArgumentError(f"not valid YAML: {error}", place=path, fix="mend the file") from error
+    if not isinstance(content, dict):
+        raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
+    return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
+
+
+def means_no(values: list[Any]) -> bool:
+    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
+
+
+def joined(name: str, values: list[Any]) -> list[Any]:
+    """Several values as one text where the argument takes a text that may name several."""
+    if name in JOINED and len(values) > 1:
+        return [JOINED[name].join(map(str, values))]
+    return values
+
+
+def yaml_value(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def without_repeats(given: Given) -> Given:
+    """The last value of a name counts; two different ones for one name, through an alias, are said."""
+    merged: dict[str, list[Any]] = {}
+    for name, values in given:
+        if name in merged and merged[name] != values:
+            notice(f"--{name} was given twice (an alias counts too): {values} replaces {merged[name]}")
+        merged[name] = values
+    return list(merged.items())

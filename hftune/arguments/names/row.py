@@ -1,0 +1,140 @@
+"""A row of the table of parameters: what a name of another tool means, and what becomes of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Values = list[str]
+Given = list[tuple[str, Values]]
+
+STAGES = ("pt", "sft", "rm", "dpo", "rl")
+
+WORKS, ALIAS, NO_EFFECT, REFUSED = "works", "alias", "no effect", "refused"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a function that translates values may look at.
+
+    Args:
+        given: Its own names, as they were given.
+        others: All other arguments of the run under hftune's names, after plain renaming.
+        stage: "pt", "sft", "rm", "dpo" or "rl".
+        world_size: Number of processes.
+        local_world_size: Number of processes on this machine.
+    """
+
+    given: Mapping[str, Values]
+    others: Mapping[str, Values] = field(default_factory=dict)
+    stage: str = "sft"
+    world_size: int = 1
+    local_world_size: int = 1
+
+    def text(self, *names: str) -> str | None:
+        """The value of the first of `names` that was given; a switch without a value is "true"."""
+        for name in names:
+            if name in self.given:
+                return " ".join(self.given[name]) if self.given[name] else "true"
+        return None
+
+    def flag(self, *names: str) -> bool | None:
+        """Whether the first of `names` that was given is switched on; None where none was."""
+        value = self.text(*names)
+        return None if value is None else means_yes(value)
+
+    def other(self, name: str) -> str | None:
+        """The value of another argument, under hftune's name."""
+        return " ".join(self.others[name]) if self.others.get(name) else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a translation makes of its arguments: arguments of hftune, and what must be said about it."""
+
+    given: Given = field(default_factory=list)
+    notices: tuple[str, ...] = ()
+
+
+Translation = Callable[[Ask], Answer]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One name.
+
+    Args:
+        name: As the other tool spells it.
+        does: What it does there, in a few words.
+        verdict: `WORKS`, `ALIAS`, `NO_EFFECT` or `REFUSED`.
+        to: The counterpart in hftune: a name, or one for each stage that has one.
+        because: Why it has no effect, or is refused, and what to use instead.
+        harmless: Values, in lower case, that ask for what happens anyway: accepted in silence.
+        translation: Where values change as well; rows with the same function are translated together.
+        example: A typical value, for the test that walks the table; empty for a switch.
+        expect: What `example` becomes: arguments and values as they reach the parser.
+        stages: Scripts that the example fits.
+    """
+
+    name: str
+    does: str
+    verdict: str
+    to: str | Mapping[str, str] = ""
+    because: str = ""
+    harmless: tuple[str, ...] = ()
+    translation: Translation | None = None
+    example: str = ""
+    expect: tuple[tuple[str, str], ...] = ()
+    stages: tuple[str, ...] = ()
+
+    def target(self, stage: str) -> str | None:
+        """The counterpart in a stage; None where the stage has none."""
+        return self.to if isinstance(self.to, str) else self.to.get(stage)
+
+    def asks_for_nothing(self, values: Values) -> bool:
+        """Whether the values ask for what happens anyway."""
+        return " ".join(values).lower() in self.harmless
+
+
+def means_yes(value: str) -> bool:
+    """Whether a value switches something on."""
+    return value.strip().lower() in ("true", "1", "yes", "on", "y", "t")
+
+
+OFF = ("false", "0", "no", "none", "null", "off", "")
+
+
+def works(name: str, does: str, example: str = "", *, stages: tuple[str, ...] = ()) -> Row:
+    """A name that hftune has, with the same meaning."""
+    return Row(name, does, WORKS, to=name, example=example, stages=stages)
+
+
+def alias(name: str, to: str | Mapping[str, str], does: str, example: str = "") -> Row:
+    """Another name for what hftune has; values stay as they are."""
+    stages = () if isinstance(to, str) else tuple(to)
+    return Row(name, does, ALIAS, to=to, example=example, stages=stages)
+
+
+def translated(
+    name: str,
+    to: str,
+    does: str,
+    example: str,
+    expect: Mapping[str, str],
+    by: Translation,
+    *,
+    stages: tuple[str, ...] = (),
+) -> Row:
+    """A name whose values are translated by a function; `to` names the counterparts for people."""
+    wanted = tuple(expect.items())
+    return Row(name, does, ALIAS, to=to, translation=by, example=example, expect=wanted, stages=stages)
+
+
+def no_effect(name: str, does: str, because: str, example: str = "True", *, harmless: tuple[str, ...] = ()) -> Row:
+    """A name that is accepted, with a notice that says why nothing happens."""
+    return Row(name, does, NO_EFFECT, because=because, example=example, harmless=harmless)
+
+
+def refused(name: str, does: str, because: str, example: str = "True", *, harmless: tuple[str, ...] = OFF) -> Row:
+    """A name that is refused, with what to use instead; `harmless` values pass."""
+    return Row(name, does, REFUSED, because=because, example=example, harmless=harmless)

@@ -1,0 +1,159 @@
+"""Sharding, parallelism and recomputation."""
+
+from hftune.arguments.names.row import no_effect, refused, translated, works
+from hftune.arguments.names.values import recompute, runs, zero
+
+_ONE = ("1", "-1", "0", "none", "null")
+_PIPELINE = "there is no pipeline parallelism under the HF Trainer; use ZeRO-3 (ds_configs/zero3.json)"
+_STAGES = "there are no pipeline stages"
+_TENSOR = "there is no tensor parallelism yet; ZeRO-3 shards layers over all processes"
+_NO_TENSOR = "there is no tensor parallelism"
+_EXPERT = "there is no expert parallelism yet; ZeRO-3 shards the experts' weights"
+_SEQUENCE = "there is no sequence parallelism yet; lower --max_length, or use ZeRO-3 with checkpointing"
+_OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
+
+ROWS = (
+    translated("sharding", "deepspeed", "ZeRO stage", "stage1", {}, zero.sharding),
+    translated("sharding_parallel_degree", "deepspeed", "processes that share states", "1", {}, zero.sharding),
+    translated("sharding_degree", "deepspeed", "processes that share states", "1", {}, zero.sharding),
+    translated("sharding_parallel_size", "deepspeed", "processes that share states", "1", {}, zero.sharding),
+    translated("offload_optim", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
+    translated("tensorwise_offload_optimizer", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
+    translated("optimizer_cpu_offload", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
+    translated("optimizer_offload_fraction", "deepspeed", "share of them", "1.0", {}, zero.sharding),
+    translated("use_distributed_optimizer", "deepspeed", "ZeRO-1", "False", {}, zero.sharding),
+    translated("use_megatron_fsdp", "deepspeed", "sharded data parallelism", "False", {}, zero.sharding),
+    translated("data_parallel_sharding_strategy", "deepspeed", "what it shards", "optim", {}, zero.sharding),
+    translated("sharding_strategy", "deepspeed", "fsdp, hsdp or ddp", "ddp", {}, zero.sharding),
+    no_effect("sharding_parallel_config", "details of sharding", _OVERLAP, "enable_stage1_overlap"),
+    no_effect("release_grads", "free gradients after a step", "ZeRO and the Trainer do"),
+    no_effect("overlap_grad_reduce", "overlap of communication", _OVERLAP),
+    no_effect("overlap_param_gather", "overlap of communication", _OVERLAP),
+    no_effect("overlap_param_gather_with_optimizer_step", "overlap of communication", _OVERLAP),
+    no_effect("align_grad_reduce", "overlap of communication", _OVERLAP),
+    no_effect("align_param_gather", "overlap of communication", _OVERLAP),
+    no_effect("nccl_comm_warmup", "first messages ahead of training", "NCCL decides"),
+    works("ddp_find_unused_parameters", "look for weights without a gradient; not under DeepSpeed", "False"),
+    # tensor
+    translated("tensor_parallel_degree", "no counterpart; ZeRO-3", "tensor parallelism", "1", {}, runs.degree),
+    translated("tensor_model_parallel_size", "no counterpart; ZeRO-3", "tensor parallelism", "1", {}, runs.degree),
+    refused("tp_size", "tensor parallelism", _TENSOR, "8", harmless=_ONE),
+    refused("server_tp_degree", "tensor parallelism of a server", "hftune serves nothing", "2", harmless=_ONE),
+    translated(
+        "sequence_parallel",
+        "no counterpart; ZeRO-3",
+        "shares norms under tensor parallelism",
+        "True --tensor_parallel_degree 1",
+        {},
+        runs.degree,
+    ),
+    no_effect("tensor_parallel_config", "details of tensor parallelism", _NO_TENSOR, "sync_param"),
+    no_effect("tensor_parallel_output", "logits stay spread", _NO_TENSOR),
+    no_effect("tp_comm_overlap", "overlap of tensor parallelism", _NO_TENSOR),
+    no_effect("use_sp_callback", "gradients of norms", _NO_TENSOR),
+    # pipeline
+    refused("pipeline_parallel_degree", "pipeline parallelism", _PIPELINE, "2", harmless=_ONE),
+    refused("pipeline_model_parallel_size", "pipeline parallelism", _PIPELINE, "2", harmless=_ONE),
+    refused("virtual_pp_degree", "virtual pipeline stages", _PIPELINE, "2", harmless=_ONE),
+    refused("virtual_pipeline_model_parallel_size", "virtual pipeline stages", _PIPELINE, "2", harmless=_ONE),
+    refused("pipeline_model_parallel_layout", "layers of pipeline stages", _PIPELINE, "Et*4|L", harmless=("none",)),
+    refused("add_tail_layers", "empty layers for a pipeline", _PIPELINE, "2"),
+    refused("decoder_first_pipeline_num_layers", "layers of the first stage", _PIPELINE, "4", harmless=("none",)),
+    refused("decoder_last_pipeline_num_layers", "layers of the last stage", _PIPELINE, "4", harmless=("none",)),
+    *(
+        no_effect(name, "a detail of the pipeline", _STAGES, value)
+        for name, value in (
+            ("pipeline_parallel_config", "enable_delay_scale_loss"),
+            ("pp_seg_method", "uniform"),
+            ("overlap_p2p_comm", "True"),
+            ("batch_p2p_comm", "True"),
+            ("microbatch_group_size_per_vp_stage", "2"),
+            ("account_for_embedding_in_pipeline_split", "True"),
+            ("account_for_loss_in_pipeline_split", "True"),
+            ("pp_need_data", "True"),
+            ("pp_need_data_degree", "2"),
+            ("disable_pipeline_warmup", "True"),
+        )
+    ),
+    # experts and sequences
+    refused("expert_model_parallel_size", "expert parallelism", _EXPERT, "2", harmless=_ONE),
+    refused("expert_tensor_parallel_size", "tensor parallelism of experts", _EXPERT, "2", harmless=_ONE),
+    refused("context_parallel_size", "context parallelism", _SEQUENCE, "2", harmless=_ONE),
+    refused("sequence_parallel_size", "sequence parallelism (Ulysses)", _SEQUENCE, "2", harmless=_ONE),
+    no_effect("cp_comm_type", "communication of context parallelism", "there is no context parallelism", "p2p"),
+    no_effect("cp_partition_mode", "parts of context parallelism", "there is no context parallelism", "zigzag"),
+    refused("sequence_packing_scheduler", "packing balanced over processes", "use --packing", "dp_balanced"),
+    # recomputation
+    translated(
+        "recompute",
+        "gradient_checkpointing",
+        "recompute activations",
+        "False",
+        {"gradient_checkpointing": "False"},
+        recompute.recompute,
+    ),
+    translated(
+        "recompute_granularity",
+        "gradient_checkpointing",
+        "what is recomputed",
+        "full",
+        {"gradient_checkpointing": "True"},
+        recompute.recompute,
+    ),
+    translated(
+        "recompute_method",
+        "gradient_checkpointing",
+        "units of recomputation",
+        "uniform --recompute_granularity full",
+        {"gradient_checkpointing": "True"},
+        recompute.recompute,
+    ),
+    translated(
+        "recompute_num_layers",
+        "gradient_checkpointing",
+        "layers of a unit",
+        "1 --recompute_granularity full",
+        {"gradient_checkpointing": "True"},
+        recompute.recompute,
+    ),
+    translated(
+        "recompute_modules",
+        "gradient_checkpointing",
+        "parts that are recomputed",
+        "core_attn --recompute_granularity selective",
+        {"gradient_checkpointing": "False"},
+        recompute.recompute,
+    ),
+    translated(
+        "no_recompute_layers",
+        "gradient_checkpointing",
+        "layers that are not",
+        "3 --recompute False",
+        {"gradient_checkpointing": "False"},
+        recompute.recompute,
+    ),
+    translated(
+        "fsdp_activation_checkpointing",
+        "gradient_checkpointing",
+        "recompute activations",
+        "True",
+        {"gradient_checkpointing": "True"},
+        recompute.recompute,
+    ),
+    translated(
+        "selective_checkpointing",
+        "activation_checkpointing_kwargs",
+        "share of blocks",
+        "1 --fsdp_activation_checkpointing True",
+        {"gradient_checkpointing": "True"},
+        recompute.recompute,
+    ),
+    works("gradient_checkpointing", "recompute activations", "True"),
+    no_effect("recompute_use_reentrant", "torch's older way", "the stage's trainer chooses what works with ZeRO"),
+    no_effect("use_recompute", "recompute activations of images", "hftune trains on text"),
+    refused(
+        "offload_recompute_inputs",
+        "keep activations on the CPU",
+        "use --activation_checkpointing_kwargs '{\"offload\": true}'",
+    ),
+)

@@ -1,0 +1,178 @@
+"""From names and values as they were given to arguments of hftune: one place, no side effects but notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hftune.arguments.names.row import NO_EFFECT, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
+from hftune.arguments.names.table import TABLE
+from hftune.errors import ArgumentError
+
+COMMAND_LINE = "command line"
+MERGE = "merge"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An argument as it was given.
+
+    Args:
+        values: Texts from a command line; from a YAML file of any type.
+        place: `COMMAND_LINE`, or the path of the file.
+    """
+
+    name: str
+    values: list[object]
+    place: str
+
+
+@dataclass
+class Outcome:
+    """Arguments of hftune, what must be said, and what is wrong."""
+
+    entries: list[Entry] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    problems: list[ArgumentError] = field(default_factory=list)
+
+
+class Translator:
+    """The names of one script.
+
+    Args:
+        stage: "pt", "sft", "rm", "dpo" or "rl"; of another command, such as `MERGE`, its own names count first.
+        known: Names of the script's own arguments.
+        aliases: Further aliases of the script, which come first.
+        unknown: Makes the error for a name that the script does not know, and its place.
+        done_by_hftune: The script's own fields that hftune fills, and why.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        known: Collection[str],
+        aliases: Mapping[str, str],
+        unknown: Callable[[str, str], ArgumentError],
+        done_by_hftune: Mapping[str, str],
+    ) -> None:
+        self.stage, self.known, self.aliases, self.unknown = stage, known, aliases, unknown
+        self.done_by_hftune = done_by_hftune
+
+    def translate(self, given: Iterable[Entry], world_size: int = 1, local_world_size: int = 1) -> Outcome:
+        """All of `given`, problems together; later entries of a name win over earlier ones, with a notice."""
+        outcome = Outcome()
+        groups: dict[Translation, list[Entry]] = {}
+        for entry in given:
+            row = self.row(entry.name)
+            if row is not None and row.translation is not None and _says_something(entry):
+                groups.setdefault(row.translation, []).append(entry)
+            else:
+                self._plain(entry, row, outcome)
+        others = {entry.name: list(map(str, entry.values)) for entry in outcome.entries}
+        for function, members in sorted(groups.items(), key=lambda item: _place_of(item[0])):
+            answer = self._ask(function, members, others, (world_size, local_world_size), outcome)
+            others |= self._take(answer, members, outcome)
+        return outcome
+
+    def row(self, name: str) -> Row | None:
+        """The row of the table that applies to a name in this script; None for an argument of its own."""
+        if name in self.aliases or (self.stage not in STAGES and name in self.known):
+            return None
+        return TABLE.get(name)
+
+    def _plain(self, entry: Entry, row: Row | None, outcome: Outcome) -> None:
+        name = self._renamed(entry.name, row)
+        if name in self.done_by_hftune and not _means_no(entry.values):
+            reason = self.done_by_hftune[name]
+            outcome.problems.append(ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place))
+        elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
+            _turned_down(entry, row, outcome)
+        elif name in self.known:
+            _add(outcome, Entry(name, entry.values, entry.place))
+        else:
+            outcome.problems.append(self.unknown(entry.name, entry.place))
+
+    def _renamed(self, name: str, row: Row | None) -> str:
+        if name in self.aliases:
+            return self.aliases[name]
+        if row is None or row.verdict in (NO_EFFECT, REFUSED):
+            return name
+        return row.target(self.stage) or name
+
+    def _ask(
+        self,
+        function: Translation,
+        members: list[Entry],
+        others: Mapping[str, Values],
+        world: tuple[int, int],
+        outcome: Outcome,
+    ) -> Answer:
+        given = {entry.name: _texts(entry) for entry in members}
+        try:
+            answer = function(Ask(given, others, self.stage, *world))
+        except ArgumentError as error:
+            outcome.problems.append(ArgumentError(error.cause, place=members[-1].place, fix=error.fix))
+            return Answer()
+        strangers = [name for name, _ in answer.given if name not in self.known]
+        if strangers:
+            outcome.problems.append(self.unknown(members[-1].name, members[-1].place))
+            return Answer()
+        outcome.notices += answer.notices
+        return answer
+
+    @staticmethod
+    def _take(answer: Answer, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
+        """Add what was translated, unless the argument itself was given where it counts for more."""
+        said = " ".join(f"--{entry.name}" for entry in members)
+        place = COMMAND_LINE if any(entry.place == COMMAND_LINE for entry in members) else members[-1].place
+        taken: dict[str, Values] = {}
+        for name, values in answer.given:
+            own = next((entry for entry in outcome.entries if entry.name == name), None)
+            if own is None or (own.place != COMMAND_LINE and place == COMMAND_LINE):
+                outcome.entries = [entry for entry in outcome.entries if entry is not own]
+                outcome.entries.append(Entry(name, list(values), COMMAND_LINE))
+                taken[name] = values
+            if own is not None and list(map(str, own.values)) != values:
+                used, dropped = (f"--{name}", said) if name not in taken else (said, f"--{name}")
+                outcome.notices.append(f"{used} counts; {dropped} ({name}: {' '.join(values)}) was given as well")
+        return taken
+
+
+def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
+    """A name that is refused or has no effect, unless its value asks for what happens anyway."""
+    if row.asks_for_nothing(_texts(entry)) or not _says_something(entry):
+        return
+    if row.verdict == REFUSED:
+        cause = f"--{entry.name} cannot be used: {row.because}"
+        outcome.problems.append(ArgumentError(cause, place=entry.place))
+    else:
+        outcome.notices.append(f"--{entry.name} has no effect: {row.because}")
+
+
+def _place_of(function: Translation) -> int:
+    """Functions in the order of the table, whatever order their arguments were given in."""
+    return next(place for place, row in enumerate(TABLE.values()) if row.translation is function)
+
+
+def _add(outcome: Outcome, new: Entry) -> None:
+    """The command line wins over a file; within one, the last value counts, and a change is said."""
+    for old in [entry for entry in outcome.entries if entry.name == new.name]:
+        if old.place == new.place and list(map(str, old.values)) != list(map(str, new.values)):
+            outcome.notices.append(
+                f"--{new.name} was given twice (an alias counts too): {new.values} replaces {old.values}"
+            )
+        outcome.entries.remove(old)
+    outcome.entries.append(new)
+
+
+def _texts(entry: Entry) -> Values:
+    return [str(value) for value in entry.values]
+
+
+def _says_something(entry: Entry) -> bool:
+    """A YAML file may hold `name:` with nothing behind it."""
+    return entry.values != [None]
+
+
+def _means_no(values: list[object]) -> bool:
+    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])

@@ -1,0 +1,67 @@
+"""Batch sizes and lengths of evaluations, which other tools count over all processes."""
+
+from __future__ import annotations
+
+from hftune.arguments.names.row import Answer, Ask, Given
+from hftune.arguments.names.values.common import number
+from hftune.errors import ArgumentError
+
+
+def batches(ask: Ask) -> Answer:
+    """`batch_size`, `micro_batch_size`, `global_batch_size` (sequences an optimizer step takes over all processes).
+
+    Raises:
+        ArgumentError: A global batch that the processes cannot share evenly, or that contradicts the accumulation.
+    """
+    micro = ask.text("micro_batch_size", "batch_size")
+    given: Given = []
+    if micro is not None:
+        given.append(("per_device_train_batch_size", [micro]))
+        # Their evaluation uses it as well. In RL the batch must hold whole groups of completions; left alone there.
+        if ask.other("per_device_eval_batch_size") is None and ask.stage != "rl":
+            given.append(("per_device_eval_batch_size", [micro]))
+    total = ask.text("global_batch_size")
+    if total is None:
+        return Answer(given)
+    steps = _accumulation(ask, int(number("global_batch_size", total)), micro)
+    said = f"--global_batch_size {total}: {steps} micro batches are accumulated on each of {ask.world_size} processes"
+    return Answer([*given, ("gradient_accumulation_steps", [str(steps)])], (said,))
+
+
+def _accumulation(ask: Ask, total: int, micro: str | None) -> int:
+    size = ask.other("per_device_train_batch_size") or micro
+    if size is None:
+        raise ArgumentError("--global_batch_size needs the size of a micro batch", fix="give --micro_batch_size too")
+    rows = int(number("micro_batch_size", size)) * ask.world_size
+    if rows < 1 or total % rows or total < 1:
+        raise ArgumentError(
+            f"--global_batch_size {total} cannot be shared by {ask.world_size} processes with micro batches of {size}",
+            fix=f"use a multiple of {max(rows, 1)}",
+        )
+    asked = ask.other("gradient_accumulation_steps")
+    if asked is not None and int(number("gradient_accumulation_steps", asked)) != total // rows:
+        raise ArgumentError(
+            f"--global_batch_size {total} means --gradient_accumulation_steps {total // rows}, not {asked}",
+            fix="leave one of them out",
+        )
+    return total // rows
+
+
+def evaluation_length(ask: Ask) -> Answer:
+    """`max_evaluate_steps` and `eval_iters`, batches of an evaluation: as many held-out records as they hold."""
+    name = next(iter(ask.given))
+    steps = int(number(name, ask.text(name) or ""))
+    if steps <= 0:
+        return Answer()
+    if ask.other("max_eval_samples") is not None:
+        return Answer([], (f"--{name} has no effect beside --max_eval_samples",))
+    size = int(number("per_device_eval_batch_size", ask.other("per_device_eval_batch_size") or "8"))
+    records = steps * size * ask.world_size
+    said = f"--{name} {steps}: {records} held-out records at most ({ask.world_size} processes, batches of {size})"
+    return Answer([("max_eval_samples", [str(records)])], (said,))
+
+
+def held_out_share(ask: Ask) -> Answer:
+    """`split_dataset_ratio` 0.01: one record of a hundred is held out."""
+    share = number("split_dataset_ratio", ask.text("split_dataset_ratio") or "")
+    return Answer([("validation_split_percentage", [f"{100 * share:g}"])])

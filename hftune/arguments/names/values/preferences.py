@@ -1,0 +1,62 @@
+"""Losses of preference optimisation."""
+
+from __future__ import annotations
+
+from hftune.arguments.names.row import Answer, Ask, Given
+from hftune.arguments.names.values.common import cannot, number
+
+_NOT_YET = "TRL's DPO has no such loss; use sigmoid, ipo or another of its --loss_type"
+
+
+def preference_loss(ask: Ask) -> Answer:
+    """`rpo_alpha`, `sft_loss_ratio`, `pref_loss_ratio`: a weighted sum of the preference and the SFT loss.
+
+    Raises:
+        ArgumentError: A loss that TRL lacks, or weights that were given as well.
+    """
+    kinds = (ask.text("loss_type") or "sigmoid").replace(",", " ").split()
+    if ask.stage != "dpo":
+        return _loss_type_alone(ask)
+    for kind in kinds:
+        if kind in ("kto_pair", "simpo", "dpop", "or", "orpo"):
+            raise cannot("loss_type", kind, _NOT_YET)
+    _check_smoothing(ask, kinds)
+    given: Given = [("loss_type", kinds)] if "loss_type" in ask.given else []
+    smoothing = ask.text("label_smoothing")
+    if smoothing is not None:
+        given.append(("label_smoothing", [smoothing]))
+    supervised = number("sft_loss_ratio", ask.text("rpo_alpha", "sft_loss_ratio") or "0")
+    preference = number("pref_loss_ratio", ask.text("pref_loss_ratio") or "1")
+    if (supervised, preference) == (0, 1):
+        return Answer(given)
+    if ask.other("loss_weights") is not None:
+        raise cannot("sft_loss_ratio", supervised, "--loss_weights says it already; give one of them")
+    weighted = [*kinds, "sft"] if supervised else kinds
+    weights = [f"{preference:g}"] * len(kinds) + ([f"{supervised:g}"] if supervised else [])
+    rest = [pair for pair in given if pair[0] != "loss_type"]
+    said = f"loss: {' + '.join(f'{weight} {kind}' for weight, kind in zip(weights, weighted, strict=True))}"
+    return Answer([*rest, ("loss_type", weighted), ("loss_weights", weights)], (said,))
+
+
+def _loss_type_alone(ask: Ask) -> Answer:
+    """In other stages `loss_type` is the trainer's own; the rest has no meaning there."""
+    for name in ask.given:
+        if name != "loss_type":
+            raise cannot(name, ask.text(name), "it belongs to run_dpo.py")
+    return Answer([("loss_type", list(ask.given["loss_type"]))])
+
+
+def _check_smoothing(ask: Ask, kinds: list[str]) -> None:
+    """TRL smooths the robust and the EXO loss only, and would leave the others as they are without a word."""
+    smoothing = number("label_smoothing", ask.text("label_smoothing") or "0")
+    if smoothing and not {"robust", "exo_pair"} & set(kinds):
+        raise cannot("label_smoothing", smoothing, f"TRL does not smooth {' '.join(kinds)}; use --loss_type robust")
+
+
+def reference_update(ask: Ask) -> Answer:
+    """ERNIEKit's `ref_model_update_steps`: the reference becomes the trained model every so many steps."""
+    steps = int(number("ref_model_update_steps", ask.text("ref_model_update_steps") or ""))
+    if steps <= 0:
+        return Answer()
+    sync: Given = [("sync_ref_model", ["True"]), ("ref_model_sync_steps", [str(steps)])]
+    return Answer([*sync, ("ref_model_mixup_alpha", ["1.0"])])

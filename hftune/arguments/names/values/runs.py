@@ -1,0 +1,73 @@
+"""Stages and algorithms: a script is one stage."""
+
+from __future__ import annotations
+
+from hftune.arguments.names.row import Answer, Ask, Given, Translation
+from hftune.arguments.names.values.common import cannot, each, mapped
+
+_SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
+
+
+def stage_of(stages: dict[str, str]) -> Translation:
+    """A name that says the stage: accepted where it is this script's, else refused with the script to use.
+
+    Args:
+        stages: Value in lower case -> hftune's stage.
+    """
+
+    def one(name: str, ask: Ask) -> Given:
+        value = ask.text(name) or ""
+        meant = stages.get(value.lower())
+        if meant == ask.stage:
+            return []
+        instead = f"that is {_SCRIPTS[meant]}" if meant else f"the scripts are {', '.join(_SCRIPTS.values())}"
+        raise cannot(name, value, instead)
+
+    return each(one)
+
+
+ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})
+rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl"})
+task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
+advantage_estimator = mapped("rl_algorithm", {"grpo": "grpo", "rloo": "rloo"}, "use grpo or rloo")
+
+
+def any_language_model(ask: Ask) -> Answer:
+    """`task_type`: causal_lm is every stage but the reward model."""
+    value = (ask.text("task_type") or "").lower()
+    if value == "causal_lm" and ask.stage != "rm":
+        return Answer()
+    return task_type(ask)
+
+
+def sft_model(ask: Ask) -> Answer:
+    """MedicalGPT's `sft_model_path` belongs to its PPO script, which trains with RLOO."""
+    path = ask.given["sft_model_path"]
+    if ask.other("rl_algorithm"):
+        return Answer([("model_name_or_path", path)])
+    return Answer(
+        [("model_name_or_path", path), ("rl_algorithm", ["rloo"])],
+        ("--sft_model_path without --rl_algorithm: RLOO, which MedicalGPT's script of that name trains with",),
+    )
+
+
+def tensor_sequences(ask: Ask) -> Answer:
+    """Megatron's and ERNIEKit's `sequence_parallel` acts with tensor parallelism only.
+
+    Raises:
+        ArgumentError: It was not said that there is none: a user may expect sequences to be shared.
+    """
+    if not ask.flag("sequence_parallel"):
+        return Answer()
+    if ask.text("tensor_parallel_degree", "tensor_model_parallel_size") in ("1", "-1"):
+        return Answer([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
+    raise cannot("sequence_parallel", "True", "it shares norms under tensor parallelism, not sequences; use ZeRO-3")
+
+
+def degree(ask: Ask) -> Answer:
+    """Tensor parallelism: 1 is none; with it, `sequence_parallel` is looked at."""
+    for name in ("tensor_parallel_degree", "tensor_model_parallel_size"):
+        size = ask.text(name)
+        if size is not None and size not in ("1", "-1", "0"):
+            raise cannot(name, size, "there is no tensor parallelism yet; ZeRO-3 shards layers over all processes")
+    return tensor_sequences(ask) if "sequence_parallel" in ask.given else Answer()

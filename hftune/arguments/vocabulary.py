@@ -1,0 +1,125 @@
+"""Tokens that are added to a model's own, and the rows that they get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class GrowthArguments:
+    """How embeddings take new tokens; what scripts and `hftune vocab` share."""
+
+    add_tokens: str | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens to add, with commas between, or a file with one a line. They are found whole in any text; "
+            "for the words of a domain or a language use `hftune vocab extend`."
+        },
+    )
+    add_special_tokens: str | None = field(
+        default=None,
+        metadata={
+            "help": "Special tokens to add, likewise: markers that decoding with skip_special_tokens leaves out."
+        },
+    )
+    pad_vocab_to_multiple_of: int | None = field(
+        default=None, metadata={"help": "Round the rows of the embeddings up to a multiple of this, such as 64."}
+    )
+    init_new_embeddings: str = field(
+        default="pieces",
+        metadata={
+            "help": "Rows of new tokens. pieces: the mean of the rows of the old tokens that spelt it; mean: the mean "
+            "of all old rows; normal: drawn from N(0, initializer_range^2).",
+            "choices": ["pieces", "mean", "normal"],
+        },
+    )
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether tokens are named that the tokenizer is to get."""
+        return bool(self.add_tokens or self.add_special_tokens)
+
+
+@dataclass
+class VocabularyArguments(GrowthArguments):
+    """The same on the scripts, before training. Names: ms-swift's and LLaMA-Factory's are aliases."""
+
+    resize_vocab: bool = field(
+        default=False,
+        metadata={
+            "help": "Give the model the rows that a larger --tokenizer_name_or_path needs; added tokens imply it."
+        },
+    )
+
+    @property
+    def grows(self) -> bool:
+        """Whether the embeddings may get other rows than the checkpoint has."""
+        return self.adds_tokens or self.resize_vocab or self.pad_vocab_to_multiple_of is not None
+
+
+@dataclass
+class NewRowsArguments:
+    """What of a grown vocabulary is trained; mixed into the arguments of adapters."""
+
+    train_new_tokens_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Train the rows of the new tokens and nothing else. They are saved as an adapter of these rows, to "
+            "be merged like LoRA (which trains them in any case)."
+        },
+    )
+
+
+@dataclass
+class VocabArguments(GrowthArguments):
+    """What `hftune vocab` takes: `add`, `extend`, `train`, `merge` and `resize` use some of these each."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Model folder or Hub name whose tokenizer (and weights) grow."}
+    )
+    tokenizer_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "resize: the larger tokenizer; add, extend, merge: where it is not the model's."},
+    )
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for tokenizer and model."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result in that folder."})
+    tokenizer_only: bool = field(default=False, metadata={"help": "Write the tokenizer alone, no weights."})
+    train_file_dir: str | None = field(
+        default=None, metadata={"help": "train, extend: the corpus, any records that a script reads."}
+    )
+    validation_file_dir: str | None = field(
+        default=None, metadata={"help": "Text for the figures; left out: every 20th record of the corpus, held out."}
+    )
+    vocab_size: int = field(default=32000, metadata={"help": "train: tokens of the new tokenizer."})
+    new_tokens: int = field(default=1000, metadata={"help": "extend, merge: at most this many tokens are added."})
+    tokenizer_type: str = field(
+        default="byte_bpe",
+        metadata={
+            "help": "train: byte_bpe (GPT-2's kind), bpe or unigram (SentencePiece's, with byte fallback).",
+            "choices": ["byte_bpe", "bpe", "unigram"],
+        },
+    )
+    domain_tokenizer: str | None = field(
+        default=None,
+        metadata={"help": "merge: a tokenizer folder, a tokenizer.json, a SentencePiece .model, or words one a line."},
+    )
+    min_frequency: int = field(default=2, metadata={"help": "A new token occurs at least this often in the corpus."})
+    max_token_length: int = field(default=16, metadata={"help": "Characters of a new token, at most."})
+    max_characters: int = field(
+        default=20_000_000, metadata={"help": "Characters of the corpus that are learnt from, spread over all of it."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+
+# MedicalGPT's build_domain_tokenizer.py and merge_tokenizers.py, ms-swift's and Megatron's words.
+VOCAB_ALIASES = {
+    "in_file": "train_file_dir",
+    "domain_sp_model_name": "output_dir",
+    "model_type": "tokenizer_type",
+    "base_tokenizer_dir": "model_name_or_path",
+    "domain_sp_model_file": "domain_tokenizer",
+    "jieba_word_freq_file": "domain_tokenizer",
+    "baichuan_vocab_file": "domain_tokenizer",
+    "new_special_tokens": "add_special_tokens",
+    "make_vocab_size_divisible_by": "pad_vocab_to_multiple_of",
+}

@@ -1,0 +1,54 @@
+"""Adapters that lie upon other adapters: what `hftune.json` says of the base that one was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ManifestError, UserError
+from hftune.weight_files import fingerprint
+
+
+def recorded_chain(folder: str | Path) -> list[str] | None:
+    """Folders of the adapters that were folded into the base when this one was trained; None where nobody wrote it."""
+    base = (read_manifest(folder) or {}).get("base")
+    return None if base is None else list(base.get("adapters") or [])
+
+
+def whole_chain(folders: list[str]) -> list[str]:
+    """`folders` with the adapters that the first one was itself trained upon put before it."""
+    if not folders:
+        return []
+    return [*(recorded_chain(folders[0]) or []), *folders]
+
+
+def chain_problems(folders: list[str], flag: str) -> Iterator[UserError]:
+    """Adapters that were trained upon others than those before them.
+
+    Args:
+        folders: A whole chain, in the order in which it lies upon the base.
+        flag: The flag that named them.
+    """
+    for position, folder in enumerate(folders):
+        recorded = recorded_chain(folder)
+        if recorded is None:
+            continue
+        then = [fingerprint_at_training(folder, below) or fingerprint(below) for below in recorded]
+        now = [fingerprint(below) for below in folders[:position]]
+        if then != now:
+            was = " + ".join(["the base", *recorded])
+            yield ManifestError(
+                f"the adapter in {folder} was trained on {was}, here it would lie upon "
+                + " + ".join(["the base", *folders[:position]]),
+                place=f"{flag} {','.join(folders)}",
+                fix=f"name {folder} alone, hftune knows the rest"
+                if all(Path(below).is_dir() for below in recorded)
+                else f"bring back {', '.join(below for below in recorded if not Path(below).is_dir())}",
+            )
+
+
+def fingerprint_at_training(folder: str | Path, below: str) -> str | None:
+    """The fingerprint that the folder `below` had when the adapter in `folder` was trained upon it."""
+    parents = (read_manifest(folder) or {}).get("parents") or []
+    return next((str(parent["fingerprint"]) for parent in parents if parent.get("folder") == below), None)

@@ -1,0 +1,121 @@
+"""Which checkpoint a run goes on from, and which may go."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hftune.arguments import StageArguments
+from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+_NAME = re.compile(r"checkpoint-(\d+)$")
+PARTIAL = ".partial"
+"""Folder below the output folder in which checkpoints are written before they are published."""
+
+
+@dataclass
+class Found:
+    """The newest whole checkpoint of a folder.
+
+    Attributes:
+        folder: None where there is none.
+        skipped: Newer ones that are not whole, with the reason.
+    """
+
+    folder: Path | None = None
+    skipped: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """Checkpoints of an output folder by step, the newest first, whole or not."""
+    numbered = [(int(match[1]), folder) for folder in output_dir.glob("checkpoint-*") if (match := _step(folder))]
+    return [folder for _, folder in sorted(numbered, reverse=True)]
+
+
+def newest_whole(output_dir: Path) -> Found:
+    """The newest checkpoint that a run can go on from."""
+    found = Found()
+    for folder in checkpoints(output_dir):
+        fault = what_is_wrong(folder)
+        if fault is None:
+            found.folder = folder
+            break
+        found.skipped.append((folder, fault))
+    return found
+
+
+def find_checkpoint(args: StageArguments) -> str | None:
+    """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
+
+    Raises:
+        ArgumentError: The folder that was named is not there, or is not whole.
+    """
+    asked = str(args.resume_from_checkpoint or "")
+    if asked.lower() in ("", "no", "none", "false"):
+        return None
+    if asked.lower() not in ("auto", "last", "true"):
+        fault = what_is_wrong(Path(asked))
+        if fault is not None:
+            raise ArgumentError(
+                f"nothing can go on from {asked}: {fault}",
+                place="--resume_from_checkpoint",
+                fix="give another checkpoint, or auto for the newest whole one",
+            )
+        return asked
+    found = newest_whole(Path(args.output_dir or ""))
+    for folder, fault in found.skipped:
+        notice(f"{folder} is skipped: {fault}")
+    notice(f"going on from {found.folder}" if found.folder else f"no checkpoint in {args.output_dir}; starting anew")
+    return str(found.folder) if found.folder else None
+
+
+def say_if_done(args: StageArguments, resume: str) -> None:
+    """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
+    steps, epochs = steps_done(Path(resume))
+    if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
+        goal = (
+            f"--max_steps {args.max_steps}" if args.max_steps > 0 else f"--num_train_epochs {args.num_train_epochs:g}"
+        )
+        notice(f"nothing is left to train: {resume} has {steps} steps ({epochs:g} epochs) behind it; raise {goal}")
+
+
+def steps_done(checkpoint: Path) -> tuple[int, float]:
+    """Optimizer steps and epochs that a checkpoint has behind it."""
+    state = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
+    return int(state["global_step"]), float(state.get("epoch") or 0.0)
+
+
+def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Path]:
+    """Delete the oldest checkpoints beyond `limit`; returns them.
+
+    What is not whole counts for nothing and is left alone, so the newest whole one always stays, as does the best.
+    """
+    if not limit or limit <= 0:
+        return []
+    whole = [folder for folder in checkpoints(output_dir) if what_is_wrong(folder) is None]
+    kept = whole[:1] + [folder for folder in whole[1:] if best and folder.resolve() == Path(best).resolve()]
+    others = [folder for folder in whole if folder not in kept]
+    doomed = others[max(0, limit - len(kept)) :]
+    for folder in doomed:
+        # Renamed first: a deletion that is cut short must not leave something that looks like a checkpoint.
+        aside = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    return doomed
+
+
+def remove_leftovers(output_dir: Path) -> None:
+    """Delete what killed runs left half written or half deleted."""
+    shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
+    for folder in output_dir.glob(".checkpoint-*.old"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _step(folder: Path) -> re.Match[str] | None:
+    return _NAME.match(folder.name) if folder.is_dir() else None

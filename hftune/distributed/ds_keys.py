@@ -1,0 +1,237 @@
+"""Which keys a DeepSpeed config may have, and which of them contradict the arguments: pure functions on dicts.
+
+DeepSpeed ignores an unknown key at the top level, and meets a wrong one below it after the model has loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError
+
+DsConfig = dict[str, Any]
+
+# Removed from DeepSpeed 0.19; each would raise deep inside the engine, after the model has loaded.
+REMOVED_KEYS = {
+    "elasticity": "drop it; change the number of processes and keep the global batch by gradient accumulation",
+    "curriculum_learning": "drop it",
+    "compression_training": "drop it",
+    "amp": 'use {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}}',
+    "mics_shard_size": "use zero_optimization.zero_hpz_partition_size",
+    "mics_hierarchical_params_gather": "use zero_optimization.zero_hpz_partition_size",
+    "sparse_attention": "drop it",
+    "bfloat16": 'write "bf16"',
+    "cpu_offload": 'use "offload_optimizer": {"device": "cpu"}',
+    "cpu_offload_params": 'use "offload_param": {"device": "cpu"}',
+    "cpu_offload_use_pin_memory": 'use "offload_optimizer": {"device": "cpu", "pin_memory": true}',
+}
+
+# What DeepSpeed 0.19.8 reads at the top level: runtime/config.py, runtime/constants.py and the constants of its parts.
+# fmt: off
+TOP_KEYS = frozenset([
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "managed_gradient_accumulation", "steps_per_print", "dump_state", "disable_python_gc", "disable_allgather",
+    "communication_data_type", "seq_parallel_communication_data_type", "prescale_gradients",
+    "gradient_predivide_factor", "gradient_allreduce_op", "zero_optimization", "activation_checkpointing",
+    "comms_logger", "tensorboard", "wandb", "comet", "csv_monitor", "gradient_clipping", "fp16", "bf16",
+    "torch_autocast", "optimizer", "scheduler", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+    "flops_profiler", "wall_clock_breakdown", "memory_breakdown", "autotuning", "use_data_before_expert_parallelism",
+    "hybrid_engine", "pipeline", "data_efficiency", "checkpoint", "data_types", "aio", "dataloader_drop_last",
+    "log_level", "datastates_ckpt", "weight_quantization", "compile", "timers", "tensor_parallel", "expert_parallel",
+    "sequence_parallel_size",
+])
+# fmt: on
+
+
+MICRO, STEPS, CLIPPING = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"
+NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
+
+
+def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
+    """Keys that were removed, are misspelt, or stand at the wrong level."""
+    zero = config.get("zero_optimization")
+    zero_keys = zero if isinstance(zero, Mapping) else {}
+    for key in [*config, *zero_keys]:
+        if key in REMOVED_KEYS:
+            yield ArgumentError(
+                f'DeepSpeed has removed the config key "{key}"', place=f"--deepspeed: {key}", fix=REMOVED_KEYS[key]
+            )
+    known_zero = _zero_fields()
+    for key in config:
+        if key not in TOP_KEYS and key not in REMOVED_KEYS:
+            yield _unknown(key, key, TOP_KEYS, {name: f"zero_optimization.{name}" for name in known_zero})
+    for key in zero_keys:
+        if key not in known_zero and key not in REMOVED_KEYS:
+            yield _unknown(key, f"zero_optimization.{key}", known_zero, {name: name for name in TOP_KEYS})
+
+
+def check_types(config: DsConfig) -> Iterator[ArgumentError]:
+    """Values of the wrong kind, as DeepSpeed's own models find them; "auto" is the Trainer's to fill in."""
+    for key in ("zero_optimization", "fp16", "bf16"):
+        block = config.get(key, {})
+        if not isinstance(block, dict):
+            yield ArgumentError(
+                f'"{key}" is {_shown(block)}', place=f"--deepspeed: {key}", fix=f'write "{key}": {{...}} with its keys'
+            )
+    for key in (
+        "gradient_clipping",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+    ):
+        value = config.get(key, "auto")
+        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            yield ArgumentError(
+                f'"{key}" is {_shown(value)}', place=f"--deepspeed: {key}", fix='write a number, or "auto"'
+            )
+    if isinstance(config.get("zero_optimization", {}), dict):
+        yield from _zero_types(config.get("zero_optimization", {}))
+
+
+def check_combinations(config: DsConfig, world_size: int) -> Iterator[ArgumentError]:
+    """Settings that exclude one another, folders that are not there, groups that the processes do not fill."""
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
+        return  # said by check_types
+    stage = zero.get("stage", 0)
+    if stage not in (0, 1, 2, 3):
+        yield ArgumentError(
+            f"there is no ZeRO stage {stage!r}", place="--deepspeed: zero_optimization.stage", fix="use 0, 1, 2 or 3"
+        )
+    both = [key for key in ("fp16", "bf16") if isinstance(config.get(key), dict) and config[key].get("enabled") is True]
+    if len(both) == 2:
+        yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
+    for what, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        yield from _offload(zero.get(what) or {}, what, stage, least)
+    group = zero.get("zero_hpz_partition_size", 1)
+    if isinstance(group, int) and group > 1 and world_size % group:
+        yield ArgumentError(
+            f"{world_size} processes do not divide into groups of {group}",
+            place="--deepspeed: zero_optimization.zero_hpz_partition_size",
+            fix="take the number of processes on a machine",
+        )
+
+
+def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], world_size: int) -> Iterator[ArgumentError]:
+    """Values that the config and the command line give differently.
+
+    Args:
+        config: As read.
+        arguments: Of the Trainer: `per_device_train_batch_size`, `gradient_accumulation_steps`, `max_grad_norm`,
+            `bf16`, `fp16`.
+        world_size: Number of processes.
+    """
+    micro, steps = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
+    pairs: list[tuple[str, Any, str, Any]] = [
+        (
+            "train_micro_batch_size_per_gpu",
+            config.get("train_micro_batch_size_per_gpu"),
+            "per_device_train_batch_size",
+            micro,
+        ),
+        (
+            "gradient_accumulation_steps",
+            config.get("gradient_accumulation_steps"),
+            "gradient_accumulation_steps",
+            steps,
+        ),
+        ("gradient_clipping", config.get("gradient_clipping"), "max_grad_norm", arguments["max_grad_norm"]),
+    ]
+    for precision in ("bf16", "fp16"):
+        block = config.get(precision)
+        enabled = block.get("enabled") if isinstance(block, dict) else None
+        pairs.append((f"{precision}.enabled", enabled, precision, bool(arguments[precision])))
+    for key, value, name, asked in pairs:
+        if value not in (None, "auto") and not isinstance(value, str) and value != asked:
+            yield ArgumentError(
+                f"the DeepSpeed config has {key} {value}, the arguments have --{name} {asked}",
+                place=f"--deepspeed: {key} and --{name}",
+                fix=f'write "{key.split(".")[0]}": {_auto(key)} in the config, so that the argument counts',
+            )
+    total = config.get("train_batch_size")
+    if isinstance(total, int) and not isinstance(total, bool) and total != micro * steps * world_size:
+        yield ArgumentError(
+            f"the DeepSpeed config has train_batch_size {total}, the arguments make {micro} x {steps} x {world_size} "
+            f"processes = {micro * steps * world_size}",
+            place="--deepspeed: train_batch_size and --per_device_train_batch_size, --gradient_accumulation_steps",
+            fix='write "train_batch_size": "auto" in the config',
+        )
+
+
+def _auto(key: str) -> str:
+    return '{"enabled": "auto"}' if "." in key else '"auto"'
+
+
+def _offload(block: Any, what: str, stage: int, least: int) -> Iterator[ArgumentError]:
+    place = f"--deepspeed: zero_optimization.{what}"
+    if not isinstance(block, dict):
+        return  # said by check_types
+    device = block.get("device", "none")
+    if device == "none":
+        return
+    if stage < least:
+        yield ArgumentError(
+            f"{what} needs ZeRO stage {least} or more, the config has stage {stage}",
+            place=place,
+            fix=f'set "stage": {3 if least == 3 else 2}, or remove the block',
+        )
+    if device != "nvme":
+        return
+    folder = block.get("nvme_path")
+    if not folder:
+        yield ArgumentError(f"{what} to nvme names no folder", place=f"{place}.nvme_path", fix="add nvme_path")
+    elif not Path(folder).is_dir():
+        yield ArgumentError(
+            f"there is no folder {folder}", place=f"{place}.nvme_path", fix="make it, on a local NVMe disk"
+        )
+
+
+def _zero_fields() -> frozenset[str]:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # heavy, and only needed with a config
+
+    fields = DeepSpeedZeroConfig.model_fields
+    return frozenset([*fields, *(str(field.alias) for field in fields.values() if field.alias)])
+
+
+def _zero_types(zero: dict[str, Any]) -> Iterator[ArgumentError]:
+    import pydantic
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    known = _zero_fields()
+    given = _without_auto({key: value for key, value in zero.items() if key in known and key not in REMOVED_KEYS})
+    if given.get("stage") not in (None, 0, 1, 2, 3) and isinstance(given.get("stage"), int):
+        given.pop("stage")  # said by check_combinations
+    try:
+        DeepSpeedZeroConfig(**given)
+    except pydantic.ValidationError as error:
+        for fault in error.errors():
+            keys = ".".join(str(part) for part in fault["loc"])
+            yield ArgumentError(
+                f"{keys or 'zero_optimization'} is {_shown(fault.get('input'))}: {fault['msg'].lower()}",
+                place=f"--deepspeed: zero_optimization{'.' if keys else ''}{keys}",
+                fix="see DeepSpeed's documentation of the key, or start from a config in ds_configs/",
+            )
+
+
+def _without_auto(block: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_auto(value) if isinstance(value, dict) else value
+        for key, value in block.items()
+        if value != "auto"
+    }
+
+
+def _unknown(key: str, place: str, known: frozenset[str], elsewhere: dict[str, str]) -> ArgumentError:
+    if key in elsewhere:
+        fix = f"it belongs {'into zero_optimization' if '.' in elsewhere[key] else 'to the top level'}"
+    else:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+        fix = f'did you mean "{near[0]}"?' if near else "remove it"
+    return ArgumentError(f'DeepSpeed knows no config key "{key}"', place=f"--deepspeed: {place}", fix=fix)
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if not isinstance(value, dict) else "a block"

@@ -1,0 +1,166 @@
+"""Adapter folders as peft saves them: which parameter each tensor changes, and what hftune does not know to fold."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.manifest import Manifest, read_manifest
+from hftune.errors import ArgumentError, ManifestError
+from hftune.weight_files import StoredTensor, read_header, stored_tensors
+
+CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+# A tensor's name is its module's, once `base_layer.` for every adapter wrapped around another, and one of these.
+_PARTS = re.compile(
+    r"^(?P<module>.+?)(?P<depth>(\.base_layer)*)\."
+    r"(?P<part>lora_[AB]\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?"
+    r"|token_adapter\.trainable_tokens_delta|trainable_tokens_delta)$"
+)
+_REPLACED = re.compile(r"^(?P<module>.+?)(\.token_adapter|\.base_layer|\.modules_to_save)*\.(?P<part>[^.]+)$")
+# peft saves what was there before training as well, where the embeddings were resized.
+_BEFORE = ".original_module."
+
+# Keys of adapter_config.json that do not change what the saved tensors mean, or whose meaning is folded below.
+_KNOWN = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying"),
+    *("eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
+    *("layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config"),
+    *("megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern"),
+    *("revision", "runtime_config", "target_modules", "target_parameters", "task_type", "trainable_token_indices"),
+    *("use_dora", "use_rslora"),
+}
+# Initialisations that leave the base as it is. The others change it while peft loads the adapter, unless they were
+# converted when the adapter was saved (peft's `path_initial_model_for_weight_conversion`).
+_PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass
+class Part:
+    """The tensors of one adapter around one module."""
+
+    module: str
+    depth: int
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+
+    @property
+    def embedding(self) -> bool:
+        """Whether it is LoRA on an embedding, whose matrices are the other way round."""
+        return "lora_embedding_A" in self.tensors
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder with an adapter, its weight beside others, and what its files say."""
+
+    folder: Path
+    weight: float = 1.0
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """adapter_config.json."""
+        return json.loads((self.folder / CONFIG_NAME).read_text(encoding="utf-8"))
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What hftune wrote when it was trained; empty for an adapter from elsewhere."""
+        return read_manifest(self.folder) or {}
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        """The saved tensors, without peft's prefix; empty where there is no safetensors file."""
+        found = stored_tensors(self.folder) if (self.folder / ADAPTER_WEIGHTS).is_file() else {}
+        return {name.removeprefix(PREFIX): stored for name, stored in found.items()}
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Low-rank matrices, magnitudes and single rows, module by module."""
+        found: dict[tuple[str, int], Part] = {}
+        for name, stored in self.tensors.items():
+            match = _PARTS.match(name)
+            if match:
+                key = match["module"], match["depth"].count("base_layer")
+                part = found.setdefault(key, Part(*key))
+                part.tensors[match["part"].removesuffix(".weight").removeprefix("token_adapter.")] = stored
+        return list(found.values())
+
+    @cached_property
+    def replaced(self) -> dict[str, StoredTensor]:
+        """Parameter name to the tensor that takes its place."""
+        found = {}
+        for name, stored in self.tensors.items():
+            match = None if _PARTS.match(name) else _REPLACED.match(name)
+            if match and _BEFORE not in name:
+                found[f"{match['module']}.{match['part']}"] = stored
+        return found
+
+    def scale(self, key: str, rank: int) -> float:
+        """What the product of the two matrices is multiplied by.
+
+        Args:
+            key: The module's name (with the parameter's, for experts), which `alpha_pattern` may match.
+            rank: r of its matrices.
+        """
+        alpha = float(self.config.get("lora_alpha", 8))
+        for pattern, value in (self.config.get("alpha_pattern") or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", key):
+                alpha = float(value)
+                break
+        return alpha / rank**0.5 if self.config.get("use_rslora") else alpha / rank
+
+    def token_rows(self, module: str) -> list[int]:
+        """The rows of an embedding that were trained alone."""
+        asked = self.config.get("trainable_token_indices") or []
+        if isinstance(asked, dict):
+            return next(rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
+        return asked
+
+    def unknown(self) -> str | None:
+        """Why peft has to merge this adapter, or None."""
+        kind = self.config.get("peft_type")
+        if kind != "LORA":
+            return f"it is of type {kind}"
+        init = self.config.get("init_lora_weights", True)
+        if init not in _PLAIN_INITS and not isinstance(init, bool):
+            return f"it was initialised with {init}, which changes the base, and not converted to plain LoRA"
+        if not self.tensors:
+            return f"it has no {ADAPTER_WEIGHTS}"
+        odd = sorted(name for name, value in self.config.items() if value and name not in _KNOWN)
+        if odd:
+            return f"its config sets {', '.join(odd)}"
+        if self.config.get("layer_replication"):
+            return "it repeats layers"
+        many = [name for name, stored in self.tensors.items() if "lora_" in name and len(stored.shape) > 2]
+        return f"{many[0]} has {len(self.tensors[many[0]].shape)} dimensions" if many else None
+
+
+def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
+    """An adapter folder whose files are there and hold something.
+
+    Raises:
+        ArgumentError: No adapter there.
+        ManifestError: A tensor of size 0, as a ZeRO-3 run leaves that saved without gathering; or no tensors.
+    """
+    path = Path(folder)
+    if not (path / CONFIG_NAME).is_file():
+        raise ArgumentError(
+            f"there is no adapter in {folder}",
+            place=flag,
+            fix="give a folder with adapter_config.json, the output of a stage that ran with --use_peft",
+        )
+    file = path / ADAPTER_WEIGHTS
+    if file.is_file():
+        header = read_header(file)
+        empty = [name for name, entry in header.items() if 0 in entry["shape"]]
+        if empty or not header:
+            raise ManifestError(
+                f"the adapter in {folder} is empty: "
+                + (f"{empty[0]} has size 0 (and {len(empty) - 1} more)" if empty else "it has no tensors"),
+                place=str(file),
+                fix="it was saved without gathering ZeRO-3's shards; save it again from a checkpoint of its run",
+            )
+    return Adapter(path, weight)

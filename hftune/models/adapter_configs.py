@@ -1,0 +1,99 @@
+"""The config of a saved adapter, also of one that a newer peft has written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+from peft import LoraConfig, PeftConfig
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
+"""Beginnings of `init_lora_weights` that take a part out of the base."""
+
+_NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
+# How it runs, not what it is: never read from a file, as in peft.
+_NOT_READ = {"runtime_config"}
+
+
+def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftConfig:
+    """The config in `adapter_config.json`.
+
+    peft adds a field a release and ignores those that it does not know, with a warning. Here an unknown field that says
+    nothing (null, false or empty: the way a newer peft writes what was not used) is left out and said; any other would
+    mean an adapter that is not what was trained.
+
+    Raises:
+        ArgumentError: No or an unreadable config, a kind of adapter or a field that this peft does not know.
+    """
+    file = Path(folder) / "adapter_config.json"
+    values = _read(file, flag)
+    config_class = PEFT_TYPE_TO_CONFIG_MAPPING.get(values.get("peft_type"))
+    if config_class is None:
+        raise ArgumentError(
+            f"the kind of adapter {values.get('peft_type')!r} is not known to peft {peft.__version__}",
+            place=f"{flag}: {file}",
+            fix="use a peft that knows it" + _written_by(values),
+        )
+    known = {field.name for field in dataclasses.fields(config_class)} - _NOT_READ
+    unknown = {name: value for name, value in values.items() if name not in known | _NOT_READ}
+    said = {name: value for name, value in unknown.items() if value not in _NOTHING}
+    if said:
+        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(said.items()))
+        raise ArgumentError(
+            f"the adapter uses what peft {peft.__version__} does not know: {shown}",
+            place=f"{flag}: {file}",
+            fix="install the peft that it was made with" + _written_by(values),
+        )
+    if unknown:
+        notice(f"{file}: fields of a newer peft that were not used are left out: {', '.join(sorted(unknown))}")
+    return config_class(**{name: value for name, value in values.items() if name in known})
+
+
+def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfig:
+    """As `read_adapter_config`, for an adapter that hftune trains further or folds: LoRA and its variants.
+
+    Raises:
+        ArgumentError: Also for another kind of adapter, and for one that belongs to a base which it changes itself.
+    """
+    config = read_adapter_config(folder, flag)
+    if not isinstance(config, LoraConfig):
+        raise ArgumentError(
+            f"the adapter in {folder} is of the kind {config.peft_type}",
+            place=flag,
+            fix="only LoRA adapters are continued; merge this one with peft and start from the result",
+        )
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.lower().startswith(CHANGES_BASE):
+        raise ArgumentError(
+            f"the adapter in {folder} was saved as {start}: it belongs to a base that has lost a part of itself",
+            place=flag,
+            fix="save it with peft's path_initial_model_for_weight_conversion; hftune saves every adapter for the "
+            "unchanged base",
+        )
+    return config
+
+
+def _read(file: Path, flag: str) -> dict[str, Any]:
+    if not file.is_file():
+        raise ArgumentError(
+            f"{file.parent} holds no adapter (adapter_config.json is missing)", place=flag, fix="give an adapter folder"
+        )
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ArgumentError(
+            f"not valid JSON: {error.msg}", place=f"{flag}: {file}:{error.lineno}", fix="save the adapter again"
+        ) from error
+    return values
+
+
+def _written_by(values: dict[str, Any]) -> str:
+    version = values.get("peft_version")
+    return f" (it says {version})" if version else ""

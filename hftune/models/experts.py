@@ -1,0 +1,61 @@
+"""Mixtures of experts: which configs are one, and how their routers score."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.utils.output_capturing import OutputRecorder
+
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "minimax_m2")
+"""Architectures (`model_type`) whose experts are chosen by sigmoid scores, not by a softmax over experts."""
+
+SOFTMAX_ROUTERS = ("deepseek_v2",)
+"""Those with a softmax of which transformers computes no load-balancing loss itself."""
+
+
+def experts_of(config: PreTrainedConfig) -> int:
+    """Experts that a router chooses from; 0 where the model is no mixture of experts."""
+    text = config.get_text_config()
+    return max((int(getattr(text, name, None) or 0) for name in _COUNTS), default=0)
+
+
+def is_mixture(config: PreTrainedConfig) -> bool:
+    """Whether a model of this config has experts."""
+    return experts_of(config) > 1
+
+
+def scores_of(config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """From router logits (tokens, experts) to shares of each expert that add up to 1; None where that is not known."""
+    text = config.get_text_config()
+    if text.model_type in SIGMOID_ROUTERS:
+        return _sigmoid_shares
+    if text.model_type in SOFTMAX_ROUTERS or hasattr(text, "router_aux_loss_coef"):
+        return _softmax_shares
+    return None
+
+
+def routers_of(model: nn.Module) -> list[nn.Module]:
+    """The routers of a model, in the order of its layers: the modules whose logits transformers can record."""
+    classes: list[type] = []
+    for module in model.modules():
+        recorder: Any = (getattr(module, "_can_record_outputs", None) or {}).get("router_logits")
+        if isinstance(recorder, OutputRecorder):
+            classes.append(recorder.target_class)
+        elif isinstance(recorder, type):
+            classes.append(recorder)
+    return [module for module in model.modules() if isinstance(module, tuple(classes))] if classes else []
+
+
+def _softmax_shares(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float().softmax(dim=-1)
+
+
+def _sigmoid_shares(logits: torch.Tensor) -> torch.Tensor:
+    scores = logits.float().sigmoid()
+    return scores / scores.sum(dim=-1, keepdim=True)

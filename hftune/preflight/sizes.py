@@ -1,0 +1,114 @@
+"""From the arguments of a run to the numbers that the memory arithmetic takes, counted on a model without weights."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
+from hftune.distributed import ds_config, ranks, zero
+from hftune.models.adapters import lora_config
+from hftune.models.freezing import plan_freezing
+from hftune.models.loading import weight_dtype
+from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
+from hftune.weight_files import weight_shapes
+
+_BLOCK = 64  # weights that share a constant in bitsandbytes' 4-bit types
+_NESTED_BLOCK = 256  # constants that share one where they are quantised themselves
+
+
+def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> ModelSize:
+    """Counts of a run's parameters.
+
+    Args:
+        bare: The model on the meta device; an adapter is put around it and taken off again.
+    """
+    weights = sum(parameter.numel() for parameter in bare.parameters())
+    adapter = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else 0
+    trained = adapter or trained_in_place(bare, adapter_args)
+    packed = sum(linear.weight.numel() for linear in packed_linears(bare))
+    reference = weights if not adapter_args.use_peft and has_reference(training_args) else 0
+    return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference, adapter=adapter)
+
+
+def trained_in_place(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
+    """Parameters that training without an adapter changes: all, or what freezing leaves."""
+    chosen = plan_freezing(bare, adapter_args) if adapter_args.freezes else None
+    return sum(one.numel() for one in bare.parameters() if chosen is None or id(one) in chosen)
+
+
+def packed_linears(bare: nn.Module) -> list[nn.Linear]:
+    """The layers that bitsandbytes quantises: every linear but the head. Experts kept as 3-D tensors are none."""
+    return [
+        module
+        for name, module in bare.named_modules()
+        if isinstance(module, nn.Linear) and name.rsplit(".", 1)[-1] not in ("lm_head", "score", "embed_out")
+    ]
+
+
+def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
+    """Parameters of the adapter asked for: of the one that goes on, or of a fresh one."""
+    if adapter_args.continued_adapter:
+        shapes = weight_shapes(adapter_args.continued_adapter).values()
+        return sum(torch.Size(shape).numel() for shape in shapes)
+    config = lora_config(bare, adapter_args)
+    config.init_lora_weights = False  # whose values, some of them made from the base's, do not matter here
+    return count_adapter(bare, config)
+
+
+def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
+    """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
+    with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
+        adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
+        count = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+        adapted.unload()
+    return count
+
+
+def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Setup:
+    """How a run keeps its model, from its arguments and DeepSpeed config."""
+    config = training_args.ds_resolved
+    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+    offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
+    return Setup(
+        zero_stage=training_args.zero_stage,
+        deepspeed=config is not None,
+        processes=ranks.world_size(),
+        local_processes=ranks.local_world_size(),
+        on_cpu=bool(training_args.use_cpu),
+        half=config is not None and bool(training_args.bf16 or training_args.fp16),
+        weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
+        packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
+        state_bytes=state_bytes(training_args),
+        offload_optimizer=offloads["optimizer"] is not None,
+        offload_weights=offloads["param"] is not None,
+        on_disk="nvme" in offloads.values(),
+    )
+
+
+def packed_bytes(adapter_args: AdapterArguments) -> float:
+    """Of a quantised weight with its share of the constants: 0.5625 in 4 bit, 0.516 with nested constants, 1 in 8."""
+    if adapter_args.load_in_8bit:
+        return 1.0
+    if adapter_args.use_bnb_nested_quant:
+        return 0.5 + (1.0 + 4.0 / _NESTED_BLOCK) / _BLOCK
+    return 0.5 + 4.0 / _BLOCK
+
+
+def state_bytes(training_args: StageArguments) -> float:
+    """Of the optimizer's states for a trained parameter."""
+    name = str(getattr(training_args.optim, "value", training_args.optim))
+    return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))
+
+
+def has_reference(training_args: StageArguments) -> bool:
+    """Whether the trainer keeps a frozen copy of a model that is trained in full."""
+    if isinstance(training_args, DPOArguments):
+        return not training_args.precompute_ref_log_probs
+    return bool(getattr(training_args, "beta", 0.0)) and hasattr(training_args, "num_generations")

@@ -1,0 +1,143 @@
+"""Checkpoints that are whole or not there: written aside, checked, then published by a rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from hftune.checkpoints.consolidate import exported_name
+from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_record
+from hftune.checkpoints.manifest import Manifest, write_manifest
+from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
+from hftune.distributed import ranks, zero
+from hftune.logging import get_logger, notice
+from hftune.weight_files import weight_files
+
+
+class CheckpointMixin:
+    """Put before a `Trainer` subclass.
+
+    Attributes:
+        checkpoint_manifest: Goes into every checkpoint: one that is merged or continued must know its base as well.
+    """
+
+    checkpoint_manifest: Manifest | None = None
+    _aside: Path | None = None
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        """As the Trainer's, but nothing is called a checkpoint before all ranks have written all of it.
+
+        `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best.
+        """
+        if trial is not None:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            return
+        output = Path(self.args.output_dir)
+        name = f"checkpoint-{self.state.global_step}"
+        with self._writing_aside(output / PARTIAL):
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        self._remember_best(output, name)
+        ranks.barrier()
+        self._publish(output / PARTIAL / name, output / name)
+        ranks.barrier()
+        if self.args.should_save:
+            remove_leftovers(output)
+            remove_old(output, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _get_output_dir(self: Any, trial: Any) -> str:
+        return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)  # type: ignore[misc]
+
+    @contextmanager
+    def _writing_aside(self: Any, folder: Path) -> Iterator[None]:
+        if ranks.local_rank() == 0:
+            remove_leftovers(folder.parent)
+            folder.mkdir(parents=True, exist_ok=True)
+        ranks.barrier()
+        self._aside = folder
+        try:
+            yield
+        finally:
+            self._aside = None
+
+    def _remember_best(self: Any, output: Path, name: str) -> None:
+        """The Trainer looked for the best checkpoint where this one was written; it is where it will be published."""
+        if not self.state.best_global_step:
+            return
+        best = output / f"checkpoint-{self.state.best_global_step}"
+        if best.is_dir() or best.name == name:
+            self.state.best_model_checkpoint = str(best)
+            if self.args.should_save:
+                self.state.save_to_json(str(output / PARTIAL / name / TRAINER_STATE))
+
+    def _publish(self: Any, aside: Path, final: Path) -> None:
+        """Check and rename: once on a file system that machines share, on each where they do not."""
+        about = {
+            "step": self.state.global_step,
+            "world_size": ranks.world_size(),
+            "zero_stage": self.args.zero_stage,
+            "global_batch": self.get_total_train_batch_size(self.args),
+        }
+        if ranks.is_main():
+            if self.checkpoint_manifest is not None:
+                write_manifest(aside, self.checkpoint_manifest)
+            _publish(aside, final, about)
+        ranks.barrier()
+        if ranks.local_rank() == 0 and aside.is_dir():
+            _publish(aside, final, about)
+
+    def _load_best_model(self: Any) -> None:
+        """As the Trainer's; under DeepSpeed from the weights that were exported with the best checkpoint.
+
+        The Trainer would load the engine's own state into the live engine, which needs the optimizer's memory again and
+        fails with the checkpoints of adapters.
+        """
+        best = Path(self.state.best_model_checkpoint)
+        if not self.is_deepspeed_enabled:
+            super()._load_best_model()  # type: ignore[misc]
+            return
+        get_logger().info("going back to the best weights, %s", best)
+        tensors = {name: tensor for file in weight_files(best) for name, tensor in load_file(file).items()}
+        missing = load_exported(self.model, tensors)
+        if missing:
+            notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")
+
+
+def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
+    """Copy exported weights into a live model, partitioned or not.
+
+    Args:
+        model: A PreTrainedModel, or a PeftModel whose adapter was exported.
+        tensors: Names as in the exported safetensors; an adapter's lack the adapter's name.
+
+    Returns:
+        Names of trained parameters that the export does not have.
+    """
+    missing = []
+    for name, parameter in model.named_parameters():
+        stored = tensors.get(exported_name(name))
+        if stored is None:
+            missing += [name] if parameter.requires_grad else []
+            continue
+        with zero.gathered([parameter], write=True):
+            parameter.data.copy_(stored.to(parameter.dtype))
+    return missing
+
+
+def _publish(aside: Path, final: Path, about: dict[str, Any]) -> None:
+    write_record(aside, about)
+    fault = what_is_wrong(aside)
+    assert fault is None, f"the checkpoint just written is not whole: {fault}"
+    if final.exists():  # an unfinished one of this step, or the same step again after resuming
+        old = final.with_name(f".{final.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        os.replace(aside, final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(aside, final)

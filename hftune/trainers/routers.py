@@ -1,0 +1,163 @@
+"""The losses of routers in the training loss of every stage, at one place.
+
+transformers adds its load-balancing loss inside the model, where the Trainer then multiplies it by the number of
+processes and of accumulated batches (5.23, where it counts tokens over both), and in evaluation as well, where it
+spoils perplexity; DeepSeek's models have none. TRL has its own in four of its trainers. Here routers are listened to,
+both of those are off, and all stages and architectures get the same loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.experts import is_mixture, routers_of, scores_of
+from hftune.trainers.router_losses import balance_loss, z_loss
+
+
+@dataclass
+class _Pass:
+    """One forward pass through the model: which tokens count, and what its routers said, a layer at a time."""
+
+    mask: torch.Tensor | None
+    logits: list[torch.Tensor] = field(default_factory=list)
+    chosen: list[torch.Tensor] = field(default_factory=list)
+
+
+class RouterListener:
+    """Hears the routers of a model while it is open, in passes that are trained on.
+
+    Args:
+        model: The plain model (not an adapter around it), a mixture of experts.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.passes: list[_Pass] | None = None
+        config: Any = model.config
+        self.top_k = int(config.get_text_config().num_experts_per_tok)
+        shares = scores_of(config)
+        assert shares is not None, "preflight refuses routers that are not known"
+        self.shares = shares
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        for router in routers_of(model):
+            router.register_forward_hook(self._hear)
+
+    @contextmanager
+    def open(self) -> Iterator[list[_Pass]]:
+        """Passes in the block are heard; a recomputed one, in the backward pass after it, is not."""
+        self.passes = []
+        try:
+            yield self.passes
+        finally:
+            self.passes = None
+
+    def losses(self, passes: list[_Pass]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The balance and z losses, each a mean over passes."""
+        balances, zs = [], []
+        for one in passes:
+            logits = torch.cat(one.logits)
+            mask = None if one.mask is None else one.mask.reshape(-1).repeat(len(one.logits))
+            balances.append(balance_loss(self.shares(logits), torch.cat(one.chosen), mask))
+            zs.append(z_loss(logits, mask))
+        return torch.stack(balances).mean(), torch.stack(zs).mean()
+
+    def _begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        # A reference model's or a sampling pass has no gradient.
+        if self.passes is not None and torch.is_grad_enabled():
+            mask = kwargs.get("attention_mask")
+            self.passes.append(_Pass(mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None))
+
+    def _hear(self, router: Any, args: Any, output: Any) -> None:
+        if not self.passes or not torch.is_grad_enabled():
+            return
+        logits = output[0] if isinstance(output, tuple) else output
+        logits = logits.reshape(-1, logits.shape[-1])
+        # Routers give logits, weights and the experts chosen; what they choose may be biased or limited to groups.
+        named = isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point()
+        chosen = output[2].reshape(len(logits), -1) if named else logits.topk(self.top_k, dim=-1).indices
+        self.passes[-1].logits.append(logits)
+        self.passes[-1].chosen.append(chosen)
+
+
+class RouterLossMixin:
+    """Put before a `Trainer` subclass: adds the routers' losses in training, and logs them.
+
+    Logged are `aux_loss` (as TRL calls the balance loss) and `z_loss`, before their coefficients: means over the steps
+    since the last log and over ranks.
+    """
+
+    _listener: RouterListener | None = None
+
+    def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
+        plain = model.get_base_model() if isinstance(model, PeftModel) else model
+        asked, text = args.router_aux_loss_coef, plain.config.get_text_config()
+        mixture = is_mixture(plain.config)
+        own = getattr(text, "router_aux_loss_coef", None) if mixture else None
+        self._aux_coef = float(asked if asked is not None else own or 0.0)
+        self._z_coef = float(args.moe_z_loss_coef)
+        self._router_sums: dict[str, list[torch.Tensor]] = defaultdict(list)
+        if asked is None and self._aux_coef and _recomputes_reentrantly(args):
+            notice("the model's own load-balancing loss is off: reentrant checkpointing gives it no gradient")
+            self._aux_coef = 0.0
+        if hasattr(text, "output_router_logits"):
+            text.output_router_logits = False
+        args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
+        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
+        args.router_aux_loss_coef = asked
+        if own is not None:
+            text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved
+        if self._aux_coef or self._z_coef:
+            self._listener = RouterListener(plain)
+            notice(f"router losses: load balancing x {self._aux_coef:g}, z-loss x {self._z_coef:g}")
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the trainer's, with the routers' losses in training."""
+        compute = super().compute_loss  # type: ignore[misc]
+        if self._listener is None or not self.model.training:
+            return compute(model, inputs, *args, **kwargs)
+        with self._listener.open() as passes:
+            result = compute(model, inputs, *args, **kwargs)
+        extra = self._router_loss(passes)
+        counted = args[1] if len(args) > 1 else kwargs.get("num_items_in_batch")
+        if self._is_mean_over_accumulation(counted):
+            extra = extra / self.current_gradient_accumulation_steps
+        return (result[0] + extra, *result[1:]) if isinstance(result, tuple) else result + extra
+
+    def _is_mean_over_accumulation(self: Any, counted: Any) -> bool:
+        """Whether the Trainer leaves the mean over accumulated batches to the loss (`Trainer.training_step`)."""
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if scaled is not None:
+            return bool(scaled)
+        return bool(self.model_accepts_loss_kwargs and counted is not None) or self.compute_loss_func is not None
+
+    def _router_loss(self: Any, passes: list[_Pass]) -> torch.Tensor:
+        balance, z = self._listener.losses(passes)
+        if not balance.requires_grad:
+            raise ArgumentError(
+                "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",
+                place="--router_aux_loss_coef / --moe_z_loss_coef",
+                fix="add --gradient_checkpointing False, or set both to 0",
+            )
+        self._router_sums["aux_loss"].append(balance.detach())
+        self._router_sums["z_loss"].append(z.detach())
+        return self._aux_coef * balance + self._z_coef * z
+
+    def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As `Trainer.log`, with the routers' losses beside the training loss."""
+        if "loss" in logs and self._router_sums:
+            for name, values in self._router_sums.items():
+                logs[name] = float(self.accelerator.reduce(torch.stack(values).mean(), "mean"))
+            self._router_sums.clear()
+        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+
+
+def _recomputes_reentrantly(args: Any) -> bool:
+    return bool(args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))

@@ -1,0 +1,181 @@
+"""Adapters and freezing in real runs: going on, chains, and what changes under ZeRO, tensor by tensor."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+IDS = torch.arange(3, 35)[None]
+SAVED = ("--save_strategy", "steps", "--save_steps", "5")
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(iter(sorted(folder.glob("*.safetensors")))))
+
+
+def resumed_is_uninterrupted(
+    stage_run: Callable, workspace: Path, stage: str, method: str, mode: str, extra: tuple[str, ...] = ()
+) -> None:
+    """Ten steps in one go, and ten with a stop after the fifth: the same losses and weights, bit for bit."""
+    whole = stage_run(stage, method, mode, (*SAVED, *extra))
+    again = workspace / "runs" / f"{whole.folder.name}-resumed"
+    again.mkdir()
+    shutil.copytree(whole.folder / "checkpoint-5", again / "checkpoint-5")
+    flags = ("--resume_from_checkpoint", "auto", "--output_dir", str(again))
+    second = stage_run(stage, method, mode, (*SAVED, *extra, *flags), folder=again)
+    assert f"going on from {again / 'checkpoint-5'}" in second.output
+    assert second.losses == whole.losses
+    first, then = weights(whole.folder), weights(again)
+    assert set(first) == set(then) and all(torch.equal(first[name], then[name]) for name in first)
+
+
+def test_lora_goes_on_under_zero3(stage_run: Callable, workspace: Path) -> None:
+    resumed_is_uninterrupted(stage_run, workspace, "sft", "lora", "zero3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stage, method, mode, extra",
+    [
+        ("sft", "lora", "zero2", ()),
+        ("sft", "qlora4", "zero2", ()),
+        ("sft", "full", "zero2", ()),
+        ("sft", "full", "zero3", ()),
+        ("sft", "lora", "single", ()),
+        ("sft", "lora", "zero2", ("--init_lora_weights", "pissa")),
+        ("sft", "lora", "zero3", ("--init_lora_weights", "pissa_niter_8")),
+        ("sft", "lora", "single", ("--init_lora_weights", "olora")),
+        ("sft", "lora", "zero3", ("--lora_modules_to_save", "embed_tokens")),
+        ("dpo", "lora", "zero2", ("--init_lora_weights", "pissa")),
+        ("rm", "lora", "zero3", ()),
+    ],
+)
+def test_every_way_goes_on(
+    stage_run: Callable, workspace: Path, stage: str, method: str, mode: str, extra: tuple[str, ...]
+) -> None:
+    resumed_is_uninterrupted(stage_run, workspace, stage, method, mode, extra)
+
+
+FROZEN = ("--freeze_parameters_ratio", "0.5", "--trainable_parameters", "lm_head", "--weight_decay", "0.1")
+
+
+def only_the_trained_changes(folder: Path, base: Path) -> None:
+    """The first half of the elements stays bit for bit, but the head that is the embeddings; all of it is saved."""
+    before, after = weights(base), weights(folder)
+    assert set(before) == set(after)
+    named = list(AutoModelForCausalLM.from_pretrained(base).named_parameters())
+    half = sum(parameter.numel() for _, parameter in named) // 2
+    fits = [name for at, (name, _) in enumerate(named) if sum(p.numel() for _, p in named[: at + 1]) <= half]
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == (set(before) - set(fits)) | {"model.embed_tokens.weight"}
+    assert len(fits) > 5
+
+
+def test_frozen_parameters_stay_under_zero3(stage_run: Callable, tiny_model: Path) -> None:
+    result = stage_run("sft", "full", "zero3", (*FROZEN, "--gradient_checkpointing", "True"))
+    only_the_trained_changes(result.folder, tiny_model)
+    assert 0 < result.manifest["parameters"]["trained"] < result.manifest["parameters"]["all"]
+    assert "left as they are: " in result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["zero2", "single"])
+def test_freezing_trains_alike(stage_run: Callable, tiny_model: Path, mode: str) -> None:
+    other = stage_run("sft", "full", mode, FROZEN)
+    only_the_trained_changes(other.folder, tiny_model)
+    zero3 = stage_run("sft", "full", "zero3", (*FROZEN, "--gradient_checkpointing", "True"))
+    assert other.losses == pytest.approx(zero3.losses, abs=1e-4)
+
+
+VARIANTS = {
+    "pissa": ("--init_lora_weights", "pissa"),
+    "dora": ("--use_dora",),
+    "whole": ("--trainable_parameters", "model.embed_tokens", "model.norm", "model.layers.1.mlp"),
+    "regex": ("--target_regex", r".*\.(q|v)_proj"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_train_alike(stage_run: Callable, tiny_model: Path, name: str) -> None:
+    """Under ZeRO-2 and ZeRO-3 as alone, with parameters really partitioned; plain peft reads the same model."""
+    alone = stage_run("sft", "lora", "single", VARIANTS[name])
+    for mode in ("zero2", "zero3"):
+        other = stage_run("sft", "lora", mode, VARIANTS[name])
+        assert other.losses == pytest.approx(alone.losses, abs=1e-3), mode
+        models = [
+            PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), result.folder)
+            for result in (alone, other)
+        ]
+        torch.testing.assert_close(logits(models[0]), logits(models[1]), atol=2e-2, rtol=1e-3)
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(workspace: Path, tiny_model: Path) -> Path:
+    """A mixture of four experts with the tiny model's tokenizer."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=512, initializer_range=0.2, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    folder = workspace / "tiny-moe"
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_experts_train_alike_under_zero3(stage_run: Callable, tiny_moe: Path) -> None:
+    """Adapters of parameters read them beside their module: under ZeRO-3 they must be gathered for that."""
+    flags = ("--model_name_or_path", str(tiny_moe))
+    alone, zero3 = (stage_run("sft", "lora", mode, flags) for mode in ("single", "zero3"))
+    assert "parameters adapted besides linear modules: mlp.experts.down_proj" in zero3.output
+    assert zero3.losses == pytest.approx(alone.losses, abs=1e-3)
+    first, then = weights(alone.folder), weights(zero3.folder)
+    assert set(first) == set(then) and any("experts" in name for name in first)
+
+
+def test_a_chain_under_zero3_is_merged_in_order(
+    stage_run: Callable, run: Callable, tiny_model: Path, tmp_path: Path
+) -> None:
+    """A fresh adapter upon an adapter: trained under ZeRO-3, recorded, and merged by its own folder's name alone."""
+    first = stage_run("sft", "lora", "zero2")
+    flags = ("--peft_path", str(first.folder), "--create_new_adapter", "--target_modules", "q_proj,v_proj")
+    second = stage_run("sft", "lora", "zero3", flags)
+    assert second.manifest["base"]["adapters"] == [str(first.folder)]
+    assert second.losses[0] < first.losses[0] - 0.1
+    run("merge_peft_adapter.py", "--peft_model_path", str(second.folder), "--output_dir", str(tmp_path / "m")).check()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
+    for folder in (first.folder, second.folder):
+        plain = PeftModel.from_pretrained(plain, folder).merge_and_unload()
+    torch.testing.assert_close(logits(merged), logits(plain), atol=1e-4, rtol=1e-4)
+    manifest = json.loads((tmp_path / "m" / "hftune.json").read_text())
+    assert manifest["base"]["name"] == str(tiny_model)
+
+
+@pytest.mark.slow
+def test_a_chain_goes_on_by_its_last_name(stage_run: Callable, workspace: Path) -> None:
+    first = stage_run("sft", "lora", "zero2")
+    flags = ("--peft_path", str(first.folder), "--create_new_adapter", "--target_modules", "q_proj,v_proj")
+    second = stage_run("sft", "lora", "zero3", flags)
+    folder = workspace / "runs" / "chain-goes-on"
+    third = stage_run("sft", "lora", "zero2", ("--peft_path", str(second.folder)), folder=folder)
+    assert f"--peft_path {first.folder},{second.folder}" in third.output
+    assert third.manifest["base"]["adapters"] == [str(first.folder)]
+    assert third.losses[0] < second.losses[0]

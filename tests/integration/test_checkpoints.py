@@ -1,0 +1,110 @@
+"""Stopping on demand, going on, going back to the best: with 2 processes under DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from hftune.arguments.consolidating import ConsolidateArguments
+from hftune.checkpoints.consolidate import consolidate
+from hftune.checkpoints.integrity import read_record, what_is_wrong
+
+TWO = "deepspeed --num_gpus 2"
+
+
+def flags(model: Path, data: Path, output: Path, stage: int, *more: str) -> list[str]:
+    return [
+        *("--deepspeed", f"ds_configs/zero{stage}.json", "--model_name_or_path", str(model)),
+        *("--train_file_dir", str(data / "sft"), "--validation_file_dir", str(data / "sft_eval")),
+        *("--output_dir", str(output), "--max_steps", "10", "--logging_steps", "1"),
+        *("--per_device_train_batch_size", "2", "--lr_scheduler_type", "linear", "--learning_rate", "1e-2"),
+        *("--gradient_checkpointing", "False", *more),
+    ]
+
+
+def losses(folder: Path) -> list[float]:
+    state = json.loads((folder / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_told_to_stop_a_run_saves_and_goes_on(
+    run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, stage: int
+) -> None:
+    lora = ("--use_peft", "--lora_rank", "4", "--save_strategy", "no")
+    asked = flags(tiny_model, tiny_data, tmp_path / "stopped", stage, *lora)
+    stopped = run("tests/integration/signalled_sft.py", *asked, launcher=TWO)
+    # The launcher passes a child's exit code on.
+    assert stopped.code == 75, stopped.output[-3000:]
+    assert "SIGUSR1: saving a checkpoint at step 5" in stopped.output
+    (checkpoint,) = (tmp_path / "stopped").glob("checkpoint-*")
+    assert what_is_wrong(checkpoint) is None
+    record = read_record(checkpoint)
+    assert record is not None and record["world_size"] == 2 and record["zero_stage"] == stage
+    assert json.loads((tmp_path / "stopped" / "hftune.json").read_text())["status"] == "running"
+
+    broken = tmp_path / "stopped" / "checkpoint-7"
+    broken.mkdir()
+    (broken / "trainer_state.json").write_text("{")
+    resumed = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", launcher=TWO).check()
+    assert "checkpoint-7 is skipped: it has no weights" in resumed.output
+    assert f"going on from {checkpoint}" in resumed.output
+    whole = tmp_path / "whole"
+    run("run_sft.py", *flags(tiny_model, tiny_data, whole, stage, *lora), launcher=TWO).check()
+    assert losses(tmp_path / "stopped") == losses(whole), "same world: bit for bit"
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_best_weights_are_what_is_saved_under_zero3(
+    run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, method: str
+) -> None:
+    lora = ("--use_peft", "--lora_rank", "4") if method == "lora" else ()
+    # A rate that only ever makes the model worse: the first checkpoint is the best.
+    more = ("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2")
+    more += ("--load_best_model_at_end", "True", "--save_total_limit", "1", "--max_steps", "6", "--learning_rate", "3")
+    asked = [*flags(tiny_model, tiny_data, tmp_path / "out", 3, *lora), *more, "--lr_scheduler_type", "constant"]
+    finished = run("run_sft.py", *asked, launcher=TWO).check()
+    state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
+    best = Path(state["best_model_checkpoint"])
+    assert best.is_dir() and state["best_global_step"] < 6, finished.output[-2000:]
+    name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
+    kept, saved = load_file(best / name), load_file(tmp_path / "out" / name)
+    assert kept.keys() == saved.keys()
+    for key, tensor in kept.items():
+        torch.testing.assert_close(saved[key], tensor, atol=0, rtol=0)
+
+
+def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    asked = flags(tiny_model, tiny_data, tmp_path / "out", 0, "--use_peft", "--max_steps", "2", "--save_steps", "2")[2:]
+    run("run_sft.py", *asked).check()
+    again = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", "--overwrite_output_dir").check()
+    assert "nothing is left to train" in again.output and "raise --max_steps 2" in again.output
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_whole_weights_from_the_pieces(
+    run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, method: str, stage: int
+) -> None:
+    lora = ("--use_peft", "--lora_rank", "4") if method == "lora" else ()
+    asked = flags(tiny_model, tiny_data, tmp_path / "out", stage, *lora, "--max_steps", "2", "--save_steps", "2")
+    run("run_sft.py", *asked, launcher=TWO).check()
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    consolidate(ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "whole")))
+    name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
+    exported, whole = load_file(checkpoint / name), load_file(tmp_path / "whole" / name)
+    for key, tensor in exported.items():
+        torch.testing.assert_close(whole[key], tensor, atol=0, rtol=0)
+    if method == "full":
+        _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", output_loading_info=True)
+        assert not info["missing_keys"] and not info["unexpected_keys"]
+    else:
+        assert whole.keys() == exported.keys()
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), tmp_path / "whole")

@@ -1,0 +1,165 @@
+"""The table of what trains where: methods, architectures, stages, ZeRO, quantised bases and optimizers.
+
+`make test` runs a slice in which every pair of values meets (`tests/table/covering.py`), `make test-all` all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.architectures import ARCHITECTURES
+from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
+from tests.table.checks import Outcome, problems
+from tests.table.covering import covering, goals
+from tests.table.expected import trained
+from tests.table.refusals import RULES, rules_of
+from tests.table.table import all_problems, run_cells, with_references
+
+FULL_TABLE = os.environ.get("HFTUNE_TABLE", "")
+"""A folder that keeps the results of the full table, so that a run that was interrupted goes on."""
+
+
+def test_the_table_is_the_whole_product() -> None:
+    cells = set(all_cells())
+    for plane, dimensions in PLANES.items():
+        assert len(cells_of(plane)) == len(list(product(*dimensions.values())))
+        assert cells.issuperset(cells_of(plane))
+    assert all(reference in cells for cell in cells for reference in references(cell))
+
+
+def test_every_rule_refuses_a_cell_that_no_other_does() -> None:
+    alone = {rule for cell in all_cells() for rule in rules_of(cell) if len(rules_of(cell)) == 1}
+    assert alone == set(RULES)
+
+
+def test_every_cell_that_must_run_trains_something() -> None:
+    empty = [cell.name for cell in all_cells() if not rules_of(cell) and not trained(cell)]
+    assert empty == []
+
+
+def test_the_slice_reaches_every_goal() -> None:
+    chosen = covering()
+    running = [cell for cell in all_cells() if not rules_of(cell)]
+    reached = {goal for cell in chosen for goal in goals(cell)}
+    assert reached.issuperset(goal for cell in running for goal in goals(cell))
+    assert {rule for cell in chosen for rule in rules_of(cell)} == set(RULES)
+
+
+def test_checks_see_what_is_wrong(tmp_path: Path) -> None:
+    """Each check is given a good record and the same with one fault."""
+    cell = Cell("sft", "llama", "full", "alone", "fp32", "adamw")
+    good = record(cell)
+    faults = {
+        "losses are": {"losses": [2.0, float("nan"), 1.0]},
+        "the loss stays": {"losses": [2.0, 2.0, 2.0]},
+        "ZeRO stage": {"zero_stage": 2},
+        "different weights": {"ranks_agree": False},
+        "should not be changed": {
+            "parameters": good["parameters"] | {"more": state(changed=True, requires_grad=False)}
+        },
+        "should be changed": {"parameters": good["parameters"] | {"lm_head.weight": state(changed=False)}},
+        "should not be trainable": {"parameters": good["parameters"] | {"more": state(changed=False)}},
+        "not finite": {"parameters": good["parameters"] | {"lm_head.weight": state(finite=False)}},
+        "decays by": {"groups": [good["groups"][0] | {"weight_decay": 0.2}, good["groups"][1]]},
+        "has the rates": {"groups": [good["groups"][0] | {"rates": [1e-3, 1e-3, 1e-3]}, good["groups"][1]]},
+        "in two groups": {"groups": [*good["groups"], good["groups"][0]]},
+        "should be in a group": {"groups": good["groups"][:1]},
+    }
+    assert said(cell, tmp_path / "good", good) == ""
+    for words, fault in faults.items():
+        assert words in said(cell, tmp_path / words, good | fault), words
+    wrong = {"misfits": ["a.weight"], "difference": 0.1, "moved": 0.0, "size": 1.0}
+    for words, name in (("reloading", "misfits"), ("are 1.0e-01 off", "difference"), ("those of the base", "moved")):
+        assert words in said(cell, tmp_path / name, good, GOOD_RELOAD | {name: wrong[name]}), words
+
+
+GOOD_RELOAD = {"misfits": [], "difference": 0.0, "moved": 0.5, "size": 1.0}
+
+
+def state(**changes: bool) -> dict:
+    return {"shape": [4, 4], "requires_grad": True, "changed": True, "finite": True} | changes
+
+
+def record(cell: Cell) -> dict:
+    """A run of which nothing is wrong."""
+    names = sorted(trained(cell))
+    norms = [name for name in names if "norm" in name]
+    rates = [1e-3, 1e-3 * 2 / 3, 1e-3 / 3]
+    return {
+        "losses": [3.0, 2.0, 1.0],
+        "zero_stage": None,
+        "ranks_agree": True,
+        "parameters": {name: state() for name in names},
+        "groups": [
+            {"members": [name for name in names if name not in norms], "weight_decay": 0.1, "rates": rates},
+            {"members": norms, "weight_decay": 0.0, "rates": rates},
+        ],
+    }
+
+
+def said(cell: Cell, folder: Path, record: dict, reloaded: dict | None = None) -> str:
+    """What the checks say of a record, in a line."""
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(record))
+    (folder / "reloaded.json").write_text(json.dumps(reloaded or GOOD_RELOAD))
+    outcome = Outcome(cell, folder, 0, "", 1.0)
+    return "; ".join(problems(outcome, {cell: outcome}))
+
+
+def test_a_refusal_must_be_one(tmp_path: Path) -> None:
+    cell = Cell("sft", "llama", "full", "alone", "nf4", "adamw")
+    words = f"error: {RULES[0].says}"
+    assert problems(Outcome(cell, tmp_path, 2, words, 1.0), {}) == []
+    for code, text in ((0, words), (1, words), (2, "error: other words"), (2, f"Traceback\n{words}")):
+        assert problems(Outcome(cell, tmp_path, code, text, 1.0), {}), (code, text)
+    running = cell.at(base="fp32")
+    assert problems(Outcome(running, tmp_path, 2, words, 1.0), {})
+
+
+@pytest.mark.parametrize(
+    "architectures", [("mixtral",), pytest.param(tuple(ARCHITECTURES), marks=pytest.mark.slow)], ids=["mixture", "all"]
+)
+def test_preflight_refuses_what_the_rules_say_and_nothing_else(
+    run: Callable, workspace: Path, architectures: tuple[str, ...]
+) -> None:
+    """All refusals come before a model is loaded, so that the whole table can be asked without training a cell."""
+    run("tests/table/sweep.py", "--work", str(workspace / "table"), "--architectures", *architectures).check()
+
+
+def test_the_slice(workspace: Path) -> None:
+    cells = with_references(covering())
+    outcomes = run_cells(cells, workspace / "table")
+    assert set(outcomes) == set(cells)
+    wrong = all_problems(outcomes)
+    assert not wrong, "\n".join(f"{cell.name}: {lines}" for cell, lines in wrong.items())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_the_whole_table(workspace: Path) -> None:
+    work = Path(FULL_TABLE) if FULL_TABLE else workspace / "table"
+    cells = all_cells()
+    outcomes = run_cells(cells, work)
+    assert set(outcomes) == set(cells)
+    wrong = all_problems(outcomes)
+    assert not wrong, "\n".join(f"{cell.name}: {lines}" for cell, lines in wrong.items())
+
+
+@pytest.mark.slow
+def test_a_forked_cell_is_the_run_that_a_user_starts(run: Callable, workspace: Path) -> None:
+    """In the middle of others, by fork, or by the launcher alone: the same losses, to the last bit."""
+    cell = Cell("sft", "llama", "lora", "zero3", "fp32", "adamw")
+    before = cell.at(mode="zero2", method="full")
+    work = workspace / "table"
+    outcome = run_cells([before, cell, before.at(mode="alone")], work)[cell]
+    line = cell.as_line(work)
+    folder = workspace / "launched"
+    run(f"run_{cell.script}.py", *line["flags"], "--output_dir", str(folder), launcher="deepspeed --num_gpus 2").check()
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    assert [entry["loss"] for entry in history if "loss" in entry] == outcome.record["losses"]

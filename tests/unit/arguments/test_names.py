@@ -1,0 +1,188 @@
+"""The table of other tools' names, row by row, through the real parsers; and that it is complete."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune import logging
+from hftune.arguments.aliases import DONE_BY_HFTUNE
+from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
+from hftune.arguments.names.__main__ import PAGE, page
+from hftune.arguments.names.explain import explain
+from hftune.arguments.names.lists import TOOLS
+from hftune.arguments.names.row import ALIAS, NO_EFFECT, REFUSED, STAGES, WORKS, Row
+from hftune.arguments.names.table import TABLE, TOPICS
+from hftune.arguments.parser import HftuneParser, stage_parser
+from hftune.arguments.training import RLOOArguments
+from hftune.cli import dispatch
+from hftune.errors import ArgumentError
+
+MERGING = {entry.name for entry in fields(MergeArguments)}
+ROOT = Path(__file__).parents[3]
+
+
+@functools.cache
+def parser_of(stage: str) -> HftuneParser:
+    """One parser a stage; translating leaves no trace in it."""
+    return stage_parser(stage)
+
+
+def example(row: Row) -> list[str]:
+    """A command line with the row's typical value; some need a further argument."""
+    return [f"--{row.name}", *row.example.split()]
+
+
+def arguments(stage: str, argv: list[str]) -> dict[str, str]:
+    """What reaches argparse, by name; with argparse's own checks of values and types."""
+    parser = parser_of(stage)
+    entries = parser.translate(argv)
+    parser.parse_args(parser._flat(entries))
+    return {entry.name: " ".join(map(str, entry.values)) for entry in entries}
+
+
+def stages_of(row: Row) -> tuple[str, ...]:
+    """The scripts of the stages that a row's example fits."""
+    return tuple(stage for stage in row.stages or STAGES if stage in STAGES)
+
+
+def expected(row: Row, stage: str) -> dict[str, str]:
+    """Arguments that a row's example becomes."""
+    if row.translation is not None:
+        return dict(row.expect)
+    return {row.target(stage) or "": row.example.split(" --")[0]}
+
+
+@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict in (WORKS, ALIAS)])
+def test_what_works_arrives_with_its_value(name: str) -> None:
+    row = TABLE[name]
+    for stage in stages_of(row):
+        arrived = arguments(stage, example(row))
+        assert {key: arrived.get(key) for key in expected(row, stage)} == expected(row, stage), stage
+        if not row.expect and row.translation is not None:
+            assert not set(arrived) & {row.name}, f"{stage}: {arrived}"
+
+
+@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict == REFUSED])
+def test_what_is_refused_names_what_to_use(name: str) -> None:
+    row = TABLE[name]
+    for stage in STAGES:
+        with pytest.raises(ArgumentError) as caught:
+            arguments(stage, example(row))
+        filled = DONE_BY_HFTUNE.get(stage, {}).get(name)
+        assert f"--{name} cannot be used: {filled or row.because}" in str(caught.value)
+
+
+def test_values_that_ask_for_what_happens_anyway_pass() -> None:
+    for row in TABLE.values():
+        for value in row.harmless:
+            assert parser_of("pt").translate([f"--{row.name}", value]) == [], row.name
+
+
+@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict == NO_EFFECT])
+def test_what_has_no_effect_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = TABLE[name]
+    monkeypatch.setattr(logging, "_notices", [])
+    for stage in STAGES:
+        assert arguments(stage, example(row)) == {}
+    assert logging.notices() == [f"--{name} has no effect: {row.because}"]
+
+
+def test_examples_that_are_not_harmless() -> None:
+    """A row whose typical value passes in silence would be tested for nothing."""
+    for row in TABLE.values():
+        if row.verdict in (NO_EFFECT, REFUSED):
+            assert not row.asks_for_nothing(row.example.split()), row.name
+            assert row.because.strip(), row.name
+        assert row.does, row.name
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_no_parameter_of_another_tool_is_unknown(tool: str) -> None:
+    """Names without a row are those of transformers in every script, or of the one that merges."""
+    everywhere = set.intersection(*(set(parser_of(stage).known) for stage in STAGES))
+    merging = {*MERGING, *MERGE_ALIASES}
+    assert [name for name in TOOLS[tool] if name not in TABLE and name not in everywhere | merging] == []
+
+
+def test_counterparts_exist() -> None:
+    """An alias that leads nowhere in the scripts that its row names is out of date."""
+    known = {stage: set(parser_of(stage).known) for stage in STAGES} | {"merge": MERGING}
+    for row in TABLE.values():
+        if row.verdict in (WORKS, ALIAS) and row.translation is None:
+            assert [stage for stage in row.stages or STAGES if row.target(stage) not in known[stage]] == [], row.name
+
+
+def test_refusals_name_arguments_that_exist() -> None:
+    """`use --optim` must not send a user to a name that nobody has."""
+    known = MERGING.union(*(parser_of(stage).known for stage in STAGES))
+    known |= {row.name for row in TABLE.values() if row.verdict == ALIAS}
+    for row in TABLE.values():
+        words = row.because.replace("(", " ").replace(")", " ").replace(",", " ").replace(";", " ").split()
+        flags = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("--")}
+        assert flags - known - {"config"} == set(), row.name
+
+
+def test_the_page_is_written_by_the_table() -> None:
+    assert (ROOT / PAGE).read_text(encoding="utf-8") == page()
+
+
+def test_every_topic_has_rows() -> None:
+    assert all(TOPICS.values())
+    assert sum(len(rows) for rows in TOPICS.values()) == len(TABLE)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("lora_rank", ["alias of lora_r", "MedicalGPT"]),
+        ("--max-seq-len", ["max_length (run_sft run_rm run_dpo)", "block_size (run_pt)"]),
+        ("pipeline_parallel_degree", ["refused", "ZeRO-3"]),
+        ("learning_rate", ["works", "run_dpo.py"]),
+        ("on_bad_record", ["hftune: error: stop at a record"]),
+    ],
+)
+def test_explain(name: str, parts: list[str]) -> None:
+    for part in parts:
+        assert part in explain(name)
+
+
+def test_explain_of_nothing() -> None:
+    with pytest.raises(ArgumentError, match="did you mean --lora_rank"):
+        explain("lora_rnk")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help_shows_all_arguments_ours_first(stage: str) -> None:
+    text = stage_parser(stage, RLOOArguments if stage == "rl" else None).format_help()
+    shown = {word.strip(",-") for word in text.split()}
+    assert stage == "rl" or not {name for name in parser_of(stage).known if "_" in name} - shown
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith((" ", "Names"))]
+    assert titles.index("model and tokenizer:") < titles.index("training:") < len(titles) - 1
+    assert "transformers" in titles[-1]
+
+
+def test_an_argument_of_another_script_says_which(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        arguments("sft", ["--block_size", "8", "--max_prompt_len", "4", "--lora_rnk", "2"])
+    message = str(caught.value)
+    assert "--block_size is no argument of run_sft.py" in message and "it belongs to run_pt.py" in message
+    assert "it belongs to run_rm.py, run_dpo.py, run_rl.py" in message
+    assert "did you mean --lora_rank?" in message
+
+
+def test_rows_cannot_be_there_twice() -> None:
+    names: list[Any] = [row.name for rows in TOPICS.values() for row in rows]
+    assert len(names) == len(set(names))
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["explain", "tuner_type", "--lora-rank"])
+    shown = capsys.readouterr().out
+    assert "alias of use_peft" in shown and "alias of lora_r" in shown
+    with pytest.raises(ArgumentError, match="needs a name"):
+        dispatch(["explain"])

@@ -1,0 +1,133 @@
+"""Files and command lines of other tools as a whole: what wins, and what is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune import logging
+from hftune.arguments import parse_arguments
+from hftune.arguments.names.translate import COMMAND_LINE, Entry
+from hftune.arguments.parser import stage_parser
+
+# Keys and values as ERNIEKit's examples for SFT with LoRA have them.
+ERNIE_YAML = """
+train_dataset_type: "erniekit"
+eval_dataset_type: "erniekit"
+train_dataset_path: "./sft-train.jsonl"
+train_dataset_prob: "1.0"
+eval_dataset_path: "./sft-eval.jsonl"
+eval_dataset_prob: "1.0"
+max_seq_len: 8192
+num_samples_each_epoch: 6000000
+model_name_or_path: m
+moe_group: mp
+fine_tuning: LoRA
+lora_rank: 32
+lora_alpha: 128
+rslora: True
+lora_path: null
+fuse_rope: True
+use_sparse_head_and_loss_fn: True
+stage: SFT
+seed: 23
+do_train: True
+do_eval: True
+distributed_dataloader: False
+dataloader_num_workers: 1
+batch_size: 1
+num_train_epochs: 1
+max_steps: 100
+max_evaluate_steps: 10000
+eval_steps: 100
+evaluation_strategy: steps
+save_steps: 100
+save_strategy: steps
+logging_steps: 1
+release_grads: True
+gradient_accumulation_steps: 8
+logging_dir: ./vdl_log
+output_dir: ./output
+disable_tqdm: True
+warmup_steps: 20
+learning_rate: 1.0e-4
+lr_scheduler_type: cosine
+weight_decay: 0.01
+adam_epsilon: 1.0e-8
+adam_beta1: 0.9
+adam_beta2: 0.95
+optim: adamw_custom
+offload_optim: True
+tensor_parallel_degree: 1
+tensor_parallel_config: "sync_param sync_grad sync_moment"
+pipeline_parallel_degree: 1
+sharding_parallel_degree: 1
+sharding: stage1
+sequence_parallel: True
+pp_seg_method: [0, 29, 57]
+pipeline_parallel_config: disable_partial_send_recv enable_clear_every_step_cache
+recompute: False
+recompute_use_reentrant: True
+compute_type: bf16
+fp16_opt_level: O2
+disable_ckpt_quant: True
+amp_master_grad: True
+amp_custom_white_list:
+  - lookup_table
+  - matmul
+amp_custom_black_list:
+  - reduce_sum
+unified_checkpoint: True
+unified_checkpoint_config: ignore_merge_optimizer
+"""
+
+
+def test_a_yaml_file_of_erniekit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    file = tmp_path / "ernie.yaml"
+    file.write_text(ERNIE_YAML)
+    entries = stage_parser("sft").translate(["--config", str(file)])
+    sharded = next(entry for entry in entries if entry.name == "deepspeed")
+    assert json.loads(str(sharded.values[0]))["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
+
+    file.write_text(
+        "".join(line for line in ERNIE_YAML.splitlines(True) if "sharding" not in line and "offl" not in line)
+    )
+    model, records, adapter, training = parse_arguments("sft", ["--config", str(file), "--seed", "5", "--use_cpu"])
+    assert (model.model_name_or_path, records.train_file_dir) == ("m", "./sft-train.jsonl")
+    assert (records.max_eval_samples, training.per_device_eval_batch_size) == (10000, 1)
+    assert (adapter.use_peft, adapter.lora_r, adapter.lora_alpha, adapter.use_rslora) == (True, 32, 128, True)
+    assert (training.max_length, training.seed, training.bf16) == (8192, 5, True)
+    assert training.gradient_checkpointing is False
+    said = " ".join(logging.notices())
+    assert all(f"--{name} has no effect" in said for name in ("sequence_parallel", "release_grads", "amp_master_grad"))
+
+
+def test_the_command_line_counts_over_a_file_whatever_the_names(tmp_path: Path) -> None:
+    file = tmp_path / "other.yaml"
+    file.write_text("sharding: stage1\nlora_rank: 4\nbatch_size: 8\nglobal_batch_size: 16\nmicro_batch_size: 2\n")
+
+    def given(*argv: str) -> dict[str, list[object]]:
+        entries: list[Entry] = stage_parser("sft").translate(["--config", str(file), *argv])
+        return {entry.name: entry.values for entry in entries}
+
+    assert given("--deepspeed", "zero3.json")["deepspeed"] == ["zero3.json"]
+    assert given("--lora_r", "16")["lora_r"] == ["16"]
+    assert given("--per_device_train_batch_size", "4")["gradient_accumulation_steps"] == ["4"]
+    assert given("--micro_batch_size", "1")["gradient_accumulation_steps"] == ["16"]
+
+
+def test_a_file_that_contradicts_itself_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    entries = stage_parser("sft").translate(["--recompute", "True", "--gradient_checkpointing", "False"])
+    assert [(entry.values, entry.place) for entry in entries] == [(["False"], COMMAND_LINE)]
+    assert "--gradient_checkpointing counts; --recompute" in logging.notices()[0]
+
+
+def test_two_names_for_the_same_are_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    entries = stage_parser("sft").translate(["--tuner_type", "lora", "--fine_tuning", "full"])
+    assert [entry.values for entry in entries] == [["True"]]
+    assert len(logging.notices()) == 1

@@ -1,0 +1,124 @@
+"""Checkpoints: which are whole, which one a run goes on from, which may go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, what_is_wrong, write_record
+from hftune.checkpoints.resume import PARTIAL, newest_whole, remove_leftovers, remove_old, steps_done
+
+
+def make(output: Path, step: int, *, record: bool = True, engine: bool = False) -> Path:
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.ones(3, 3)}, folder / "model.safetensors")
+    (folder / TRAINER_STATE).write_text(json.dumps({"global_step": step, "epoch": step / 10}))
+    if engine:
+        (folder / f"global_step{step}").mkdir()
+        (folder / f"global_step{step}" / "mp_rank_00_model_states.pt").write_bytes(b"x" * 10)
+        (folder / "latest").write_text(f"global_step{step}")
+    if record:
+        write_record(folder, {"step": step, "world_size": 2})
+    return folder
+
+
+@pytest.mark.parametrize("record", [True, False])
+@pytest.mark.parametrize("engine", [True, False])
+def test_whole(tmp_path: Path, record: bool, engine: bool) -> None:
+    folder = make(tmp_path, 5, record=record, engine=engine)
+    assert what_is_wrong(folder) is None
+    assert steps_done(folder) == (5, 0.5)
+
+
+def test_the_record(tmp_path: Path) -> None:
+    record = read_record(make(tmp_path, 5, engine=True))
+    assert record is not None and record["step"] == 5 and record["world_size"] == 2
+    assert set(record["files"]) == {
+        "model.safetensors",
+        TRAINER_STATE,
+        "latest",
+        "global_step5/mp_rank_00_model_states.pt",
+    }
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+FAULTS = {
+    "a file is missing": (lambda folder: (folder / "model.safetensors").unlink(), True, "model.safetensors is missing"),
+    "a file is cut off": (lambda folder: cut(folder / "model.safetensors"), True, "instead of"),
+    "the record is cut off": (lambda folder: cut(folder / RECORD_NAME), True, "cannot be read"),
+    "no state": (lambda folder: (folder / TRAINER_STATE).unlink(), False, f"{TRAINER_STATE} is missing"),
+    "half a state": (lambda folder: cut(folder / TRAINER_STATE), False, f"{TRAINER_STATE} is cut off"),
+    "half a header": (
+        lambda folder: (folder / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{"),
+        False,
+        "cut off",
+    ),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), False, "no weights"),
+    "empty tensors": (
+        lambda folder: save_file({"weight": torch.ones(0)}, folder / "model.safetensors"),
+        False,
+        "empty tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(tmp_path: Path, fault: str) -> None:
+    damage, record, says = FAULTS[fault]
+    folder = make(tmp_path, 5, record=record)
+    damage(folder)
+    assert says in str(what_is_wrong(folder))
+
+
+def test_an_engine_that_had_not_finished(tmp_path: Path) -> None:
+    folder = make(tmp_path, 5, record=False, engine=True)
+    (folder / "latest").unlink()
+    assert "DeepSpeed had not finished" in str(what_is_wrong(folder))
+
+
+def test_the_newest_whole_one_by_number_not_by_name(tmp_path: Path) -> None:
+    for step in (5, 10, 100):
+        make(tmp_path, step)
+    cut(tmp_path / "checkpoint-100" / "model.safetensors")
+    (tmp_path / "checkpoint-best").mkdir()
+    found = newest_whole(tmp_path)
+    assert found.folder == tmp_path / "checkpoint-10"
+    assert [folder.name for folder, _ in found.skipped] == ["checkpoint-100"]
+
+
+def test_nothing_to_go_on_from(tmp_path: Path) -> None:
+    assert newest_whole(tmp_path / "nowhere").folder is None
+
+
+def test_removal_counts_whole_ones_and_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4, 5):
+        make(tmp_path, step)
+    cut(tmp_path / "checkpoint-5" / "model.safetensors")
+    gone = remove_old(tmp_path, 2, best=str(tmp_path / "checkpoint-1"))
+    assert {folder.name for folder in gone} == {"checkpoint-2", "checkpoint-3"}
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-4", "checkpoint-5"]
+
+
+@pytest.mark.parametrize("limit, left", [(None, 3), (0, 3), (1, 1), (2, 2), (7, 3)])
+def test_limits(tmp_path: Path, limit: int | None, left: int) -> None:
+    for step in (1, 2, 3):
+        make(tmp_path, step)
+    remove_old(tmp_path, limit, best=None)
+    assert len(list(tmp_path.iterdir())) == left
+    assert (tmp_path / "checkpoint-3").is_dir()
+
+
+def test_leftovers(tmp_path: Path) -> None:
+    make(tmp_path, 3)
+    (tmp_path / PARTIAL / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / ".checkpoint-2.old").mkdir()
+    remove_leftovers(tmp_path)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-3"]

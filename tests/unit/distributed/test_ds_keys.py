@@ -1,0 +1,129 @@
+"""Faults planted in a DeepSpeed config: each is one message that names the key, before any model loads."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.distributed.ds_config import check_ds_config, read_ds_config
+from hftune.distributed.ds_keys import REMOVED_KEYS, TOP_KEYS, check_against_arguments
+from hftune.errors import ArgumentError
+
+NVME = {"device": "nvme", "nvme_path": "/nowhere/at/all"}
+# name: (config, what the one message must say)
+FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unknown key": ({"gradient_cliping": "auto"}, ("gradient_cliping", 'did you mean "gradient_clipping"')),
+    "unknown key of ZeRO": (
+        {"zero_optimization": {"stage": 3, "overlap_com": True}},
+        ("zero_optimization.overlap_com", 'did you mean "overlap_comm"'),
+    ),
+    "key of ZeRO at the top": ({"offload_optimizer": {}}, ("offload_optimizer", "belongs into zero_optimization")),
+    "key of the top in ZeRO": (
+        {"zero_optimization": {"gradient_clipping": 1.0}},
+        ("gradient_clipping", "belongs to the top level"),
+    ),
+    "removed key": ({"zero_optimization": {"mics_shard_size": 8}}, ("mics_shard_size", "zero_hpz_partition_size")),
+    "old key": ({"zero_optimization": {"cpu_offload": True}}, ("cpu_offload", "offload_optimizer")),
+    "no such stage": ({"zero_optimization": {"stage": 4}}, ("no ZeRO stage 4",)),
+    "a stage in words": ({"zero_optimization": {"stage": "three"}}, ("zero_optimization.stage", "'three'")),
+    "a number in words": ({"gradient_clipping": "one"}, ("gradient_clipping", "'one'")),
+    "a switch for a block": ({"bf16": True}, ("bf16", "with its keys")),
+    "a wrong kind below": (
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "disk"}}},
+        ("offload_param.device", "'disk'"),
+    ),
+    "both precisions": ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, ("fp16 and bf16 at once",)),
+    "offload of weights below stage 3": (
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+        ("offload_param needs ZeRO stage 3",),
+    ),
+    "offload without ZeRO": (
+        {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+        ("offload_optimizer needs ZeRO stage 1",),
+    ),
+    "no NVMe folder": ({"zero_optimization": {"stage": 3, "offload_param": NVME}}, ("/nowhere/at/all", "nvme_path")),
+    "groups that do not divide": (
+        {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 4}},
+        ("6 processes do not divide into groups of 4",),
+    ),
+    "an optimizer": ({"optimizer": {"type": "AdamW"}}, ("optimizer", "--optim")),
+    "a scheduler": ({"scheduler": {"type": "WarmupLR"}}, ("scheduler", "--lr_scheduler_type")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults(fault: str) -> None:
+    config, says = FAULTS[fault]
+    (problem,) = check_ds_config(config, world_size=6)
+    for words in says:
+        assert words in str(problem)
+
+
+ARGUMENTS = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 1.0,
+    "bf16": True,
+    "fp16": False,
+}
+
+
+@pytest.mark.parametrize(
+    "config, says",
+    [
+        ({"train_micro_batch_size_per_gpu": 8}, "--per_device_train_batch_size 4"),
+        ({"gradient_accumulation_steps": 1}, "--gradient_accumulation_steps 2"),
+        ({"train_batch_size": 32}, "4 x 2 x 2 processes = 16"),
+        ({"gradient_clipping": 0.5}, "--max_grad_norm 1.0"),
+        ({"fp16": {"enabled": True}}, "--fp16 False"),
+        ({"bf16": {"enabled": False}}, "--bf16 True"),
+    ],
+)
+def test_contradictions_name_both(config: dict[str, Any], says: str) -> None:
+    (problem,) = check_against_arguments(config, ARGUMENTS, world_size=2)
+    assert says in str(problem) and next(iter(config)) in str(problem)
+
+
+def test_agreement_and_auto() -> None:
+    agreed = {
+        "train_micro_batch_size_per_gpu": 4,
+        "train_batch_size": 16,
+        "gradient_clipping": 1,
+        "bf16": {"enabled": True},
+    }
+    assert list(check_against_arguments(agreed, ARGUMENTS, world_size=2)) == []
+    auto = {key: "auto" for key in agreed if key != "bf16"} | {"bf16": {"enabled": "auto"}}
+    assert list(check_against_arguments(auto, ARGUMENTS, world_size=2)) == []
+
+
+def test_several_faults_come_together() -> None:
+    problems = check_ds_config({"amp": {}, "stepz": 1, "zero_optimization": {"stage": 7}})
+    assert len(problems) == 3
+
+
+def test_names_of_shipped_configs() -> None:
+    assert read_ds_config("zero3") == read_ds_config("ds_configs/zero3.json")
+    with pytest.raises(ArgumentError, match="did you mean zero3_offload"):
+        read_ds_config("zero3_ofload")
+
+
+def test_the_keys_are_those_of_deepspeed() -> None:
+    """A key that DeepSpeed no longer has anywhere in its sources would be accepted and do nothing."""
+    import deepspeed
+    from deepspeed.runtime import config as reader
+
+    root = Path(deepspeed.__file__).parent
+    texts = {file: file.read_text() for file in [Path(inspect.getfile(reader)), *root.rglob("constants.py")]}
+    texts |= {file: file.read_text() for file in [*root.rglob("config.py"), *root.rglob("*config*.py")]}
+    constants = {
+        node.value
+        for text in texts.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert constants >= TOP_KEYS, TOP_KEYS - constants
+    assert not TOP_KEYS & REMOVED_KEYS.keys()

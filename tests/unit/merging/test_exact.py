@@ -1,0 +1,204 @@
+"""Every merged weight is the maths in float32, rounded once; files are the base's; the same bytes each time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from hftune.merging import shards
+from tests.unit.merging.models import (
+    ATTENTION,
+    IDS,
+    adapted_logits,
+    load_plain,
+    make_adapter,
+    merge,
+    merged_logits,
+    settings,
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def by_hand(base: Path, adapter: Path, scale: float, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """fp32 W + scale * (B A), rounded once; everything else as it is, in the dtype asked for."""
+    low_rank, merged = weights(adapter), weights(base)
+    for name, tensor in merged.items():
+        a = low_rank.get(f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight")
+        if a is not None:
+            b = low_rank[f"base_model.model.{name.removesuffix('.weight')}.lora_B.weight"]
+            merged[name] = (tensor.float() + scale * (b.float() @ a.float())).to(dtype or tensor.dtype)
+        elif dtype:
+            merged[name] = tensor.to(dtype)
+    return merged
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("asked", [None, torch.float32, torch.bfloat16], ids=str)
+def test_weights_bit_for_bit(
+    dtype: torch.dtype, asked: torch.dtype | None, make_base: Callable, tmp_path: Path
+) -> None:
+    base = make_base("llama", dtype=dtype, shard="60KB")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules="all-linear")
+    name = str(asked).removeprefix("torch.") if asked else "auto"
+    merge(adapter, tmp_path / "merged", dtype=name)
+    wanted, found = by_hand(base, adapter, 6 / 4, asked), weights(tmp_path / "merged")
+    assert wanted.keys() == found.keys()
+    for key in wanted:
+        assert found[key].dtype == wanted[key].dtype and torch.equal(found[key], wanted[key]), key
+    # In float32 the merged model says what base + adapter say; in 16 bit, up to rounding of the weights.
+    if (asked or dtype) == torch.float32 == dtype:
+        torch.testing.assert_close(
+            merged_logits(tmp_path / "merged"), adapted_logits(base, adapter), atol=1e-5, rtol=1e-5
+        )
+    assert settings(tmp_path / "merged")["dtype"] == str(asked or dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_16_bit_logits_within_rounding(dtype: torch.dtype, make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama", dtype=dtype)
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules="all-linear")
+    merge(adapter, tmp_path / "merged", dtype="bfloat16")
+    wanted = adapted_logits(base, adapter)
+    off = (merged_logits(tmp_path / "merged") - wanted).abs().mean() / wanted.square().mean().sqrt()
+    # bfloat16 keeps 8 bits: each weight is off by at most 2^-9 of itself, which two layers do not blow up to 2^-5.
+    assert 1e-5 < off < 2**-5
+
+
+def test_dora_and_its_norms_by_hand(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=["q_proj"], use_dora=True)
+    merge(adapter, tmp_path / "merged")
+    name = "model.layers.1.self_attn.q_proj"
+    low_rank, w = weights(adapter), weights(base)[f"{name}.weight"]
+    a, b, m = (low_rank[f"base_model.model.{name}.{part}"] for part in _DORA)
+    direction = w + 6 / 4 * (b @ a)
+    wanted = m[:, None] * direction / direction.pow(2).sum(dim=1, keepdim=True).sqrt()
+    torch.testing.assert_close(weights(tmp_path / "merged")[f"{name}.weight"], wanted, atol=1e-6, rtol=1e-6)
+
+
+_DORA = ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")
+
+
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_blocks_do_not_show(
+    use_dora: bool, make_base: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base("llama")
+    config = {"target_modules": ["q_proj", "down_proj", "embed_tokens"], "use_dora": use_dora}
+    adapter = make_adapter(base, tmp_path / "adapter", **config, modules_to_save=["lm_head"])
+    merge(adapter, tmp_path / "whole")
+    monkeypatch.setattr(shards, "BLOCK_ELEMENTS", 100)  # three rows of 32 a block, and 281 rows in the head
+    merge(adapter, tmp_path / "blocks")
+    whole, blocks = weights(tmp_path / "whole"), weights(tmp_path / "blocks")
+    for name, tensor in whole.items():
+        torch.testing.assert_close(blocks[name], tensor, atol=1e-7, rtol=1e-6)
+
+
+def test_same_bytes_twice_and_the_base_s_files(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama", shard="60KB")
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules="all-linear")
+    for name in ("one", "two"):
+        merge(adapter, tmp_path / name)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    named = {file.name for file in base.iterdir()}
+    assert {file.name for file in (tmp_path / "one").iterdir()} == named | {"hftune.json"}
+    assert settings(tmp_path / "one", _INDEX)["weight_map"] == settings(base, _INDEX)["weight_map"]
+    kept = [name for name in named if not name.endswith((".safetensors", ".index.json"))]
+    for name in kept:
+        old, new = ((folder / name).read_text() for folder in (base, tmp_path / "one"))
+        assert json.loads(old) == json.loads(new) if name.endswith(".json") else old == new
+
+
+_INDEX = "model.safetensors.index.json"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Of everything but the manifest, which has a wall time."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.name != "hftune.json"
+    }
+
+
+def test_index_and_metadata(make_base: Callable, tmp_path: Path) -> None:
+    adapter = make_adapter(make_base("llama"), tmp_path / "adapter", target_modules=ATTENTION)
+    merge(adapter, tmp_path / "merged", max_shard_size="40KB")
+    index = settings(tmp_path / "merged", _INDEX)
+    found = weights(tmp_path / "merged")
+    assert index["weight_map"].keys() == found.keys() and len(set(index["weight_map"].values())) > 2
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values())
+    assert index["metadata"]["total_parameters"] == sum(tensor.numel() for tensor in found.values())
+    for file in (tmp_path / "merged").glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            assert opened.metadata() == {"format": "pt"}
+            sizes = [opened.get_tensor(name).nbytes for name in opened.keys()]  # noqa: SIM118
+        # Larger than asked only where a single tensor is.
+        assert sum(sizes) <= 40_000 or len(sizes) == 1
+        with file.open("rb") as opened_raw:
+            assert int.from_bytes(opened_raw.read(8), "little") % 8 == 0
+
+
+def test_several_adapters_with_weights(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    one = make_adapter(base, tmp_path / "one", target_modules=["q_proj", "down_proj"])
+    two = make_adapter(base, tmp_path / "two", target_modules=["q_proj"], r=2, seed=1)
+    merge(f"{one},{two}", tmp_path / "merged", adapter_weights="0.25,2")
+    w, merged = weights(base), weights(tmp_path / "merged")
+    deltas = [by_hand(base, one, 6 / 4), by_hand(base, two, 6 / 2)]
+    for name, tensor in w.items():
+        wanted = tensor + 0.25 * (deltas[0][name] - tensor) + 2 * (deltas[1][name] - tensor)
+        torch.testing.assert_close(merged[name], wanted, atol=1e-6, rtol=1e-6)
+    merge(f"{one},{two}", tmp_path / "sum")
+    torch.testing.assert_close(merged_logits(tmp_path / "sum"), adapted_logits(base, one, two), atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_what_was_trained_in_full(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    config = {"target_modules": ["q_proj"], "modules_to_save": ["model.norm"], "use_dora": True}
+    adapters = [make_adapter(base, tmp_path / str(seed), seed=seed, **config) for seed in (0, 1)]
+    merge(",".join(map(str, adapters)), tmp_path / "merged", adapter_weights="0.5,0.5")
+    norms = [weights(adapter)["base_model.model.model.norm.weight"] for adapter in adapters]
+    torch.testing.assert_close(weights(tmp_path / "merged")["model.norm.weight"], (norms[0] + norms[1]) / 2)
+
+
+def test_a_chain_is_merged_in_its_order(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    first = make_adapter(base, tmp_path / "first", target_modules=["q_proj"], modules_to_save=["model.norm"])
+    merge(first, tmp_path / "merged-first")
+    second = make_adapter(tmp_path / "merged-first", tmp_path / "second", target_modules=["q_proj"], use_dora=True)
+    manifest = {"base": {"name": str(base), "adapters": [{"folder": str(first)}]}, "status": "complete"}
+    (second / "hftune.json").write_text(json.dumps(manifest))
+    found = merge(second, tmp_path / "merged")
+    adapted = PeftModel.from_pretrained(load_plain(tmp_path / "merged-first"), str(second)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted(IDS).logits, atol=1e-5, rtol=1e-5)
+    assert [parent["folder"] for parent in found["parents"]] == [str(first), str(second)]
+
+
+def test_what_peft_does_not_change_is_kept(make_base: Callable, tmp_path: Path) -> None:
+    """A router in float32 beside bfloat16 weights, and a buffer that no model asks for."""
+    base = tmp_path / "base"
+    base.mkdir()
+    source = make_base("llama", dtype=torch.bfloat16)
+    for file in source.iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    stored = weights(source)
+    stored["model.norm.weight"] = stored["model.norm.weight"].float() + 1e-6
+    stored["model.steps"] = torch.tensor(7)
+    save_file(stored, base / "model.safetensors", {"format": "pt"})
+    merge(make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION), tmp_path / "merged")
+    found = weights(tmp_path / "merged")
+    assert torch.equal(found["model.norm.weight"], stored["model.norm.weight"])
+    assert found["model.steps"] == 7 and found["model.steps"].dtype == torch.int64

@@ -1,0 +1,124 @@
+"""Architectures x methods x ties x heads x shards: the merged model says what base + adapter say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.weight_files import weight_shapes
+from tests.unit.merging.models import ATTENTION, adapted_logits, make_adapter, merge, merged_logits, settings
+
+EXPERTS = {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+BOTH = ["embed_tokens", "lm_head"]
+
+
+@dataclass
+class Case:
+    """One cell of the table."""
+
+    architecture: str = "llama"
+    config: dict[str, Any] = field(default_factory=lambda: {"target_modules": "all-linear"})
+    changes: dict[str, Any] = field(default_factory=dict)
+    rows: int | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    tied: bool | None = None
+    """What the merged config must say; None: what the base's says."""
+
+
+TIED = {"tie_word_embeddings": True}
+CASES = {
+    **{
+        name: Case(name)
+        for name in ("llama", "qwen2", "qwen3", "mistral", "gemma2", "phi", "phi3", "glm", "glm4", "ernie4_5")
+    },
+    "deepseek": Case("deepseek_v3"),
+    "mixtral": Case("mixtral"),
+    "mixtral experts": Case("mixtral", EXPERTS),
+    "mixtral one expert parameter": Case("mixtral", {**EXPERTS, "target_parameters": ["mlp.experts.down_proj"]}),
+    "qwen3_moe experts, rsLoRA": Case("qwen3_moe", {**EXPERTS, "use_rslora": True}),
+    "deepseek experts": Case("deepseek_v2", {**EXPERTS, "target_modules": ["o_proj"]}),
+    "gpt2, weights as (in, out)": Case("gpt2", {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
+    "gpt2 DoRA": Case("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True}),
+    "rsLoRA": Case(config={"target_modules": "all-linear", "use_rslora": True}),
+    "DoRA": Case(config={"target_modules": "all-linear", "use_dora": True}),
+    "patterns": Case(
+        config={
+            "target_modules": ATTENTION,
+            "rank_pattern": {"q_proj": 8},
+            "alpha_pattern": {"layers.1.self_attn.v_proj": 32, "q_proj": 2},
+        }
+    ),
+    "bias all": Case("qwen2", {"target_modules": ATTENTION, "bias": "all"}),
+    "bias lora_only": Case("qwen2", {"target_modules": ATTENTION, "bias": "lora_only"}),
+    "LoRA with a bias": Case("qwen2", {"target_modules": ["q_proj", "v_proj"], "lora_bias": True}),
+    "norms trained": Case(config={"target_modules": ATTENTION, "modules_to_save": ["input_layernorm"]}),
+    "final norm trained": Case(config={"target_modules": ATTENTION, "modules_to_save": ["model.norm"]}),
+    "embeddings and head trained": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}),
+    "both trained while tied": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, tied=False
+    ),
+    "embeddings trained while tied": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": ["embed_tokens"]}, changes=TIED, tied=False
+    ),
+    "head trained while tied": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": ["lm_head"]}, changes=TIED, tied=False
+    ),
+    "both trained and kept tied": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+        changes=TIED,
+    ),
+    "LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}),
+    "DoRA on embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"], "use_dora": True}),
+    "LoRA on tied embeddings": Case(config={"target_modules": [*ATTENTION, "embed_tokens"]}, changes=TIED, tied=False),
+    "LoRA on the tied head": Case(config={"target_modules": [*ATTENTION, "lm_head"]}, changes=TIED, tied=False),
+    "LoRA on both, tied": Case(config={"target_modules": [*ATTENTION, *BOTH]}, changes=TIED, tied=False),
+    "LoRA on both, kept tied": Case(
+        config={"target_modules": [*ATTENTION, "embed_tokens"], "ensure_weight_tying": True}, changes=TIED
+    ),
+    "tokens": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40, 41]}),
+    "tokens, tied": Case(config={"target_modules": ATTENTION, "trainable_token_indices": [5, 40]}, changes=TIED),
+    "grown": Case(config={"target_modules": ATTENTION, "modules_to_save": BOTH}, rows=352),
+    "grown and tied": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes=TIED, rows=352, tied=False
+    ),
+    "grown, not trained": Case(config={"target_modules": ATTENTION}, changes=TIED, rows=352),
+    "grown, tokens": Case(
+        config={"target_modules": ATTENTION, "trainable_token_indices": [300, 310]}, changes=TIED, rows=352
+    ),
+    "grown, LoRA on embeddings": Case(config={"target_modules": [*ATTENTION, *BOTH]}, rows=352),
+    "head": Case(config={"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}),
+    "head of a tied base": Case(
+        "qwen2", {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    ),
+    "head of mixtral": Case("mixtral", {**EXPERTS, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}),
+    "shards as in the base": Case(changes={"shard": "60KB"}),
+    "shards of another size": Case(arguments={"max_shard_size": "40KB"}),
+    "shards of an untied model": Case(
+        config={"target_modules": ATTENTION, "modules_to_save": BOTH}, changes={**TIED, "shard": "60KB"}, tied=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_says_what_base_and_adapter_say(name: str, make_base: Callable, tmp_path: Path) -> None:
+    case = CASES[name]
+    base = make_base(case.architecture, **case.changes)
+    adapter = make_adapter(base, tmp_path / "adapter", rows=case.rows, **case.config)
+    manifest = merge(adapter, tmp_path / "merged", **case.arguments)
+    assert manifest["merged_by"] == "hftune"
+    wanted = adapted_logits(base, adapter, rows=case.rows)
+    plain = merged_logits(tmp_path / "merged", case.config.get("task_type", "CAUSAL_LM"))
+    torch.testing.assert_close(plain, wanted, atol=1e-5, rtol=1e-5)
+    config = settings(tmp_path / "merged")
+    names, before = (weight_shapes(folder).keys() for folder in (tmp_path / "merged", base))
+    added = {"score.weight"} if "score" in str(case.config) else {"lm_head.weight"} if case.tied is False else set()
+    dropped = {"lm_head.weight"} if "score" in str(case.config) else set()
+    assert names == (before - dropped) | added
+    if case.tied is not None:
+        assert config["tie_word_embeddings"] is case.tied and manifest["vocabulary"]["tied"] is case.tied
+    assert config["vocab_size"] == (case.rows or settings(base)["vocab_size"]) == manifest["vocabulary"]["rows"]

@@ -1,0 +1,49 @@
+"""Reward models that are adapters, also upon other adapters, are folded as they were trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hftune.arguments import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
+from hftune.models.adapters import add_adapter
+from hftune.models.initialisation import rewrite_as_plain
+from hftune.models.loading import load_reward_model as load_base
+from hftune.models.tokenizer import load_tokenizer
+from hftune.trainers.rewards import load_reward_model
+from tests.unit.models.adapting import arguments, load, train
+
+IDS = torch.arange(3, 35).reshape(2, 16)
+
+
+def scores(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(IDS).logits
+
+
+def test_a_reward_adapter_upon_another_adapter(tiny_model: Path, tmp_path: Path) -> None:
+    below, above = tmp_path / "below", tmp_path / "above"
+    _, adapter_args, training_args = arguments(tiny_model)
+    first = add_adapter(load(tiny_model), adapter_args, training_args)
+    train(first)
+    first.save_pretrained(below)
+
+    argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--gradient_checkpointing", "0"]
+    argv += ["--peft_path", str(below), "--create_new_adapter", "--lora_r", "4", "--init_lora_weights", "pissa"]
+    model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
+    tokenizer = load_tokenizer(model_args, training_args)
+    reward = add_adapter(load_base(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args)
+    optimizer = torch.optim.AdamW([p for p in reward.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(3):
+        reward(IDS).logits.diff(dim=0).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    reward.save_pretrained(above)
+    rewrite_as_plain(reward, above)
+    tokenizer.save_pretrained(above)
+    write_manifest(above, {"base": {"name": str(tiny_model), "adapters": [str(below)]}, "head": "score"})
+
+    folded, _ = load_reward_model(str(above), torch.float32)
+    torch.testing.assert_close(scores(folded), scores(reward), atol=1e-4, rtol=1e-4)

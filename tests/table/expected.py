@@ -46,11 +46,12 @@ def rates(cell: Cell, name: str, shape: list[int]) -> list[float]:
 def muon_scale(cell: Cell, name: str, shape: list[int]) -> float:
     """Muon: the updates of the layers' matrices are 0.2 sqrt(max(out, in)) as large (arXiv:2502.16982).
 
-    DeepSpeed has it as a factor on the rate, which must not reach the decay.
+    It is a factor on the rate, which must not reach the decay; DeepSpeed's own update has sqrt(max(1, out / in)) in it.
     """
     if cell.optimizer != "muon" or len(shape) < 2 or ".layers." not in name:
         return 1.0
-    return 0.2 * math.sqrt(max(shape[-2:]))
+    out, into = shape
+    return 0.2 * math.sqrt(max(out, into)) / math.sqrt(max(1.0, out / into))
 
 
 def depth(name: str, layers: int) -> int:

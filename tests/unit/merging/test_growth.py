@@ -15,11 +15,13 @@ from safetensors.torch import load_file
 from hftune.models.vocabulary import Growth, grow
 from tests.unit.merging.models import ATTENTION, IDS, load_plain, merge, merged_logits, settings
 
-GROWTH = Growth(281, 279, 304, ids=[279, 281, 282, 290], pieces=[[3, 4], [5], [6, 7, 8], []], multiple=16)
+ROWS = 320
+NEW = [318, 320, 321, 330]
+GROWTH = Growth(ROWS, 318, 344, ids=NEW, pieces=[[3, 4], [5], [6, 7, 8], []], multiple=8)
 CASES = {
     "nothing of it trained": {},
     "both trained": {"modules_to_save": ["embed_tokens", "lm_head"]},
-    "its tokens trained": {"trainable_token_indices": [279, 281, 282, 290]},
+    "its tokens trained": {"trainable_token_indices": NEW},
     "LoRA on both": {"target_modules": [*ATTENTION, "embed_tokens", "lm_head"]},
 }
 
@@ -27,23 +29,23 @@ CASES = {
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("name", CASES)
 def test_grown_rows(name: str, tied: bool, make_base: Callable, tmp_path: Path) -> None:
-    base = make_base("llama", tie_word_embeddings=tied)
+    base = make_base("llama", tie_word_embeddings=tied, vocab_size=ROWS)
     adapter = tmp_path / "adapter"
     wanted = trained(base, adapter, CASES[name])
     manifest = merge(adapter, tmp_path / "merged")
-    assert manifest["merged_by"] == "hftune" and manifest["vocabulary"]["rows"] == 304
-    assert manifest["vocabulary"]["new_tokens"] == [[279, 279], [281, 282], [290, 290]]
-    assert settings(tmp_path / "merged")["vocab_size"] == 304
+    assert manifest["merged_by"] == "hftune" and manifest["vocabulary"]["rows"] == 344
+    assert manifest["vocabulary"]["new_tokens"] == [[318, 318], [320, 321], [330, 330]]
+    assert settings(tmp_path / "merged")["vocab_size"] == 344
     torch.testing.assert_close(merged_logits(tmp_path / "merged"), wanted, atol=1e-5, rtol=1e-5)
     suppressed = settings(tmp_path / "merged", "generation_config.json")["suppress_tokens"]
-    assert suppressed == list(range(291, 304))
+    assert suppressed == list(range(331, 344))
 
 
 def trained(base: Path, folder: Path, config: dict[str, Any]) -> torch.Tensor:
     """An adapter on the grown base; only its own tensors are saved, as hftune does. Returns what both say."""
     model = load_plain(base)
     grow(model, GROWTH)
-    model.config.vocab_size = 304
+    model.config.vocab_size = 344
     adapted = get_peft_model(
         model, LoraConfig(**{"r": 4, "task_type": "CAUSAL_LM", "target_modules": ATTENTION} | config)
     )
@@ -52,7 +54,7 @@ def trained(base: Path, folder: Path, config: dict[str, Any]) -> torch.Tensor:
             if parameter.requires_grad:
                 parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1
     adapted.save_pretrained(folder, save_embedding_layers=False)
-    vocabulary = {"growth": GROWTH.to_json(), "new_tokens": [[279, 279], [281, 282], [290, 290]]}
+    vocabulary = {"growth": GROWTH.to_json(), "new_tokens": [[318, 318], [320, 321], [330, 330]]}
     manifest = {"kind": "adapter", "status": "complete", "base": {"name": str(base)}, "vocabulary": vocabulary}
     (folder / "hftune.json").write_text(json.dumps(manifest))
     with torch.no_grad():
@@ -60,7 +62,7 @@ def trained(base: Path, folder: Path, config: dict[str, Any]) -> torch.Tensor:
 
 
 def test_the_rows_are_those_of_training(make_base: Callable, tmp_path: Path) -> None:
-    base = make_base("llama", tie_word_embeddings=False)
+    base = make_base("llama", tie_word_embeddings=False, vocab_size=ROWS)
     trained(base, tmp_path / "adapter", {})
     merge(tmp_path / "adapter", tmp_path / "merged")
     model = load_plain(base)
@@ -72,8 +74,8 @@ def test_the_rows_are_those_of_training(make_base: Callable, tmp_path: Path) -> 
 
 def test_it_is_what_peft_sees_once_the_base_has_grown(make_base: Callable, tmp_path: Path) -> None:
     """The reference of --verify."""
-    base = make_base("llama", tie_word_embeddings=True)
-    wanted = trained(base, tmp_path / "adapter", {"trainable_token_indices": [279, 290]})
+    base = make_base("llama", tie_word_embeddings=True, vocab_size=ROWS)
+    wanted = trained(base, tmp_path / "adapter", {"trainable_token_indices": [318, 330]})
     model = load_plain(base)
     grow(model, GROWTH)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
     """Run `run_sft.py ...` under `launcher` with the network cut off; `bare`: on a PATH without a compiler."""
 
     def launch(script: str, *flags: str, launcher: str = "python", timeout: int = 600, bare: bool = False) -> Finished:
-        environment = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS",)}
+        environment = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
         environment |= {
             "HFTUNE_CACHE": str(workspace / "cache"),
             "HF_HOME": str(workspace / "hf"),
@@ -84,6 +84,12 @@ def run(workspace: Path, netguard_log: Path) -> Callable[..., Finished]:
         return Finished(finished.returncode, finished.stdout)
 
     return launch
+
+
+def without_launcher(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that no launcher has started: a test before may have become a world of one."""
+    launched = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK")
+    return {name: value for name, value in variables.items() if name not in launched}
 
 
 def free_port() -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import Sampler
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hftune.data.corpus.loader import BlockDataset, InOrder
 from hftune.data.corpus.streaming import StreamingDataset
@@ -105,14 +104,12 @@ class BlocksMixin:
             return InOrder(len(dataset), self._origin)
         return super()._get_train_sampler(train_dataset)  # type: ignore[misc]
 
-    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        """The state goes first: a checkpoint that has its trainer state also has this."""
+    def _save_beside(self: Any, folder: Path) -> None:
+        """How far each source has been gone through."""
+        super()._save_beside(folder)  # type: ignore[misc]
         if isinstance(self.train_dataset, BlockDataset) and ranks.is_main():
-            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            folder.mkdir(parents=True, exist_ok=True)
             state = self.train_dataset.state(self.blocks_trained())
             (folder / LOADER_STATE_NAME).write_text(json.dumps(state, indent=1), encoding="utf-8")
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As `Trainer.log`, with how often each source has been gone through beside the training loss."""

@@ -43,6 +43,7 @@ class CheckpointMixin:
         name = f"checkpoint-{self.state.global_step}"
         with self._writing_aside(output / PARTIAL):
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        self._save_beside(output / PARTIAL / name)
         self._remember_best(output, name)
         ranks.barrier()
         self._publish(output / PARTIAL / name, output / name)
@@ -50,6 +51,11 @@ class CheckpointMixin:
         if self.args.should_save:
             remove_leftovers(output)
             remove_old(output, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _save_beside(self: Any, folder: Path) -> None:
+        """What else belongs into a checkpoint; called on all ranks before it is published, for mixins to extend."""
+        if self.checkpoint_manifest is not None and ranks.is_main():
+            write_manifest(folder, self.checkpoint_manifest)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
         return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)  # type: ignore[misc]
@@ -85,8 +91,6 @@ class CheckpointMixin:
             "global_batch": self.get_total_train_batch_size(self.args),
         }
         if ranks.is_main():
-            if self.checkpoint_manifest is not None:
-                write_manifest(aside, self.checkpoint_manifest)
             _publish(aside, final, about)
         ranks.barrier()
         if ranks.local_rank() == 0 and aside.is_dir():

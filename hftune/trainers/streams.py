@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hftune.data.corpus.progress import Progress, merged
 from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
@@ -92,16 +91,14 @@ class StreamMixin:
         parent = getattr(super(), "count_trained_tokens", None)
         return parent() if parent is not None else None
 
-    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
-        """The state goes first: a checkpoint that has its trainer state also has this."""
+    def _save_beside(self: Any, folder: Path) -> None:
+        """How far the stream has been trained; all ranks know a part."""
+        super()._save_beside(folder)  # type: ignore[misc]
         if isinstance(self.train_dataset, StreamingDataset):
             progress = self.stream_progress()
             if ranks.is_main():
-                folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-                folder.mkdir(parents=True, exist_ok=True)
                 text = json.dumps(self.train_dataset.state(progress), indent=1)
                 (folder / LOADER_STATE_NAME).write_text(text, encoding="utf-8")
-        super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As `Trainer.log`. The length of a stream is not known: its "epoch" is the share of `--max_steps`."""

@@ -132,6 +132,7 @@ def test_preflight_refuses_what_the_rules_say_and_nothing_else(
     run("tests/table/sweep.py", "--work", str(workspace / "table"), "--architectures", *architectures).check()
 
 
+@pytest.mark.slow
 def test_the_slice(workspace: Path) -> None:
     cells = with_references(covering())
     outcomes = run_cells(cells, workspace / "table")

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.architectures import make_model
-from tests.conftest import ROOT
+from tests.conftest import ROOT, without_launcher
 from tests.table.cells import PLANES, Cell, all_cells, cells_of, references
 from tests.table.checks import Outcome, problems, read_outcome
 from tests.table.covering import covering
@@ -98,7 +98,7 @@ def environment(work: Path) -> dict[str, str]:
         "CXX": "no-compiler-in-the-table",
         "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]),
     }
-    return {**os.environ, **own}
+    return {**without_launcher(os.environ), **own}
 
 
 def prepare(cells: Iterable[Cell], work: Path) -> None:

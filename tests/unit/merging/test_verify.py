@@ -21,5 +21,6 @@ def test_differences_by_hand() -> None:
 def test_a_reward_model_has_no_greedy_answers() -> None:
     scores = Answers([torch.tensor([0.25])], [])
     result = compare(scores, Answers([torch.tensor([0.5])], []))
-    assert result.to_dict() == {"largest": 0.25, "mean": 0.25, "same_choice": None, "same_greedy": None}
+    expected = {"largest": 0.25, "mean": 0.25, "relative": 1.0, "same_choice": None, "same_greedy": None}
+    assert result.to_dict() == expected
     assert str(result).startswith("scores differ by 2.5e-01")

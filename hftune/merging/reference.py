@@ -9,6 +9,7 @@ import torch
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BitsAndBytesConfig,
@@ -27,9 +28,11 @@ from hftune.weight_files import weight_shapes
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     """The base in float32 on the CPU, or quantised as training saw it, with as many rows as the adapters have."""
     auto: Any = AutoModelForSequenceClassification if plan.scores is not None else AutoModelForCausalLM
-    extra: dict[str, Any] = {} if plan.scores is None else {"num_labels": plan.scores}
+    extra: dict[str, Any] = {} if plan.scores is None or plan.rope else {"num_labels": plan.scores}
     if plan.base.gguf_file:
         extra["gguf_file"] = plan.base.gguf_file
+    if plan.rope:
+        extra["config"] = _stretched(plan)
     dtype = torch.float32
     if quantised and plan.quantised is not None:
         dtype = DTYPES[plan.quantised.compute]
@@ -51,6 +54,16 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         model.resize_token_embeddings(rows, mean_resizing=False)
     keep_unpacked(model)
     return model.eval()
+
+
+def _stretched(plan: Plan) -> Any:
+    gguf = {"gguf_file": plan.base.gguf_file} if plan.base.gguf_file else {}
+    config = AutoConfig.from_pretrained(plan.base.folder, trust_remote_code=plan.trust_remote_code, **gguf)
+    for name, value in plan.rope.items():
+        setattr(config.get_text_config(), name, value)
+    if plan.scores is not None:
+        config.num_labels = plan.scores
+    return config
 
 
 def keep_unpacked(model: Any) -> None:

@@ -53,6 +53,15 @@ EXTRA: list[tuple[str, str, str, list[str]]] = [
     ("sft", "full", "zero2", ["--packing"]),
     ("sft", "lora", "plain", ["--attn_implementation", "sdpa", "--packing"]),
     ("sft", "lora", "plain", ["--attn_implementation", "flex_attention", "--packing"]),
+    ("sft", "full", "plain", ["--optim", "adamw_torch_fused"]),
+    ("sft", "full", "plain", ["--optim", "paged_adamw_8bit"]),
+    ("sft", "full", "zero2", ["--optim", "adamw_8bit"]),
+    ("sft", "full", "plain", ["--optim", "muon"]),
+    ("sft", "full", "zero3", ["--optim", "muon", "--max_grad_norm", "0"]),
+    ("sft", "full", "zero2", ["--fp16", "True", "--bf16", "False"]),
+    ("sft", "lora", "plain", ["--use_dora"]),
+    ("sft", "qlora4", "plain", ["--use_dora"]),
+    ("sft", "lora", "zero3", ["--init_lora_weights", "pissa"]),
 ]
 REFUSED = {("qlora8", "zero3")}
 """What hftune says cannot work: it must exit with 2."""

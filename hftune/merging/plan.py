@@ -185,7 +185,7 @@ def _earlier(level: list[Adapter]) -> list[list[Adapter]]:
             place=FLAG,
             fix="merge them one after another",
         )
-    folders_before = [entry["folder"] if isinstance(entry, dict) else entry for entry in chains[0]]
+    folders_before = chains[0]
     if folders_before:
         notice(f"the adapter was trained on top of {', '.join(map(str, folders_before))}, merged first")
     return [[read_adapter(folder, 1.0, f"{level[0].folder}/hftune.json: base.adapters")] for folder in folders_before]

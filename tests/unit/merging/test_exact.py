@@ -13,7 +13,9 @@ from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from hftune.errors import UserError
 from hftune.merging import shards
+from hftune.weight_files import fingerprint
 from tests.unit.merging.models import (
     ATTENTION,
     IDS,
@@ -178,13 +180,17 @@ def test_a_chain_is_merged_in_its_order(make_base: Callable, tmp_path: Path) -> 
     first = make_adapter(base, tmp_path / "first", target_modules=["q_proj"], modules_to_save=["model.norm"])
     merge(first, tmp_path / "merged-first")
     second = make_adapter(tmp_path / "merged-first", tmp_path / "second", target_modules=["q_proj"], use_dora=True)
-    manifest = {"base": {"name": str(base), "adapters": [{"folder": str(first)}]}, "status": "complete"}
+    manifest = {"base": {"name": str(base), "adapters": [str(first)]}, "status": "complete"}
+    manifest["parents"] = [{"folder": str(first), "fingerprint": fingerprint(first)}]
     (second / "hftune.json").write_text(json.dumps(manifest))
     found = merge(second, tmp_path / "merged")
     adapted = PeftModel.from_pretrained(load_plain(tmp_path / "merged-first"), str(second)).eval()
     with torch.no_grad():
         torch.testing.assert_close(merged_logits(tmp_path / "merged"), adapted(IDS).logits, atol=1e-5, rtol=1e-5)
     assert [parent["folder"] for parent in found["parents"]] == [str(first), str(second)]
+    make_adapter(base, first, target_modules=["q_proj"], modules_to_save=["model.norm"], seed=9)
+    with pytest.raises(UserError, match="was trained on the base"):
+        merge(second, tmp_path / "again")
 
 
 def test_what_peft_does_not_change_is_kept(make_base: Callable, tmp_path: Path) -> None:

@@ -67,12 +67,11 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     """
     args = run.training_args
     assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
-    trains = args.do_train or not args.do_eval
     if run.data_args.preview and ranks.is_main():
         rows = trainer.get_total_train_batch_size(args)
         preview(data, trainer.processing_class, run.data_args.preview, rows_per_step=rows)
     manifest = describe_run(run, trainer, data)
-    if trains:
+    if args.do_train:
         _write(args, manifest)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:

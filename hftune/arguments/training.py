@@ -53,6 +53,8 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
+        # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
+        self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         super().__post_init__()
 
     def _resolve_deepspeed(self) -> None:

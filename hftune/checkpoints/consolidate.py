@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import load_file, save_file
 
 from hftune.arguments.consolidating import ConsolidateArguments
@@ -17,6 +19,7 @@ from hftune.weight_files import weight_files, weight_shapes
 
 # Beside the weights; what belongs to training stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja", "hftune.json")
+INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -78,15 +81,25 @@ def exported_name(name: str) -> str:
 
 
 def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:
-    from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_state_dict  # heavy
+    """Write the tensors, one of those that are tied, with an index where there are several files."""
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, to_torch_tensor  # heavy
 
-    convert_zero_checkpoint_to_state_dict(
-        str(checkpoint),
-        str(output),
-        dtype=getattr(torch, args.dtype),
-        max_shard_size=args.max_shard_size,
-        safe_serialization=True,
+    pieces = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=True)
+    first = {id(piece): name for name, piece in reversed(pieces.items())}
+    pieces = {name: piece for name, piece in pieces.items() if first[id(piece)] == name}
+    dtype = getattr(torch, args.dtype)
+    sizes = to_torch_tensor(pieces, return_empty_tensor=True, dtype=dtype)
+    plan = split_torch_state_dict_into_shards(
+        sizes, filename_pattern="model{suffix}.safetensors", max_shard_size=args.max_shard_size
     )
+    for file, names in plan.filename_to_tensors.items():
+        tensors = to_torch_tensor({name: pieces[name] for name in names}, dtype=dtype)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, output / file, metadata={"format": "pt"}
+        )
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _as_adapter(folder: Path) -> None:

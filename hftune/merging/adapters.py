@@ -112,11 +112,12 @@ class Adapter:
                 break
         return alpha / rank**0.5 if self.config.get("use_rslora") else alpha / rank
 
-    def token_rows(self, module: str) -> list[int]:
-        """The rows of an embedding that were trained alone."""
+    def token_rows(self, module: str) -> list[int] | None:
+        """The rows of an embedding that were trained alone; None for a tied head, which was trained with it."""
         asked = self.config.get("trainable_token_indices") or []
         if isinstance(asked, dict):
-            return next(rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
+            named = (rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
+            return next(named, None)
         return asked
 
     def unknown(self) -> str | None:

@@ -108,7 +108,11 @@ def _known_name(name: str, base: Base) -> str:
 
 def _part_specs(adapter: Adapter, part: Part, base: Base) -> Iterator[tuple[str, Spec]]:
     if "trainable_tokens_delta" in part.tensors:
-        yield _known_name(f"{part.module}.weight", base), _rows(adapter, part)
+        rows = adapter.token_rows(part.module)
+        if rows is not None:
+            yield _known_name(f"{part.module}.weight", base), _rows(rows, part)
+        else:
+            _check_copy(adapter, part)
         return
     a = part.tensors.get("lora_embedding_A") or part.tensors.get("lora_A")
     b = part.tensors.get("lora_embedding_B") or part.tensors.get("lora_B")
@@ -242,9 +246,17 @@ class Grow:
         return resized_rows(block, self.growth)
 
 
-def _rows(adapter: Adapter, part: Part) -> Spec:
+def _check_copy(adapter: Adapter, part: Part) -> None:
+    """Under ZeRO-3 peft saves the rows of a tied head beside those of the embedding, which they are."""
+    own = read_float(part.tensors["trainable_tokens_delta"])
+    others = [other.tensors.get("trainable_tokens_delta") for other in adapter.parts if other is not part]
+    if not any(other is not None and torch.equal(read_float(other), own) for other in others):
+        raise Unknown(f"its {part.module} has rows of its own that its config does not name")
+
+
+def _rows(indices: list[int], part: Part) -> Spec:
     stored = part.tensors["trainable_tokens_delta"]
-    rows = tuple(adapter.token_rows(part.module))
+    rows = tuple(indices)
 
     def make() -> Update:
         return ReplaceRows(torch.tensor(rows), read_float(stored))

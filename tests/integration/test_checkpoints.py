@@ -34,7 +34,7 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_told_to_stop_a_run_saves_and_goes_on(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, stage: int
 ) -> None:
@@ -61,14 +61,15 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     assert losses(tmp_path / "stopped") == losses(whole), "same world: bit for bit"
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.slow), "lora"])
 def test_the_best_weights_are_what_is_saved_under_zero3(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, method: str
 ) -> None:
     lora = ("--use_peft", "--lora_rank", "4") if method == "lora" else ()
-    # A rate that only ever makes the model worse: the first checkpoint is the best.
+    # Called better where the loss is higher, the first checkpoint is the best.
     more = ("--eval_strategy", "steps", "--eval_steps", "2", "--save_strategy", "steps", "--save_steps", "2")
-    more += ("--load_best_model_at_end", "True", "--save_total_limit", "1", "--max_steps", "6", "--learning_rate", "3")
+    more += ("--load_best_model_at_end", "True", "--save_total_limit", "1", "--max_steps", "6")
+    more += ("--metric_for_best_model", "eval_loss", "--greater_is_better", "True")
     asked = [*flags(tiny_model, tiny_data, tmp_path / "out", 3, *lora), *more, "--lr_scheduler_type", "constant"]
     finished = run("run_sft.py", *asked, launcher=TWO).check()
     state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
@@ -81,6 +82,7 @@ def test_the_best_weights_are_what_is_saved_under_zero3(
         torch.testing.assert_close(saved[key], tensor, atol=0, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     asked = flags(tiny_model, tiny_data, tmp_path / "out", 0, "--use_peft", "--max_steps", "2", "--save_steps", "2")[2:]
     run("run_sft.py", *asked).check()
@@ -88,8 +90,10 @@ def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, t
     assert "nothing is left to train" in again.output and "raise --max_steps 2" in again.output
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize(
+    "method, stage",
+    [("full", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("lora", 3), ("full", 2)))],
+)
 def test_whole_weights_from_the_pieces(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path, method: str, stage: int
 ) -> None:

@@ -53,7 +53,7 @@ def losses(folder: Path) -> list[float]:
     return [entry["loss"] for entry in history if "loss" in entry]
 
 
-@pytest.mark.parametrize("tool", ["erniekit", "megatron"])
+@pytest.mark.parametrize("tool", ["erniekit", pytest.param("megatron", marks=pytest.mark.slow)])
 def test_a_run_in_the_words_of_another_tool(
     tool: str, run: Callable, stage_run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path
 ) -> None:

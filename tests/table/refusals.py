@@ -103,16 +103,6 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.script == "dpo" and cell.method in ("lora_bias_all", "lora_bias_only"),
     ),
     Rule(
-        "peft cannot train single tokens under ZeRO-3",
-        "peft 0.21 reads the embeddings outside of their module, where ZeRO-3 has partitioned them.",
-        lambda cell: _stage(cell) == 3 and cell.method == "lora_tokens",
-    ),
-    Rule(
-        "where ZeRO-3 has partitioned it",
-        "In a mixture `all` adapts the stacked experts, which peft reads outside of their module.",
-        lambda cell: _stage(cell) == 3 and _adapts_experts(cell),
-    ),
-    Rule(
         "it takes a part out of the base",
         "PiSSA and OLoRA take a part out of the base, which would be quantised anew and no longer be the base on disk.",
         lambda cell: cell.base != "fp32" and cell.method in ("pissa", "olora"),

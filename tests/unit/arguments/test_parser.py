@@ -217,3 +217,17 @@ def test_columns_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
     data = data_of("--config", str(config))
     assert parse_columns(data.columns) == {"prompt": "question"}
     assert (data.train_file_dir, data.on_bad_record) == ("a,b", "drop")
+
+
+@pytest.mark.parametrize(
+    "flags, trains, evaluates",
+    [
+        ([], True, False),
+        (["--eval_strategy", "steps", "--eval_steps", "5"], True, True),
+        (["--do_eval"], False, True),
+        (["--do_train", "--do_eval"], True, True),
+    ],
+)
+def test_evaluation_alone_must_be_asked_for(flags: list[str], trains: bool, evaluates: bool) -> None:
+    *_, training_args = stage_parser("sft").parse(["--output_dir", "o", *flags])
+    assert (training_args.do_train, training_args.do_eval) == (trains, evaluates)

@@ -43,6 +43,7 @@ def check_model(
     scores = isinstance(training_args, RMArguments)
     yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
+    yield from check_latent_attention(config, adapter_args, training_args)
     yield from check_router_losses(config, adapter_args, training_args)
     yield from check_dropout(training_args)
     if causal_class(config) is None:
@@ -86,6 +87,18 @@ def check_attention_supported(config: PreTrainedConfig, model_args: ModelArgumen
                 place="--attn_implementation",
                 fix="leave it out, or use eager",
             )
+
+
+def check_latent_attention(
+    config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """bitsandbytes 0.50's 8-bit kernel for CPUs takes matrices, where latent attention hands it a tensor of 4 sizes."""
+    if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
+        yield ArgumentError(
+            f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU",
+            place="--load_in_8bit",
+            fix="use --load_in_4bit",
+        )
 
 
 def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:

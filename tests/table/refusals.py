@@ -98,6 +98,11 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.base == "int8" and cell.method == "dora",
     ),
     Rule(
+        "cannot be evaluated with 8-bit weights on a CPU",
+        "bitsandbytes' 8-bit kernel for CPUs fails in latent attention.",
+        lambda cell: cell.base == "int8" and cell.architecture in ("deepseek_v2", "deepseek_v3"),
+    ),
+    Rule(
         "the reference would be trained as well",
         "DPO's reference is the model with its adapter switched off, which does not undo trained biases.",
         lambda cell: cell.script == "dpo" and cell.method in ("lora_bias_all", "lora_bias_only"),

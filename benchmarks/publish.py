@@ -37,7 +37,8 @@ def main() -> int:
     if finished.returncode or not lines:
         return finished.returncode or 1
     result = json.loads(lines[-1])
-    shown = [flag if not Path(flag).exists() else Path(flag).name for flag in flags]
+    # Of folders and files of this machine only the last name, also where two are given as FOLDER:PYTHON.
+    shown = [":".join(Path(part).name if "/" in part else part for part in flag.split(":")) for flag in flags]
     publish(name, section(name, shown, "\n".join(lines[:-1]), result))
     return 0
 

@@ -19,7 +19,9 @@ from collections.abc import Iterable
 from itertools import chain, count, pairwise
 from typing import Any
 
+from jinja2.environment import Template
 from jinja2.exceptions import TemplateError
+from jinja2.runtime import LoopContext
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
@@ -36,6 +38,10 @@ _WAY_OUT = (
     "Train on the last turn only (--train_on_last_turn), split the record into one record a turn, "
     "or give another template with --chat_template."
 )
+
+
+_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
+"""What templates ask of their loop."""
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--chat_template") -> None:
@@ -141,8 +147,29 @@ class Renderer:
         """The compiled template; a tokenizer may have one of its own for tools."""
         if tools not in self.compiled:
             chosen = self.tokenizer.get_chat_template(tools=[{}] if tools else None)
-            self.compiled[tools] = _compile_jinja_template(chosen)
+            self.compiled[tools] = _quick(_compile_jinja_template(chosen), chosen)
         return self.compiled[tools]
+
+
+def _quick(template: Template, source: str) -> Template:
+    """The same template, which the sandbox does not ask anew at every message whether `loop.first` is safe.
+
+    Args:
+        template: Compiled by transformers.
+        source: Its text.
+    """
+    environment = template.environment.overlay()
+    checked = environment.getattr
+
+    def quick(value: Any, attribute: str) -> Any:
+        return (
+            getattr(value, attribute)
+            if type(value) is LoopContext and attribute in _LOOP
+            else checked(value, attribute)
+        )
+
+    vars(environment)["getattr"] = quick
+    return environment.from_string(source)
 
 
 def render_with_spans(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class PreemptionCallback(TrainerCallback):
-    """After SIGTERM or SIGUSR1 to any rank, all ranks finish the step, save a checkpoint and stop.
+    """After SIGTERM or SIGUSR1 to any rank, all ranks finish the step, save a checkpoint and stop. A second one kills.
 
     Attributes:
         stopped: Whether that has happened.
@@ -56,6 +57,9 @@ class PreemptionCallback(TrainerCallback):
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._told is not None:  # told twice: a step that never ends must not keep the process
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         self._told = number
 
     def _agree(self, number: int) -> int:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+_OUTTYPE: dict[str, Any] = {
+    "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
+    "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
+}
 
 
 @dataclass
@@ -22,26 +28,14 @@ class ExportArguments:
 class GgufArguments(ExportArguments):
     """One GGUF file for llama.cpp and what is built on it."""
 
-    outtype: str = field(
-        default="auto",
-        metadata={
-            "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
-            "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
-        },
-    )
+    outtype: str = field(default="auto", metadata=_OUTTYPE)
 
 
 @dataclass
 class OllamaArguments(GgufArguments):
     """A GGUF file and the Modelfile that `ollama create` takes."""
 
-    outtype: str = field(
-        default="q8_0",
-        metadata={
-            "help": "Type of the matrices; norms and routers stay float32. auto: as in the checkpoint.",
-            "choices": ["auto", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"],
-        },
-    )
+    outtype: str = field(default="q8_0", metadata=_OUTTYPE)
     system: str | None = field(default=None, metadata={"help": "System prompt to write into the Modelfile."})
 
 

@@ -237,7 +237,8 @@ def check_memory(
     try:
         size = model_size(bare, adapter_args, training_args)
     except (UserError, ValueError, TypeError, NotImplementedError) as problem:
-        get_logger().debug("memory is not checked: %s", problem)  # what is wrong with the adapter is said elsewhere
+        # What is wrong with the adapter ends the run elsewhere; a run that goes on must know that nobody reckoned.
+        notice(f"memory is not checked: {str(problem).splitlines()[0]}")
         return
     setup = run_setup(model_args, adapter_args, training_args)
     free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)

@@ -62,6 +62,7 @@ def rl_trainer(
         starts_as_base: The model with its adapter off is the reference: no copy of the adapter is kept for it.
         read_again: Reads the model once more, for a critic in full training under ZeRO-3.
     """
+    _check_prompts(data, args)
     functions, tokenizers = rewards
     if isinstance(args, PPOArguments):
         kwargs["critic"] = build_critic(model, args, read_again)
@@ -81,6 +82,19 @@ def rl_trainer(
         # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
         model.delete_adapter("ref")
     return trainer
+
+
+def _check_prompts(data: Splits, args: RLArguments) -> None:
+    """TRL's sampler leaves out what fills no batch of answers, without a word; of too few prompts nothing is left."""
+    needed = args.generation_batch_size // args.num_generations
+    if len(data.train) < needed:
+        raise ArgumentError(
+            f"{len(data.train)} prompts, and a batch of answers is drawn for {needed}",
+            place="--per_device_train_batch_size / --num_generations",
+            fix="lower the first (or --gradient_accumulation_steps), raise the second, or give more prompts",
+        )
+    if rest := len(data.train) % needed:
+        notice(f"{rest} of {len(data.train)} prompts, other ones each epoch, are left out: a batch takes {needed}")
 
 
 def build_critic(

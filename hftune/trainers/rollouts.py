@@ -7,7 +7,7 @@ with a fused head. tests/unit/trainers/test_rollouts.py fails where they change.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,8 @@ class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
         prompt_ids, completion_ids, completions = self._generate(prompts)
         tokens = self._tensors(prompt_ids, completion_ids)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            logps, values = self._in_pieces(self.model, tokens)
+            with self.listening():
+                logps, values = self._in_pieces(self.model, tokens)
             ref_logps = self._reference(tokens)
         rewards = self._calculate_rewards(inputs, prompts, completions, completion_ids)
         ends = torch.tensor([*self.eos_token_ids, self._tokenizer.pad_token_id], device=self.accelerator.device)
@@ -107,6 +108,10 @@ class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
             completions=completions,
         )
 
+    def listening(self) -> AbstractContextManager[None]:
+        """In the block, forward passes of the policy return what this algorithm needs besides log-probabilities."""
+        return nullcontext()
+
     def forward_answers(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Log-probabilities, entropies and, from a critic that listens, values: each (B, C)."""
         length = batch["completion_ids"].shape[1]
@@ -117,9 +122,11 @@ class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
         with self.accelerator.autocast():
             output = model(input_ids=ids, attention_mask=attention, labels=labels, fused_lm_head=True)
         values = output.get("state_values")
+        # TRL gives the reference's head no entropies, and nothing asks for them.
+        entropies = torch.zeros_like(output.log_probs) if output.entropy is None else output.entropy
         return (
             output.log_probs[:, -length:],
-            output.entropy[:, -length:],
+            entropies[:, -length:],
             None if values is None else values[:, -length:],
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,9 @@ class PPOTrainer(RolloutTrainer):
         critic: Critic = self.accelerator.unwrap_model(self.model).critic
         return critic
 
-    def answer(self, inputs: list[dict[str, Any]]) -> Answers:
-        """As in every loop, with values."""
-        with self.critic.listening():
-            return super().answer(inputs)
+    def listening(self) -> AbstractContextManager[None]:
+        """In the block, forward passes of the policy return values."""
+        return self.critic.listening()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         """Answers with old log-probabilities and values, advantages and returns: each (B, C)."""
@@ -96,7 +96,7 @@ class PPOTrainer(RolloutTrainer):
 
     def _compute_loss(self, model: Any, inputs: Batch) -> torch.Tensor:
         """The loss of a micro-batch: a sum over its tokens, by the mean number of tokens of all micro-batches."""
-        with self.critic.listening():
+        with self.listening():
             logps, entropies, values = self.forward_answers(model, inputs)
         assert values is not None, "the critic listens"
         args, mask = self.args, inputs["mask"]

@@ -13,6 +13,7 @@ from transformers import Trainer, set_seed
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
 from hftune.data.preview import preview
@@ -49,6 +50,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
     set_seed(training_args.seed)
@@ -112,6 +114,8 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
         raise Preempted(
             f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
         )
+    if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
+        trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     trainer.save_model(args.output_dir)
@@ -165,7 +169,8 @@ def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     trained = trainer.count_trained_tokens() if hasattr(trainer, "count_trained_tokens") else None
     if trained is None:
         trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
-    return {
+    more = trainer.figures() if hasattr(trainer, "figures") else {}
+    return more | {
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
         "wall_seconds": round(time.time() - run.began, 2),

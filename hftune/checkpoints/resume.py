@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments import StageArguments
-from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong
+from hftune.checkpoints.integrity import TRAINER_STATE, altered_files, what_is_wrong
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
@@ -41,7 +41,7 @@ def newest_whole(output_dir: Path) -> Found:
     """The newest checkpoint that a run can go on from."""
     found = Found()
     for folder in checkpoints(output_dir):
-        fault = what_is_wrong(folder)
+        fault = _altered(folder) or what_is_wrong(folder)
         if fault is None:
             found.folder = folder
             break
@@ -59,7 +59,7 @@ def find_checkpoint(args: StageArguments) -> str | None:
     if asked.lower() in ("", "no", "none", "false"):
         return None
     if asked.lower() not in ("auto", "last", "true"):
-        fault = what_is_wrong(Path(asked))
+        fault = _altered(Path(asked)) or what_is_wrong(Path(asked))
         if fault is not None:
             raise ArgumentError(
                 f"nothing can go on from {asked}: {fault}",
@@ -115,6 +115,12 @@ def remove_leftovers(output_dir: Path) -> None:
     shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _altered(folder: Path) -> str | None:
+    """Looked at before anything is parsed: what has changed may no longer be JSON, or safetensors."""
+    names = altered_files(folder)
+    return f"{', '.join(names)} no longer holds what was written" if names else None
 
 
 def _step(folder: Path) -> re.Match[str] | None:

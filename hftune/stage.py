@@ -118,6 +118,8 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
         raise Preempted(
             f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
         )
+    if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
+        trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     trainer.save_model(args.output_dir)
@@ -173,7 +175,8 @@ def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     trained = trainer.count_trained_tokens() if hasattr(trainer, "count_trained_tokens") else None
     if trained is None:
         trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
-    return {
+    more = trainer.figures() if hasattr(trainer, "figures") else {}
+    return more | {
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
         "wall_seconds": round(time.time() - run.began, 2),

@@ -9,15 +9,17 @@ import torch
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.errors import raise_together
 from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
+class StageArguments(RouterFields, DropoutFields, CheckpointingFields, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -26,9 +28,6 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     )
     bf16: bool | None = field(
         default=None, metadata={"help": "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU."}
-    )
-    gradient_checkpointing: bool = field(
-        default=True, metadata={"help": "Recompute activations in the backward pass: less memory, about 20%% slower."}
     )
     pad_token: str | None = field(
         default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
@@ -55,7 +54,9 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
+        self.settle_checkpointing()
         super().__post_init__()
+        self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
@@ -168,12 +169,20 @@ class _PairLengths:
 
 
 @dataclass
-class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
-    """Reward model on preference pairs."""
+class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
         self._fit_max_length()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
 
 
 @dataclass
@@ -195,6 +204,10 @@ class RLFields:
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
+    )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
     )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}

@@ -28,13 +28,9 @@ from hftune.pipeline.runner import Runner
 from hftune.pipeline.spec import read_spec
 from hftune.pipeline.state import damage
 from hftune.pipeline.steps import Step, steps_of
+from tests.forks import fork, import_everything
 
-MODULES = (
-    *("hftune.stage", "hftune.data.tokenization", "hftune.data.pairs", "hftune.data.corpus.streams"),
-    *("hftune.models.loading", "hftune.models.adapters", "hftune.merging.merge", "hftune.merging.trial"),
-    *("hftune.trainers.pt", "hftune.trainers.sft", "hftune.trainers.reward", "hftune.trainers.rl"),
-    *("hftune.trainers.dpo", "hftune.trainers.rewards", "transformers.models.llama.modeling_llama"),
-)
+MODULES = ("hftune.data.pairs", "hftune.merging.merge", "hftune.merging.trial", "hftune.trainers.rewards")
 
 
 class Forked:
@@ -63,49 +59,29 @@ class Forked:
 def warm_start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
     """`python run_sft.py ...` without the imports."""
     runner = os.getpid()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return Forked(pid)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # as the keeper does for a launcher
-    if os.getppid() != runner:
-        os._exit(1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
-    os.environ.update(env)
-    script = Path(command[1])
-    sys.argv = [script.name, *command[2:]]
-    code = 1
-    try:
+
+    def work() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # as the keeper does for a launcher
+        if os.getppid() != runner:
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.update(env)
+        script = Path(command[1])
+        sys.argv = [script.name, *command[2:]]
         run_script(importlib.import_module(script.stem).main)
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    return Forked(fork(work, log, 0, 1, 0))
 
 
 def start_runner(steps: list[Step], folder: Path) -> int:
     """`hftune pipeline run` in a fork; returns its pid."""
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+
+    def work() -> None:
         # The parsers have nothing new to say, and take longer than a stage.
         run_script(lambda: Runner(folder, start=warm_start, check=lambda steps: None).run(steps))
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+
+    return fork(work, folder.with_name(f"{folder.name}.log"), 0, 1, 0)
 
 
 def run_once(steps: list[Step], folder: Path, moments: random.Random, seconds: float | None) -> dict:
@@ -144,6 +120,7 @@ def _kill(pid: int, whom: str) -> str | None:
 
 def main(kills: int, seed: int, seconds: float, file: Path) -> None:
     """Kill `kills` times, then let it finish."""
+    import_everything()
     for module in MODULES:
         importlib.import_module(module)
     sys.path.insert(0, os.getcwd())

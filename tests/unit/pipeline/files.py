@@ -8,7 +8,7 @@ from typing import Any
 import hftune
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
-from hftune.checkpoints.manifest import COMPLETE, write_manifest
+from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.pipeline.spec import read_spec
 from hftune.pipeline.steps import MERGE, Step, steps_of
 from hftune.weight_files import fingerprint
@@ -36,7 +36,8 @@ def finish(step: Step, status: str = COMPLETE, **more: Any) -> None:
 
         arguments = vars(parse_merge_arguments(step.argv))
     adapter = step.arguments.get("peft_model_path", [None])[0]
-    base = step.arguments.get("model_name_or_path", [None])[0]
+    under = (read_manifest(adapter) or {}).get("base", {}).get("name") if adapter else None
+    base = step.arguments.get("model_name_or_path", [under])[0]
     manifest = {
         "hftune": hftune.__version__,
         "stage": step.script,

@@ -45,7 +45,8 @@ def test_the_whole_road(tmp_path: Path) -> None:
 
 
 def test_a_command_is_what_a_user_would_type(tmp_path: Path) -> None:
-    text = "model: base\noutput_dir: out\nlauncher: {deepspeed: {num_gpus: 2}}\nstages:\n  sft: {packing: true, target_modules: [q_proj, v_proj], seed: null, model_init: {a: 1}}\n"
+    stage = "{packing: true, target_modules: [q_proj, v_proj], seed: null, model_init: {a: 1}}"
+    text = f"model: base\noutput_dir: out\nlauncher: {{deepspeed: {{num_gpus: 2}}}}\nstages:\n  sft: {stage}\n"
     (step,) = steps(tmp_path, text)
     command = step.command("--more")
     assert command[:3] == ["deepspeed", "--num_gpus", "2"] and Path(command[3]).name == "run_sft.py"
@@ -89,7 +90,8 @@ def test_a_sweep_runs_what_the_values_touch(tmp_path: Path) -> None:
 
 
 def test_combinations_with_names(tmp_path: Path) -> None:
-    text = "model: base\noutput_dir: out\nmatrix:\n  small: {lr: 1e-3}\n  large: {lr: 1e-4}\nstages:\n  sft: {learning_rate: '${lr}'}\n"
+    matrix = "matrix:\n  small: {lr: 1e-3}\n  large: {lr: 1e-4}\n"
+    text = f"model: base\noutput_dir: out\n{matrix}stages:\n  sft: {{learning_rate: '${{lr}}'}}\n"
     assert [str(step.folder) for step in steps(tmp_path, text)] == ["out/small/sft", "out/large/sft"]
 
 

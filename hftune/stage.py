@@ -13,6 +13,7 @@ from transformers import Trainer, set_seed
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
@@ -52,6 +53,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
     set_seed(training_args.seed)

@@ -37,6 +37,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
+    )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
     if TYPE_CHECKING:  # what every TrainingArguments beside this class brings

@@ -15,6 +15,7 @@ from typing import Any
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice, notices
@@ -66,6 +67,7 @@ def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = _verify(args, plan, aside)
     manifest["notices"] = notices()
+    manifest["files"] = record_result(aside)
     manifests.write_manifest(aside, manifest)
     return manifest
 

@@ -66,6 +66,10 @@ class RLFields:
         default=8,
         metadata={"help": "Completions written to completions.jsonl in the output folder at each logged step."},
     )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
+    )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
     )

@@ -9,15 +9,17 @@ import torch
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.errors import raise_together
 from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
+class StageArguments(RouterFields, DropoutFields, CheckpointingFields, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -27,9 +29,6 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     bf16: bool | None = field(
         default=None, metadata={"help": "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU."}
     )
-    gradient_checkpointing: bool = field(
-        default=True, metadata={"help": "Recompute activations in the backward pass: less memory, about 20%% slower."}
-    )
     pad_token: str | None = field(
         default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
     )
@@ -37,6 +36,12 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     deepspeed: str | None = field(
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -55,7 +60,9 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
+        self.settle_checkpointing()
         super().__post_init__()
+        self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
@@ -168,12 +175,25 @@ class _PairLengths:
 
 
 @dataclass
-class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
-    """Reward model on preference pairs."""
+class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
         self._fit_max_length()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
 
 
 @dataclass

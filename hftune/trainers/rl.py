@@ -11,6 +11,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -120,7 +121,8 @@ def build_critic(
             fix="use --critic_init policy",
         )
     notice(f"the critic begins as {path}, read whole by every process")
-    return critic_from_reward(policy, reward)
+    scale = read_scale(path) if args.normalize_rewards else None
+    return critic_from_reward(policy, reward, *((scale.mean, scale.std) if scale else ()))
 
 
 def _copy_is_impossible(policy: PreTrainedModel | PeftModel) -> bool:

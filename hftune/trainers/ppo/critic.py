@@ -146,7 +146,7 @@ def needs_reading_again(policy: nn.Module) -> bool:
     return any(zero.is_partitioned(parameter) and parameter.requires_grad for parameter in policy.parameters())
 
 
-def critic_from_reward(policy: nn.Module, reward: PreTrainedModel) -> Critic:
+def critic_from_reward(policy: nn.Module, reward: PreTrainedModel, mean: float = 0.0, std: float = 1.0) -> Critic:
     """A critic that begins as the reward model, its score head as the value head (Stiennon 2020, section 3.4).
 
     In full training all of it is trained; with LoRA a fresh adapter on it, of the policy's rank and kind of modules,
@@ -154,11 +154,13 @@ def critic_from_reward(policy: nn.Module, reward: PreTrainedModel) -> Critic:
 
     Args:
         reward: A sequence classifier with one label and without a bias, of the policy's vocabulary. It is taken over.
+        mean, std: Rewards are (score - mean) / std, and so are the first values.
     """
     body = transformer_of(reward)
     critic = Critic(_hidden_size(body), _trained_dtype(policy), body)
     with torch.no_grad():
-        critic.head.weight.copy_(reward.score.weight)
+        critic.head.weight.copy_(reward.score.weight / std)
+        critic.head.bias.fill_(-mean / std)
     if isinstance(policy, PeftModel):
         body.requires_grad_(False)
         body.to(_trained_dtype(policy))

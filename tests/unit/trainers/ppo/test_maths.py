@@ -42,8 +42,7 @@ def plain_gae(rewards: list[float], values: list[float], gamma: float, lam: floa
     values = [*values, 0.0]
     deltas = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(len(rewards))]
     advantages = [
-        sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, len(deltas)))
-        for t in range(len(deltas))
+        sum((gamma * lam) ** (later - t) * deltas[later] for later in range(t, len(deltas))) for t in range(len(deltas))
     ]
     return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=False)]
 

@@ -109,8 +109,13 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
 
 
 @dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
+class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):  # type: ignore[misc]
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
+
+    # A tuple in TRL, of which its parser takes one number.
+    reward_clip_range: list[float] | None = field(
+        default=None, metadata={"help": "Two numbers, between which weighted rewards are kept."}
+    )
 
 
 @dataclass

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedModel
+from trl.trainer.utils import RepeatSampler
 
 from hftune.data.corpus.mixing import LookedUp, MixtureSampler
 from hftune.distributed import ranks
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.guards import Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
 
@@ -57,6 +58,16 @@ class OnlineMixin:
         pattern = super(HftuneTrainerMixin, self)._get_train_sampler(range(len(drawn)))  # type: ignore[misc]
         pattern.shuffle = False
         return LookedUp(pattern, drawn)
+
+    def _run_epoch(self: Any, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
+        """As the Trainer's; an epoch's order depends on its number, so a run that goes on sees the same one.
+
+        TRL's sampler (1.16) draws one permutation after the other, and begins again with the first on resuming.
+        """
+        sampler = innermost_sampler(train_dataloader)
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            sampler.generator.manual_seed(self.args.seed + epoch)
+        return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
 
     def training_step(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """As TRL's. A run that goes on stands where it stopped in its batch of answers, which is drawn again."""

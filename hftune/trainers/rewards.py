@@ -22,7 +22,7 @@ from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
 from hftune.models.folding import fold_adapters
-from hftune.preflight.checks import check_rewards
+from hftune.preflight.rl_checks import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]

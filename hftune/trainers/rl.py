@@ -13,13 +13,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
+from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.online import OnlineMixin
 from hftune.trainers.online_dpo import OnlineDPOTrainer
-from hftune.trainers.ppo.critic import Critic, critic_from_reward, critic_like, needs_reading_again, shared_critic
+from hftune.trainers.ppo.critic import (
+    Critic,
+    critic_from_reward,
+    critic_like,
+    needs_reading_again,
+    shared_critic,
+    trained_parameters,
+)
 from hftune.trainers.ppo.trainer import PPOTrainer
 from hftune.trainers.rewards import Rewards, load_reward_model
 
@@ -66,7 +74,8 @@ def rl_trainer(
     _check_prompts(data, args)
     functions, tokenizers = rewards
     if isinstance(args, PPOArguments):
-        kwargs["critic"] = build_critic(model, args, read_again)
+        critic = kwargs["critic"] = build_critic(model, args, read_again)
+        notice(f"critic: {args.critic}, {sum(map(zero.full_numel, trained_parameters(critic))):,} weights are trained")
     trainer: RLTrainer = TRAINERS[args.rl_algorithm](
         model=model,
         args=args,
@@ -78,6 +87,7 @@ def rl_trainer(
         **kwargs,
     )
     trainer.mixture = data.mixture
+    _say_gathered(model, args)
     trainer.set_judges(judges)
     if starts_as_base and isinstance(model, PeftModel) and "ref" in model.peft_config:
         # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
@@ -96,6 +106,16 @@ def _check_prompts(data: Splits, args: RLArguments) -> None:
         )
     if rest := len(data.train) % needed:
         notice(f"{rest} of {len(data.train)} prompts, other ones each epoch, are left out: a batch takes {needed}")
+
+
+def _say_gathered(model: PreTrainedModel | PeftModel, args: RLArguments) -> None:
+    """What ZeRO-3 holds whole on every process while answers are made: all weights, the critic's own included."""
+    if args.zero_stage == 3 and args.ds3_gather_for_generation:
+        size = sum(zero.full_numel(parameter) * parameter.element_size() for parameter in model.parameters())
+        notice(
+            f"ZeRO-3: {size / 2**30:.2f} GiB of weights are whole on every process while answers are made; "
+            "--ds3_gather_for_generation False gathers layer by layer instead, and is slower"
+        )
 
 
 def build_critic(

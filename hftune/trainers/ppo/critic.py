@@ -204,6 +204,11 @@ def load_critic(critic: Critic, folder: str | Path) -> None:
                 parameter.data.copy_(tensors[name].to(parameter.dtype))
 
 
+def trained_parameters(critic: Critic) -> list[nn.Parameter]:
+    """What the optimizer updates of it."""
+    return [parameter for parameter in critic.parameters() if parameter.requires_grad]
+
+
 def _trained(critic: Critic) -> list[str]:
     return [name for name, parameter in critic.named_parameters() if parameter.requires_grad]
 

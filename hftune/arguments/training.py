@@ -103,9 +103,12 @@ class PTArguments(StageArguments, TrainingArguments):
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
     )
-    padding_free: bool = field(
-        default=False,
-        metadata={"help": "Without packing: put the documents of a batch into one row instead of padding them."},
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Without packing: put the documents of a batch into one row instead of padding them. None sees "
+            "another. Left out: yes, where the model's attention can keep them apart."
+        },
     )
     cross_document_attention: bool = field(
         default=False,
@@ -116,7 +119,7 @@ class PTArguments(StageArguments, TrainingArguments):
     def flat_batches(self) -> bool:
         """Packed blocks are, unless their documents are meant to see each other."""
         packs = self.packing or bool(self.eval_packing)
-        return self.padding_free or (packs and not self.cross_document_attention)
+        return bool(self.padding_free) or (packs and not self.cross_document_attention)
 
 
 @dataclass
@@ -140,8 +143,12 @@ class SFTArguments(StageArguments, trl.SFTConfig):
             "choices": ["bfd", "bfd_split", "wrapped"],
         },
     )
-    padding_free: bool = field(
-        default=False, metadata={"help": "Put the conversations of a batch into one row instead of padding them."}
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
+            "out: yes, where the model's attention can keep them apart."
+        },
     )
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
@@ -150,7 +157,7 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     @property
     def flat_batches(self) -> bool:
         """Packed and padding-free ones are."""
-        return self.packing or self.padding_free or bool(self.eval_packing)
+        return self.packing or bool(self.padding_free) or bool(self.eval_packing)
 
 
 @dataclass

@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
-    from hftune.data.pairs import RewardPairEncoder
+    from hftune.data.reward_pairs import RewardPairEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_reward_model

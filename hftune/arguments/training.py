@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.errors import raise_together
 from hftune.logging import notice
@@ -35,6 +36,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
     deepspeed: str | None = field(
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -175,12 +182,20 @@ class _PairLengths:
 
 
 @dataclass
-class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
-    """Reward model on preference pairs."""
+class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
         self._fit_max_length()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
 
 
 @dataclass
@@ -202,6 +217,10 @@ class RLFields:
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
+    )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
     )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hftune.checkpoints.manifest import text_fingerprint
+from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
@@ -115,6 +116,7 @@ def merged_config(
     tied: bool | None,
     scores: int | None,
     pad_token_id: int | None,
+    reward_scale: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The base's config with what merging changes.
 
@@ -125,8 +127,11 @@ def merged_config(
         tied: False where embeddings and head have come apart.
         scores: Labels of a sequence classification model; None: a causal LM.
         pad_token_id: A score is read at the last token that is not this one.
+        reward_scale: Of the merged scores; None: not known. One of the base is another model's.
     """
-    merged = {name: value for name, value in config.items() if name != "quantization_config"}
+    merged = {name: value for name, value in config.items() if name not in ("quantization_config", FIELD)}
+    if reward_scale is not None:
+        merged[FIELD] = reward_scale
     texts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])

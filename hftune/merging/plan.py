@@ -12,6 +12,7 @@ import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.chain import chain_problems
+from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging import folders
@@ -84,6 +85,12 @@ class Plan:
         for adapter in self.adapters:
             found |= adapter.manifest.get("rope") or {}
         return found
+
+    @property
+    def reward_scale(self) -> dict[str, Any] | None:
+        """Of the merged model's scores: the adapter's own, unless it is merged in part or with others."""
+        level = self.levels[-1]
+        return level[0].manifest.get(FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
 
     @property
     def asked(self) -> Adapter:

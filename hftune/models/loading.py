@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -29,6 +29,7 @@ from hftune.models.configs import first_line, model_config, source
 from hftune.models.experts import is_mixture
 from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import keep_differentiable, quantization_config
+from hftune.models.reward_rows import settle_padding
 from hftune.weight_files import weight_shapes
 
 
@@ -47,13 +48,14 @@ def load_causal_lm(
 def load_reward_model(
     model_args: ModelArguments,
     adapter_args: AdapterArguments,
-    training_args: StageArguments,
+    training_args: RMArguments,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """A model with one score a sequence, read at its last token that is not padding.
 
     A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
     """
+    settle_padding(model_args, training_args)
     model = _build(AutoModelForSequenceClassification, model_args, adapter_args, training_args, labels=1)
     agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id

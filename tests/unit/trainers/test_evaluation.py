@@ -84,6 +84,21 @@ def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path
     assert (args.packing, bool(args.padding_free)) == (layout == "packed", layout == "padding_free")
 
 
+@pytest.mark.parametrize(("stage", "kept"), [("pt", (5, max(LENGTHS))), ("sft", None)])
+def test_no_logits_pile_up(stage: str, kept: tuple[int, int] | None, tiny_model: Path, tmp_path: Path) -> None:
+    """LF5419, LF1595: a row of logits is a thousand times the size of its tokens."""
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "5"]
+    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
+        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
+    )
+    only_loss = trainer.compute_metrics is None
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", prediction_loss_only=only_loss)
+    assert (None if output.predictions is None else output.predictions.shape) == kept
+
+
 def test_filling_trains_nothing(tiny_model: Path) -> None:
     data = held_out(tiny_model)
     filled = filled_up(data, 4)

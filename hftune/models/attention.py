@@ -11,7 +11,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
-from hftune.arguments import ModelArguments, StageArguments
+from hftune.arguments import ModelArguments, PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.configs import model_config
@@ -74,7 +74,7 @@ def settle_batches(model_args: ModelArguments, training_args: StageArguments) ->
 
     The losses are the same; pads, which are a quarter of a usual batch, are not computed.
     """
-    if getattr(training_args, "padding_free", False) is not None:
+    if not isinstance(training_args, PTArguments | SFTArguments) or training_args.padding_free is not None:
         return
     packed = training_args.packing or bool(training_args.eval_packing)
     training_args.padding_free = not packed and _lie_side_by_side(model_args, training_args)

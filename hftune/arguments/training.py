@@ -193,6 +193,11 @@ class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
         super().__post_init__()
 
     @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
     def flat_batches(self) -> bool:
         """Padding-free ones are."""
         return bool(self.padding_free)

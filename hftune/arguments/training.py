@@ -37,6 +37,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
+    )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
     if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
@@ -104,9 +110,12 @@ class PTArguments(StageArguments, TrainingArguments):
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
     )
-    padding_free: bool = field(
-        default=False,
-        metadata={"help": "Without packing: put the documents of a batch into one row instead of padding them."},
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Without packing: put the documents of a batch into one row instead of padding them. None sees "
+            "another. Left out: yes, where the model's attention can keep them apart."
+        },
     )
     cross_document_attention: bool = field(
         default=False,
@@ -117,7 +126,7 @@ class PTArguments(StageArguments, TrainingArguments):
     def flat_batches(self) -> bool:
         """Packed blocks are, unless their documents are meant to see each other."""
         packs = self.packing or bool(self.eval_packing)
-        return self.padding_free or (packs and not self.cross_document_attention)
+        return bool(self.padding_free) or (packs and not self.cross_document_attention)
 
 
 @dataclass
@@ -141,8 +150,12 @@ class SFTArguments(StageArguments, trl.SFTConfig):
             "choices": ["bfd", "bfd_split", "wrapped"],
         },
     )
-    padding_free: bool = field(
-        default=False, metadata={"help": "Put the conversations of a batch into one row instead of padding them."}
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
+            "out: yes, where the model's attention can keep them apart."
+        },
     )
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
@@ -151,7 +164,7 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     @property
     def flat_batches(self) -> bool:
         """Packed and padding-free ones are."""
-        return self.packing or self.padding_free or bool(self.eval_packing)
+        return self.packing or bool(self.padding_free) or bool(self.eval_packing)
 
 
 @dataclass
@@ -178,6 +191,11 @@ class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
         self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
         self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
 
     @property
     def flat_batches(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments import StageArguments
-from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong
+from hftune.checkpoints.integrity import TRAINER_STATE, altered_files, what_is_wrong
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
@@ -42,7 +42,7 @@ def newest_whole(output_dir: Path) -> Found:
     """The newest checkpoint that a run can go on from."""
     found = Found()
     for folder in checkpoints(output_dir):
-        fault = what_is_wrong(folder)
+        fault = _altered(folder) or what_is_wrong(folder)
         if fault is None:
             found.folder = folder
             break
@@ -76,7 +76,7 @@ def asked_for(args: StageArguments) -> Found:
 
 def resume_problems(found: Found) -> Iterator[ArgumentError]:
     """Why nothing can go on from what was asked for."""
-    fault = what_is_wrong(found.folder) if found.folder else None
+    fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
     if fault is not None:
         yield ArgumentError(
             f"nothing can go on from {found.folder}: {fault}",
@@ -143,6 +143,12 @@ def remove_leftovers(output_dir: Path) -> None:
     shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _altered(folder: Path) -> str | None:
+    """Looked at before anything is parsed: what has changed may no longer be JSON, or safetensors."""
+    names = altered_files(folder)
+    return f"{', '.join(names)} no longer holds what was written" if names else None
 
 
 def _step(folder: Path) -> re.Match[str] | None:

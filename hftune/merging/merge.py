@@ -15,6 +15,7 @@ from typing import Any
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice, notices
@@ -66,6 +67,7 @@ def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = _verify(args, plan, aside)
     manifest["notices"] = notices()
+    manifest["files"] = record_result(aside)
     manifests.write_manifest(aside, manifest)
     return manifest
 
@@ -115,6 +117,7 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         vocab_size=plan.outputs.vocab_size,
         tied=plan.outputs.tied,
         scores=plan.scores,
+        head=plan.head,
         pad_token_id=companions.pad_token_id(plan.tokenizer) if plan.scores is not None else None,
         reward_scale=plan.reward_scale,
     )
@@ -156,7 +159,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> m
         "merge_base": "as trained" if plan.quantised is None else args.merge_base,
         "changed_tensors": changed,
         "kind": "full",
-        "head": "score" if plan.scores is not None else "causal_lm",
+        "head": plan.head,
         **({FIELD: config[FIELD]} if FIELD in config else {}),
         "tokenizer": own or companions.describe_tokenizer(folder),
         "vocabulary": {

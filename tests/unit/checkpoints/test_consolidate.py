@@ -42,7 +42,7 @@ def test_files_and_index(tmp_path: Path, stage: int, dtype: str, size: str, file
 @pytest.mark.skipif(not STATUS.is_file(), reason="counts memory as Linux does")
 @pytest.mark.parametrize("stage", [2, 3])
 def test_memory_is_that_of_a_few_tensors(tmp_path: Path, stage: int) -> None:
-    """24 tensors of 4 MiB, with moments 288 MiB on the disk. Usually under three are in memory; the kernel may be late."""
+    """24 tensors of 4 MiB, with moments 288 MiB on the disk. Usually under three are in memory; kernels may be late."""
     each, count = 4 << 20, 24
     groups = [{f"layer.{number}": torch.full((each // 4,), float(number)) for number in range(count)}]
     checkpoint = write(tmp_path, stage, 2, groups)

@@ -84,8 +84,8 @@ class ResumeMixin:
         known = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else ranks.world_size()
         if known != ranks.world_size() and ranks.is_main():
             notice(
-                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the order "
-                "of the data does not depend on them"
+                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
+                "order of the data does not depend on them"
             )
 
     def _deal_out(self: Any, checkpoint: str) -> None:

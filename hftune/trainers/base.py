@@ -18,13 +18,16 @@ from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
+from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(CheckpointMixin, OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
+class HftuneTrainerMixin(
+    CheckpointMixin, OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin, GradNormMixin
+):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the

@@ -5,6 +5,9 @@ hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
+hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
+hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
@@ -21,7 +24,7 @@ from hftune.errors import ArgumentError, run_script
 ENCODERS = {
     "pt": "hftune.data.tokenization:TextEncoder",
     "sft": "hftune.data.tokenization:ChatEncoder",
-    "rm": "hftune.data.pairs:RewardPairEncoder",
+    "rm": "hftune.data.reward_data:RewardEncoder",
     "dpo": "hftune.data.pairs:PairEncoder",
     "rl": "hftune.data.pairs:PromptEncoder",
 }
@@ -163,6 +166,29 @@ def vocab(argv: list[str]) -> None:
     command.run(name, parse_vocab_arguments(rest))
 
 
+def pipeline(argv: list[str]) -> None:
+    """All stages from one file."""
+    from hftune.pipeline.command import main as run
+
+    run(argv)
+
+
+def lineage(argv: list[str]) -> None:
+    """The chain from base to a model."""
+    import json
+
+    from hftune.reporting.lineage import draw, trace
+
+    folders = [word for word in argv if not word.startswith("-")]
+    strangers = [word for word in argv if word.startswith("-") and word != "--json"]
+    if len(folders) != 1 or strangers:
+        raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
+    origin = trace(folders[0])
+    print(json.dumps(origin.to_dict(), indent=2, ensure_ascii=False) if "--json" in argv else draw(origin))
+    if origin.all_faults():
+        raise SystemExit(1)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
@@ -170,6 +196,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export": export,
     "consolidate": consolidate,
     "explain": explain,
+    "pipeline": pipeline,
+    "lineage": lineage,
 }
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.distributed.ds_features import Setting, uses_nvme
 from hftune.errors import ArgumentError, raise_together
@@ -39,6 +40,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
     )
     nvme_path: str | None = field(
         default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -129,9 +136,12 @@ class PTArguments(StageArguments, TrainingArguments):
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
     )
-    padding_free: bool = field(
-        default=False,
-        metadata={"help": "Without packing: put the documents of a batch into one row instead of padding them."},
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Without packing: put the documents of a batch into one row instead of padding them. None sees "
+            "another. Left out: yes, where the model's attention can keep them apart."
+        },
     )
     cross_document_attention: bool = field(
         default=False,
@@ -142,7 +152,7 @@ class PTArguments(StageArguments, TrainingArguments):
     def flat_batches(self) -> bool:
         """Packed blocks are, unless their documents are meant to see each other."""
         packs = self.packing or bool(self.eval_packing)
-        return self.padding_free or (packs and not self.cross_document_attention)
+        return bool(self.padding_free) or (packs and not self.cross_document_attention)
 
 
 @dataclass
@@ -166,8 +176,12 @@ class SFTArguments(StageArguments, trl.SFTConfig):
             "choices": ["bfd", "bfd_split", "wrapped"],
         },
     )
-    padding_free: bool = field(
-        default=False, metadata={"help": "Put the conversations of a batch into one row instead of padding them."}
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
+            "out: yes, where the model's attention can keep them apart."
+        },
     )
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
@@ -176,7 +190,7 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     @property
     def flat_batches(self) -> bool:
         """Packed and padding-free ones are."""
-        return self.packing or self.padding_free or bool(self.eval_packing)
+        return self.packing or bool(self.padding_free) or bool(self.eval_packing)
 
 
 @dataclass
@@ -194,12 +208,25 @@ class _PairLengths:
 
 
 @dataclass
-class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
-    """Reward model on preference pairs."""
+class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
         self._fit_max_length()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
 
 
 @dataclass
@@ -221,6 +248,10 @@ class RLFields:
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
+    )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
     )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}

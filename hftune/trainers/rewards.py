@@ -15,6 +15,7 @@ from hftune.arguments import ModelArguments
 from hftune.arguments.training import RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
@@ -46,6 +47,8 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     tokenizers: list[PreTrainedTokenizerBase | None] = []
     for path in model_paths or []:
         model, tokenizer = load_reward_model(path, dtype)
+        if training_args.normalize_rewards:
+            _normalise(model, path)
         sources.append(model)
         tokenizers.append(tokenizer)
     for name in functions or []:
@@ -73,6 +76,31 @@ def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, P
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model.requires_grad_(False)
     return model.eval(), tokenizer
+
+
+def _normalise(model: PreTrainedModel, path: str) -> None:
+    """Apply the scale that is stored with a model, and say so."""
+    scale = read_scale(path)
+    if scale is None:
+        notice(f"{path} has no scale stored with it: its scores are the rewards as they are")
+        return
+    apply_scale(model, scale)
+    notice(f"{path}: rewards are (score - {scale.mean:.4g}) / {scale.std:.4g}, by its {scale.measured_on}")
+
+
+def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
+    """Have the model give (score - mean) / std from now on; its weights stay as they are.
+
+    Args:
+        model: With `logits` of shape (batch, 1) in its outputs.
+        scale: Of its raw scores.
+    """
+
+    def normalise(module: Any, args: Any, output: Any) -> Any:
+        output.logits = (output.logits.float() - scale.mean) / scale.std
+        return output
+
+    model.register_forward_hook(normalise)
 
 
 def load_function(name: str) -> Callable[..., list[float]]:

@@ -16,6 +16,7 @@ FLOORS = [
     {"preflight", "reporting"},
     {"trainers", "merging", "vocabulary"},
     {"stage"},
+    {"pipeline"},
     {"cli"},
 ]
 FILES = sorted((ROOT / "hftune").rglob("*.py"))

@@ -2,8 +2,8 @@
 
 python tests/faults/warm_pipeline.py KILLS SEED SECONDS UNHARMED.yaml HARMED.yaml
 
-The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment, again
-and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
+The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment,
+again and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.finite import FiniteMixin
+from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
@@ -27,6 +29,7 @@ from hftune.trainers.routers import RouterLossMixin
 
 
 class HftuneTrainerMixin(
+    FiniteMixin,
     CheckpointMixin,
     ResumeMixin,
     WholeEpochMixin,
@@ -34,6 +37,7 @@ class HftuneTrainerMixin(
     RouterLossMixin,
     DropoutMixin,
     AdapterPrecisionMixin,
+    GradNormMixin,
 ):
     """Put before a `Trainer` subclass.
 

@@ -204,6 +204,15 @@ def lineage(argv: list[str]) -> None:
         raise SystemExit(1)
 
 
+def report(argv: list[str]) -> None:
+    """Curves, counts, answers and commands on one page."""
+    from hftune.reporting.page import write_pages
+
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
+    print("\n".join(str(file) for file in write_pages(argv[0])))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
@@ -214,6 +223,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "explain": explain,
     "pipeline": pipeline,
     "lineage": lineage,
+    "report": report,
 }
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
-from hftune.data.preview import preview
+from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
+from hftune.models.attention import settle_batches
 from hftune.models.heads import head_of
 from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
@@ -57,6 +59,7 @@ def start_run(
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
+    settle_batches(model_args, training_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -79,6 +82,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if args.do_train:
         _write(args, manifest)
+        _write_samples(args, trainer, data)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
@@ -216,6 +220,14 @@ def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
     if ranks.is_main():
         assert args.output_dir is not None
         manifests.write_manifest(args.output_dir, manifest)
+
+
+def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None:
+    """What is trained, as text, for `hftune report`."""
+    if ranks.is_main():
+        found = segments(data, trainer.processing_class, 2)
+        text = json.dumps(found, ensure_ascii=False, indent=1)
+        (Path(str(args.output_dir)) / "samples.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

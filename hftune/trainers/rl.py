@@ -134,6 +134,10 @@ def build_critic(
     assert args.reward_model_path, "preflight asks for one"
     path = args.reward_model_path[0]
     reward, _ = load_reward_model(path, torch.float32)
+    if reward.config.num_labels != 1:
+        raise ArgumentError(
+            f"{path} scores steps, not conversations", place="--critic_init reward", fix="use --critic_init policy"
+        )
     if vocabulary_rows(reward) != vocabulary_rows(policy):
         raise ArgumentError(
             f"{path} reads another vocabulary than the policy writes",

@@ -1,27 +1,29 @@
 """Going on elsewhere: on another number of processes, under another ZeRO stage, without DeepSpeed.
 
-The loss of every step is that of the run that was never stopped, and every step trains the very same records. All runs
-of a test are forked from one process that has the libraries, see forked.py.
+The loss of every step is that of the run that was never stopped, and every step trains the very same records. Runs are
+forked from a process that has the libraries (tests/warm.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import re
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-RECORDS, BATCH, STEPS, STOP = (
-    18,
-    4,
-    7,
-    2,
-)  # five steps an epoch, of which the last has two records; stopped in the first
+from hftune.checkpoints.pieces import WEIGHTS, open_engine
+
+# Three steps an epoch, of which the last has two records; stopped in the second epoch, ended in the third.
+RECORDS, BATCH, STEPS, STOP = 10, 4, 7, 4
+SCRIPT = "tests/integration/recording_sft.py"
 METHODS = {
     "full": ["--learning_rate", "1e-3"],
     "lora": ["--use_peft", "--lora_r", "4", "--learning_rate", "1e-2", "--loraplus_lr_ratio", "4"],
@@ -58,43 +60,42 @@ class Leg:
 
 @pytest.fixture
 def legs(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Callable[..., dict[str, Leg]]:
-    """`legs({name: (world, flags)})`: SFT by fork; a flag "FROM:name" goes on from that run's checkpoint."""
+    """`legs({name: (world, flags)})`: SFT; a flag "FROM:name" goes on from that run's checkpoint."""
 
     def train(wanted: dict[str, tuple[World, list[str]]]) -> dict[str, Leg]:
-        lines = []
-        for name, (world, flags) in wanted.items():
-            shared = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")]
-            shared += ["--max_train_samples", str(RECORDS), "--max_steps", str(STEPS), "--logging_steps", "1"]
-            shared += ["--weight_decay", "0.1", "--gradient_checkpointing", "False", "--report_to", "none"]
-            shared += ["--per_device_train_batch_size", str(BATCH // world.processes), *CONFIGS[world.config]]
-            going_on = [flag.removeprefix("FROM:") for flag in flags if flag.startswith("FROM:")]
-            saving = ["--save_strategy", "steps", "--save_steps", str(STOP), "--save_total_limit", "9"]
-            if going_on:
-                checkpoint = tmp_path / going_on[0] / f"checkpoint-{STOP}"
-                saving = ["--save_strategy", "no", "--resume_from_checkpoint", str(checkpoint)]
-            own = [flag for flag in flags if not flag.startswith("FROM:")]
-            leg = {"name": name, "script": "sft", "processes": world.processes, "flags": [*shared, *saving, *own]}
-            lines.append(json.dumps(leg))
-        file = tmp_path / "legs.jsonl"
-        file.write_text("\n".join(lines))
-        finished = run("tests/integration/forked.py", str(file), str(tmp_path), timeout=3000).check()
-        codes = {name: int(code) for name, code in re.findall(r"^LEG (\S+) (\d+)", finished.output, re.MULTILINE)}
-        return {name: read(tmp_path, name, codes[name]) for name in wanted}
+        return {name: leg(name, world, flags) for name, (world, flags) in wanted.items()}
+
+    def leg(name: str, world: World, flags: list[str]) -> Leg:
+        shared = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")]
+        shared += ["--max_train_samples", str(RECORDS), "--max_steps", str(STEPS), "--logging_steps", "1"]
+        shared += ["--weight_decay", "0.1", "--gradient_checkpointing", "False", "--report_to", "none"]
+        shared += ["--per_device_train_batch_size", str(BATCH // world.processes), *CONFIGS[world.config]]
+        shared += ["--output_dir", str(tmp_path / name)]
+        source = next((flag.removeprefix("FROM:") for flag in flags if flag.startswith("FROM:")), None)
+        saving = ["--save_strategy", "steps", "--save_steps", str(STOP), "--save_total_limit", "9"]
+        if source:
+            checkpoint = tmp_path / source / f"checkpoint-{STOP}"
+            saving = ["--save_strategy", "no", "--resume_from_checkpoint", str(checkpoint)]
+        own = [flag for flag in flags if not flag.startswith("FROM:")]
+        os.environ["RECORD_TO"] = str(tmp_path / f"{name}-record")
+        launcher = "python" if world.processes == 1 else f"deepspeed --num_gpus {world.processes}"
+        finished = run(SCRIPT, *shared, *saving, *own, launcher=launcher, warm=True)
+        return read(tmp_path, name, finished)
 
     return train
 
 
-def read(folder: Path, name: str, code: int) -> Leg:
-    said = (folder / f"{name}.log").read_text()
-    if code != 0:
-        return Leg([], {}, said, code)
+def read(folder: Path, name: str, finished: Any) -> Leg:
+    if finished.code != 0:
+        return Leg([], {}, finished.output, finished.code)
     history = json.loads((folder / name / "trainer_state.json").read_text())["log_history"]
     records: dict[int, Counter[str]] = {}
-    for file in folder.glob(f"{name}.[0-9]"):
+    for file in folder.glob(f"{name}-record.*"):
         for line in file.read_text().splitlines():
             step, *rows = line.split()
             records.setdefault(int(step), Counter()).update(rows)
-    return Leg([entry["loss"] for entry in history if "loss" in entry], records, said, code)
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    return Leg(losses, records, finished.output, finished.code)
 
 
 def check_same(resumed: Leg, whole: Leg, name: str, *, exact: bool = False) -> None:
@@ -130,9 +131,9 @@ def test_another_world_and_another_stage(legs: Callable[..., dict[str, Leg]]) ->
     check_matrix(found)
     assert "was written by 2 process(es) under ZeRO-2" in found["lora-zero2x2-to-zero3x1"].said
     for whole in (found["lora-zero2x2"], found["full-zero3x1"]):
-        epoch = sum((whole.records[step] for step in range(5)), Counter())
+        epoch = sum((whole.records[step] for step in range(3)), Counter())
         assert len(epoch) == RECORDS and set(epoch.values()) == {1}, "each record once an epoch"
-        assert sum(whole.records[4].values()) == RECORDS % BATCH
+        assert sum(whole.records[2].values()) == RECORDS % BATCH
 
 
 @pytest.mark.slow
@@ -207,3 +208,23 @@ def test_bf16_and_accumulation(legs: Callable[..., dict[str, Leg]]) -> None:
         check_same(found[f"micro-{micro}"], found["whole"], f"micro-{micro}")
         assert f"--gradient_accumulation_steps 1 is {BATCH // micro} in this run" in found[f"micro-{micro}"].said
     assert found["micro-3"].code == 2 and "--per_device_train_batch_size 2 --gradient_acc" in found["micro-3"].said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_deepspeeds_own_converter_makes_the_same(
+    legs: Callable[..., dict[str, Leg]], tmp_path: Path, stage: str
+) -> None:
+    """Every number that `ds_to_universal` takes out of the pieces is the one that is read here."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    legs({"run": (World(stage, 2), METHODS["full"])})
+    source = tmp_path / "run" / f"checkpoint-{STOP}" / f"global_step{STOP}"
+    asked = {"input_folder": str(source), "output_folder": str(tmp_path / "universal"), "strict": True}
+    asked |= {"num_extract_workers": 1, "num_merge_workers": 1, "keep_temp_folder": False, "inject_missing_state": True}
+    ds_to_universal.main(argparse.Namespace(**asked))
+    ours, theirs = open_engine(source), open_engine(tmp_path / "universal")
+    assert len(ours.shapes) == 20
+    for name, key in product(ours.shapes, (WEIGHTS, "exp_avg", "exp_avg_sq")):
+        assert torch.equal(ours.read(name, key), theirs.read(name, key)), (name, key)
+        assert ours.scalars(name)["step"] == theirs.scalars(name)["step"] == STOP

@@ -24,7 +24,7 @@ from hftune.errors import ArgumentError, run_script
 ENCODERS = {
     "pt": "hftune.data.tokenization:TextEncoder",
     "sft": "hftune.data.tokenization:ChatEncoder",
-    "rm": "hftune.data.reward_pairs:RewardPairEncoder",
+    "rm": "hftune.data.reward_data:RewardEncoder",
     "dpo": "hftune.data.pairs:PairEncoder",
     "rl": "hftune.data.pairs:PromptEncoder",
 }

@@ -23,6 +23,8 @@ from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
+from hftune.models.attention import settle_batches
+from hftune.models.heads import head_of
 from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
@@ -56,6 +58,7 @@ def start_run(
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
+    settle_batches(model_args, training_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -149,7 +152,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
         "kind": "adapter" if adapter else "full",
-        "head": "score" if hasattr(plain, "score") else "causal_lm",
+        "head": head_of(plain),
         "tokenizer": {
             "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),

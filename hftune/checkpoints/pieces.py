@@ -6,7 +6,10 @@ number of processes, or another stage, cuts them elsewhere. Files are mapped, no
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +27,7 @@ WEIGHTS = "fp32"
 MODEL_FILE = "mp_rank_00_model_states.pt"
 UNIVERSAL = "zero"
 """The folder in which DeepSpeed's `ds_to_universal` has a folder a parameter."""
+_MADV_PAGEOUT = 21  # Linux 5.4
 _RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 
 
@@ -103,7 +107,9 @@ class Pieces:
                 result = torch.empty(end - begin, dtype=share.tensors[key].dtype)
             if first < last:
                 offset = start + first - seen
-                result[first - begin : last - begin] = share.tensors[key][offset : offset + last - first]
+                piece = share.tensors[key][offset : offset + last - first]
+                result[first - begin : last - begin] = piece
+                _forget(piece)
             seen += held
         assert result is not None and seen == total, f"{name}: {seen} of {total} elements in the checkpoint"
         return result
@@ -271,6 +277,17 @@ def _steps(common: dict[str, Any]) -> dict[str, Any]:
 
 def _shapes(about: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for part in about["param_shapes"] for name, shape in part.items()}
+
+
+def _forget(piece: Tensor) -> None:
+    """Let go of the pages behind a piece of a mapped file, or all of the file would count as memory in the end.
+
+    MADV_PAGEOUT keeps what is in memory only, so that a piece that is not mapped after all comes to no harm.
+    """
+    first = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    last = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux" and last > first:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_PAGEOUT)
 
 
 def _same(value: Tensor) -> Tensor:

@@ -102,7 +102,8 @@ def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTok
 
 def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
     """The documents of a row: one, or those that are packed into it."""
-    ids, labels = list(example["input_ids"]), list(example["labels"])
+    ids = list(example["input_ids"])
+    labels = list(example["labels"]) if "labels" in example else _at_ends(ids, example["ends"])
     lengths = list(example.get("seq_lengths") or [len(ids)])
     start = 0
     for number, length in enumerate(lengths, start=1):
@@ -112,6 +113,12 @@ def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> I
         trained = sum(label != IGNORE_INDEX for label in labels[part])
         yield Text(f"({packed}{length} tokens, {trained} trained) ").append_text(shown)
         start += length
+
+
+def _at_ends(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Labels of an answer in steps: the tokens at which steps are scored."""
+    scored = set(ends)
+    return [token if place in scored else IGNORE_INDEX for place, token in enumerate(ids)]
 
 
 def _examples(dataset: Any) -> Iterator[dict[str, Any]]:

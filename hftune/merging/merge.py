@@ -117,6 +117,7 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         vocab_size=plan.outputs.vocab_size,
         tied=plan.outputs.tied,
         scores=plan.scores,
+        head=plan.head,
         pad_token_id=companions.pad_token_id(plan.tokenizer) if plan.scores is not None else None,
         reward_scale=plan.reward_scale,
     )
@@ -158,7 +159,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> m
         "merge_base": "as trained" if plan.quantised is None else args.merge_base,
         "changed_tensors": changed,
         "kind": "full",
-        "head": "score" if plan.scores is not None else "causal_lm",
+        "head": plan.head,
         **({FIELD: config[FIELD]} if FIELD in config else {}),
         "tokenizer": own or companions.describe_tokenizer(folder),
         "vocabulary": {

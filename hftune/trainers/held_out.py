@@ -48,8 +48,8 @@ def pair_report(scores: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
     by_source = {}
     for source in sorted(set(sources)):
         part = scores[np.array([name == source for name in sources])]
-        counts = {side: _counts(part[:, column], edges) for column, side in enumerate(("chosen", "rejected"))}
-        by_source[source] = {"pairs": len(part), **pair_figures(part), **counts}
+        histograms = {side: counts(part[:, column], edges) for column, side in enumerate(("chosen", "rejected"))}
+        by_source[source] = {"pairs": len(part), **pair_figures(part), **histograms}
     whole = {"pairs": len(scores), **pair_figures(scores), "ece_bins": ECE_BINS}
     return whole | {"edges": edges.tolist(), "by_source": by_source}
 
@@ -59,7 +59,8 @@ def histogram_edges(scores: np.ndarray) -> np.ndarray:
     return np.histogram_bin_edges(scores[np.isfinite(scores)], bins=HISTOGRAM_BINS)
 
 
-def _counts(scores: np.ndarray, edges: np.ndarray) -> list[int]:
+def counts(scores: np.ndarray, edges: np.ndarray) -> list[int]:
+    """How many scores lie in each bin."""
     return [int(count) for count in np.histogram(scores, bins=edges)[0]]
 
 
@@ -76,11 +77,11 @@ def describe_pairs(report: dict[str, Any]) -> str:
             f"  {source:{width}}  {part['pairs']:6} pairs, accuracy {part['accuracy']:.3f}, "
             f"margin {part['margin']:.3f}, ECE {part['ece']:.3f}"
         )
-        lines += [f"  {'':{width}}    {side:8} |{_bars(part[side])}|" for side in ("chosen", "rejected")]
+        lines += [f"  {'':{width}}    {side:8} |{bars(part[side])}|" for side in ("chosen", "rejected")]
     return "\n".join(lines)
 
 
-def _bars(counts: Sequence[int]) -> str:
-    """Any count above 0 is seen."""
-    most = max(max(counts), 1)
-    return "".join(_BLOCKS[-(-count * (len(_BLOCKS) - 1) // most)] for count in counts)
+def bars(histogram: Sequence[int]) -> str:
+    """A block a bin; any count above 0 is seen."""
+    most = max(max(histogram), 1)
+    return "".join(_BLOCKS[-(-count * (len(_BLOCKS) - 1) // most)] for count in histogram)

@@ -1,27 +1,25 @@
 """Going on elsewhere: on another number of processes, under another ZeRO stage, without DeepSpeed.
 
-The loss of every step is that of the run that was never stopped, and every step trains the very same records. All runs
-of a test are forked from one process that has the libraries, see forked.py.
+The loss of every step is that of the run that was never stopped, and every step trains the very same records. Runs are
+forked from a process that has the libraries (tests/warm.py).
 """
 
 from __future__ import annotations
 
 import json
-import re
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-RECORDS, BATCH, STEPS, STOP = (
-    18,
-    4,
-    7,
-    2,
-)  # five steps an epoch, of which the last has two records; stopped in the first
+# Five steps an epoch, of which the last has two records; stopped in the first epoch, ended in the second.
+RECORDS, BATCH, STEPS, STOP = 18, 4, 7, 2
+SCRIPT = "tests/integration/recording_sft.py"
 METHODS = {
     "full": ["--learning_rate", "1e-3"],
     "lora": ["--use_peft", "--lora_r", "4", "--learning_rate", "1e-2", "--loraplus_lr_ratio", "4"],
@@ -58,43 +56,42 @@ class Leg:
 
 @pytest.fixture
 def legs(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Callable[..., dict[str, Leg]]:
-    """`legs({name: (world, flags)})`: SFT by fork; a flag "FROM:name" goes on from that run's checkpoint."""
+    """`legs({name: (world, flags)})`: SFT; a flag "FROM:name" goes on from that run's checkpoint."""
 
     def train(wanted: dict[str, tuple[World, list[str]]]) -> dict[str, Leg]:
-        lines = []
-        for name, (world, flags) in wanted.items():
-            shared = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")]
-            shared += ["--max_train_samples", str(RECORDS), "--max_steps", str(STEPS), "--logging_steps", "1"]
-            shared += ["--weight_decay", "0.1", "--gradient_checkpointing", "False", "--report_to", "none"]
-            shared += ["--per_device_train_batch_size", str(BATCH // world.processes), *CONFIGS[world.config]]
-            going_on = [flag.removeprefix("FROM:") for flag in flags if flag.startswith("FROM:")]
-            saving = ["--save_strategy", "steps", "--save_steps", str(STOP), "--save_total_limit", "9"]
-            if going_on:
-                checkpoint = tmp_path / going_on[0] / f"checkpoint-{STOP}"
-                saving = ["--save_strategy", "no", "--resume_from_checkpoint", str(checkpoint)]
-            own = [flag for flag in flags if not flag.startswith("FROM:")]
-            leg = {"name": name, "script": "sft", "processes": world.processes, "flags": [*shared, *saving, *own]}
-            lines.append(json.dumps(leg))
-        file = tmp_path / "legs.jsonl"
-        file.write_text("\n".join(lines))
-        finished = run("tests/integration/forked.py", str(file), str(tmp_path), timeout=3000).check()
-        codes = {name: int(code) for name, code in re.findall(r"^LEG (\S+) (\d+)", finished.output, re.MULTILINE)}
-        return {name: read(tmp_path, name, codes[name]) for name in wanted}
+        return {name: leg(name, world, flags) for name, (world, flags) in wanted.items()}
+
+    def leg(name: str, world: World, flags: list[str]) -> Leg:
+        shared = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")]
+        shared += ["--max_train_samples", str(RECORDS), "--max_steps", str(STEPS), "--logging_steps", "1"]
+        shared += ["--weight_decay", "0.1", "--gradient_checkpointing", "False", "--report_to", "none"]
+        shared += ["--per_device_train_batch_size", str(BATCH // world.processes), *CONFIGS[world.config]]
+        shared += ["--output_dir", str(tmp_path / name)]
+        source = next((flag.removeprefix("FROM:") for flag in flags if flag.startswith("FROM:")), None)
+        saving = ["--save_strategy", "steps", "--save_steps", str(STOP), "--save_total_limit", "9"]
+        if source:
+            checkpoint = tmp_path / source / f"checkpoint-{STOP}"
+            saving = ["--save_strategy", "no", "--resume_from_checkpoint", str(checkpoint)]
+        own = [flag for flag in flags if not flag.startswith("FROM:")]
+        os.environ["RECORD_TO"] = str(tmp_path / f"{name}-record")
+        launcher = "python" if world.processes == 1 else f"deepspeed --num_gpus {world.processes}"
+        finished = run(SCRIPT, *shared, *saving, *own, launcher=launcher, warm=True)
+        return read(tmp_path, name, finished)
 
     return train
 
 
-def read(folder: Path, name: str, code: int) -> Leg:
-    said = (folder / f"{name}.log").read_text()
-    if code != 0:
-        return Leg([], {}, said, code)
+def read(folder: Path, name: str, finished: Any) -> Leg:
+    if finished.code != 0:
+        return Leg([], {}, finished.output, finished.code)
     history = json.loads((folder / name / "trainer_state.json").read_text())["log_history"]
     records: dict[int, Counter[str]] = {}
-    for file in folder.glob(f"{name}.[0-9]"):
+    for file in folder.glob(f"{name}-record.*"):
         for line in file.read_text().splitlines():
             step, *rows = line.split()
             records.setdefault(int(step), Counter()).update(rows)
-    return Leg([entry["loss"] for entry in history if "loss" in entry], records, said, code)
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    return Leg(losses, records, finished.output, finished.code)
 
 
 def check_same(resumed: Leg, whole: Leg, name: str, *, exact: bool = False) -> None:

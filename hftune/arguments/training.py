@@ -38,6 +38,13 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    warm_start: str | None = field(
+        default=None,
+        metadata={
+            "help": "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
+            "else of it; --resume_from_checkpoint goes on with everything."
+        },
+    )
     nvme_path: str | None = field(
         default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
     )

@@ -128,7 +128,7 @@ def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> 
         manifest = read_manifest(path)
         if Path(path).is_absolute() and not Path(path).is_dir():
             yield ArgumentError(f"there is no folder {path}", place="--reward_model_path", fix="check the path")
-        elif manifest and manifest.get("head") != "score":
+        elif manifest and manifest.get("head") not in ("score", "steps"):
             yield ArgumentError(
                 f"{path} was made by the {manifest.get('stage')} stage and has no score head",
                 place="--reward_model_path",

@@ -18,7 +18,7 @@ from hftune.arguments.names.lists import TOOLS
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Row
 from hftune.arguments.names.table import TABLE, TOPICS
 from hftune.arguments.parser import HftuneParser, stage_parser
-from hftune.arguments.training import RLOOArguments
+from hftune.arguments.reinforcement import RLOOArguments
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 

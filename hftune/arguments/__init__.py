@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from hftune.arguments.data import DataArguments
     from hftune.arguments.model import ModelArguments
     from hftune.arguments.parser import parse_arguments
+    from hftune.arguments.preference import DPOArguments
     from hftune.arguments.training import (
-        DPOArguments,
         GRPOArguments,
         PTArguments,
         RLOOArguments,
@@ -36,6 +36,7 @@ __all__ = [
 
 _HOME = {
     "AdapterArguments": "adapter",
+    "DPOArguments": "preference",
     "DataArguments": "data",
     "ModelArguments": "model",
     "parse_arguments": "parser",

@@ -21,8 +21,8 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Translator
+from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import (
-    DPOArguments,
     GRPOArguments,
     PTArguments,
     RLOOArguments,

@@ -177,15 +177,6 @@ class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
 
 
 @dataclass
-class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
-    """Direct preference optimisation on the same pairs."""
-
-    def __post_init__(self) -> None:
-        self._fit_max_length()
-        super().__post_init__()
-
-
-@dataclass
 class RLFields:
     """What both RL algorithms add to TRL's."""
 

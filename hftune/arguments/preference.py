@@ -16,8 +16,11 @@ SMOOTHED = frozenset(
 DIFFERENCES_OF_SCORES = frozenset(["sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "dpop"])
 """Losses that an f-divergence other than the reverse KL has a meaning for: its constant cancels in them."""
 
-REFERENCE_FREE = frozenset(["sft", "simpo", "cpo", "cpo_simpo", "orpo"])
+REFERENCE_FREE = frozenset(["sft", "simpo", "cpo", "cpo_simpo", "odds_ratio", "orpo"])
 """Losses that look at the policy alone."""
+
+A_TOKEN = frozenset(["ipo", "sigmoid_norm", "simpo", "cpo_simpo", "odds_ratio", "orpo"])
+"""Losses that divide by the length of an answer."""
 
 SORTED = frozenset(("aot", "aot_unpaired"))
 """Losses that sort the answers of a batch."""
@@ -52,6 +55,10 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
         default=0.0,
         metadata={"help": "Ask for more between answers whose scores differ more: beta z - alpha log(difference)."},
     )
+    normalize_logps: bool = field(
+        default=False,
+        metadata={"help": "Scale log-probabilities by the mean length of a pair's answers over an answer's own."},
+    )
     desirable_weight: float = field(default=1.0, metadata={"help": "Weight of good answers in KTO."})
     undesirable_weight: float = field(default=1.0, metadata={"help": "Weight of bad answers in KTO."})
     reference_free: bool = field(
@@ -60,6 +67,9 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
     ref_model: str | None = field(
         default=None,
         metadata={"help": "Another model as reference, folder or Hub name; left out: the policy at the start."},
+    )
+    ref_adapters: list[str] | None = field(
+        default=None, metadata={"help": "Adapters that are merged into the reference, in this order."}
     )
     precompute_ref_log_probs: bool | None = field(
         default=None,
@@ -90,6 +100,11 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
     def needs_reference(self) -> bool:
         """Whether a loss looks at a reference model."""
         return not self.reference_free and bool(set(self.loss_type) - REFERENCE_FREE)
+
+    @property
+    def other_reference(self) -> bool:
+        """Whether the reference is another model than the policy at the start."""
+        return bool(self.ref_model or self.ref_adapters)
 
     @property
     def unpaired(self) -> bool:

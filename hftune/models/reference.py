@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments
 from hftune.logging import notice
+from hftune.models.folding import fold_adapters
 from hftune.models.loading import load_causal_lm
 
 
@@ -24,11 +25,14 @@ def load_reference(
     again = not adapter_args.use_peft and (
         training_args.sync_ref_model or training_args.precompute_ref_log_probs is False
     )
-    if not training_args.needs_reference or not (training_args.ref_model or again):
+    if not training_args.needs_reference or not (training_args.other_reference or again):
         return None
     if training_args.ref_model:
-        notice(f"reference: {training_args.ref_model}")
         model_args = dataclasses.replace(model_args, model_name_or_path=training_args.ref_model)
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    if training_args.other_reference:
+        adapters = training_args.ref_adapters or []
+        notice(f"the reference is {' + '.join([str(model_args.model_name_or_path), *adapters])}")
+        model = fold_adapters(model, adapters)
     model.requires_grad_(False)
     return model.eval()

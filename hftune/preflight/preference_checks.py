@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from transformers import PreTrainedConfig
 
 from hftune.arguments import DPOArguments, ModelArguments, StageArguments
-from hftune.arguments.preference import DIFFERENCES_OF_SCORES, LOSS_TYPES, SMOOTHED, SORTED, UNPAIRED
+from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SMOOTHED, SORTED, UNPAIRED
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention import causal_class, refuse_attention, refuse_unless_apart, this_machine
@@ -135,6 +135,12 @@ def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
             "leave it out, or use --loss_type sigmoid",
         ),
         (
+            args.normalize_logps and bool(kinds & A_TOKEN),
+            f"{' '.join(sorted(kinds & A_TOKEN))} divides by the length of an answer already",
+            "--normalize_logps",
+            "leave it out",
+        ),
+        (
             args.ld_alpha is not None and not 0 <= args.ld_alpha <= 1,
             f"ld_alpha {args.ld_alpha}",
             "--ld_alpha",
@@ -153,12 +159,12 @@ def _check_reference(args: DPOArguments) -> Iterator[UserError]:
             place="--sync_ref_model, --precompute_ref_log_probs",
             fix="choose one",
         )
-    if not args.needs_reference and (args.sync_ref_model or args.ref_model):
-        flag = "--ref_model" if args.ref_model else "--sync_ref_model"
+    if not args.needs_reference and (args.sync_ref_model or args.other_reference):
+        flag = "--ref_model / --ref_adapters" if args.other_reference else "--sync_ref_model"
         yield ArgumentError(
             "no loss looks at a reference", place=flag, fix="leave it out, or use a loss with a reference"
         )
-    if args.sync_ref_model and args.ref_model:
+    if args.sync_ref_model and args.other_reference:
         yield ArgumentError(
             "another model as reference, renewed by mixing in the policy",
             place="--sync_ref_model, --ref_model",

@@ -8,30 +8,24 @@ from typing import Any
 import torch
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
-from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments import DPOArguments
 from hftune.data.splits import Splits
-from hftune.models.answer_head import AnswerOutput, add_answer_head
+from hftune.models.answer_head import add_answer_head
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.losses.divergences import desensitised, scores
-from hftune.trainers.losses.table import LOSSES, combined
-from hftune.trainers.losses.terms import Settings, Terms
 from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
+from hftune.trainers.pair_loss import PairLossTrainer, settings_of
 from hftune.trainers.pair_metrics import PairMetrics
 from hftune.trainers.references import ReferenceMixin
 from hftune.trainers.shared_proof import prove_alike
 
-OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
-"""What of a batch goes to the model, beside the borders of its runs."""
 
-
-class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, Trainer):
+class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
     """`transformers.Trainer` on pairs that hftune has tokenised, with the arguments and metrics of TRL's DPO trainer.
 
     TRL's own (1.16) pads, projects prompts onto the vocabulary on a CPU, and reads metrics back in every step.
@@ -110,112 +104,6 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, Trainer):
             prove_alike(score, self.data_collator, vocabulary_rows(self.model))
         model.train(was_training)
 
-    def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
-        outputs = self.forward_answers(model, inputs)
-        terms = self.terms(outputs, inputs)
-        weights = self._likelihoods(outputs, inputs) if self.args.use_weighting else None
-        names = self.args.loss_type
-        loss = combined(terms, names, self.args.loss_weights or [1.0] * len(names), weights)
-        self._measure(terms, outputs, inputs, loss)
-        return (loss, outputs) if return_outputs else loss
-
-    def forward_answers(self, model: nn.Module, inputs: dict[str, Any]) -> AnswerOutput:
-        """Log-probabilities of the answers' tokens under any model."""
-        borders = {name: value for name, value in inputs.items() if name.startswith(("cu_seq_lens", "max_length"))}
-        output: AnswerOutput = model(**{name: inputs[name] for name in OF_MODEL if name in inputs}, **borders)
-        return output
-
-    def answer_sums(self, outputs: AnswerOutput, inputs: dict[str, Any]) -> torch.Tensor:
-        """log pi of each answer, (answers,), with LD-DPO's weights."""
-        assert outputs.log_probs is not None
-        lengths = inputs["answer_lengths"]
-        half = len(lengths) // 2
-        shared = torch.minimum(lengths[:half], lengths[half:]).repeat(2) if self.args.ld_alpha is not None else lengths
-        return desensitised(outputs.log_probs, lengths, shared, self.args.ld_alpha)
-
-    def terms(self, outputs: AnswerOutput, inputs: dict[str, Any]) -> Terms:
-        """What losses are computed from; without the records that only fill up an evaluation."""
-        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
-        chosen, rejected = (part[kept] for part in self.answer_sums(outputs, inputs).chunk(2))
-        ref_chosen, ref_rejected = (part[kept].to(chosen) for part in self.reference_sums(inputs))
-        lengths = [part[kept] for part in inputs["answer_lengths"].chunk(2)]
-        kind, alpha = self.args.f_divergence_type, self.args.f_alpha_divergence_coef
-        differences = inputs.get("differences")
-        return Terms(
-            chosen=chosen,
-            rejected=rejected,
-            ref_chosen=ref_chosen,
-            ref_rejected=ref_rejected,
-            chosen_tokens=lengths[0].to(chosen.dtype),
-            rejected_tokens=lengths[1].to(chosen.dtype),
-            chosen_scores=scores(chosen - ref_chosen, kind, alpha),
-            rejected_scores=scores(rejected - ref_rejected, kind, alpha),
-            nll=self._nll(outputs, inputs, kept),
-            differences=None if differences is None else differences[kept],
-            settings=self.settings,
-        )
-
-    @staticmethod
-    def _nll(outputs: AnswerOutput, inputs: dict[str, Any], kept: Any) -> torch.Tensor:
-        """Mean over the tokens of the batch's chosen answers."""
-        assert outputs.log_probs is not None
-        lengths = inputs["answer_lengths"].chunk(2)[0]
-        counts = torch.repeat_interleave(_ones(lengths, kept), lengths)
-        total = (outputs.log_probs[: len(counts)] * counts).sum()
-        return -total / counts.sum().clamp(min=1)
-
-    def _likelihoods(self, outputs: AnswerOutput, inputs: dict[str, Any]) -> torch.Tensor:
-        """WPO's factor of each pair, (B,), without gradient (arXiv:2406.11827, eq. 2 and 4)."""
-        assert outputs.log_probs is not None and outputs.log_sum_sq is not None
-        aligned = (outputs.log_probs - outputs.log_sum_sq).detach()
-        lengths = inputs["answer_lengths"]
-        means = desensitised(aligned, lengths, lengths, None) / lengths
-        chosen, rejected = means.exp().chunk(2)
-        weights = chosen * rejected
-        return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
-
-    def _measure(self, terms: Terms, outputs: AnswerOutput, inputs: dict[str, Any], loss: torch.Tensor) -> None:
-        """TRL's metrics, as sums."""
-        metrics = self.metrics["train" if self.model.training else "eval"]
-        if self.model.training:
-            self.seen_tokens += inputs["num_tokens"]
-        chosen, rejected = self.rewards(terms)
-        metrics.add("loss", loss.expand(len(chosen)))
-        values = {
-            "rewards/chosen": chosen,
-            "rewards/rejected": rejected,
-            "rewards/accuracies": (chosen > rejected).float(),
-            "rewards/margins": chosen - rejected,
-            "logps/chosen": terms.chosen,
-            "logps/rejected": terms.rejected,
-        }
-        for name, numbers in values.items():
-            metrics.add(name, numbers)
-        lengths = inputs["answer_lengths"]
-        counts = torch.repeat_interleave(_ones(lengths, self._kept(inputs, 2)), lengths)
-        first = int(inputs["chosen_total"])
-        assert outputs.entropy is not None and outputs.mean_logits is not None and outputs.is_top1 is not None
-        metrics.add("entropy", outputs.entropy, counts)
-        metrics.add("logits/chosen", outputs.mean_logits[:first], counts[:first])
-        metrics.add("logits/rejected", outputs.mean_logits[first:], counts[first:])
-        metrics.add("mean_token_accuracy", outputs.is_top1[:first].float(), counts[:first])
-
-    @staticmethod
-    def _kept(inputs: dict[str, Any], times: int) -> Any:
-        return inputs[FILLER].logical_not().repeat(times) if FILLER in inputs else slice(None)
-
-    def rewards(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
-        """Implicit rewards of both answers, (B,): what the losses compare, times beta."""
-        beta = self.args.beta
-        kinds = [LOSSES[name] for name in self.args.loss_type if name != "sft"]
-        if any(kind.average for kind in kinds) and not any(kind.reference for kind in kinds):
-            chosen, rejected = terms.averages
-            return beta * chosen.detach(), beta * rejected.detach()
-        return beta * terms.chosen_ratios.detach(), beta * terms.rejected_ratios.detach()
-
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As `Trainer.log`, with the metrics since the last log beside the training loss."""
         if "loss" in logs:
@@ -255,19 +143,8 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, Trainer):
         super()._set_signature_columns_if_needed()
 
 
-def settings_of(args: DPOArguments) -> Settings:
-    """The numbers of the losses."""
-    return Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
-
-
 def marked(dataset: Dataset, multiple: int) -> Dataset:
     """The dataset with a column that marks copies of its first record, as many as lack to a multiple of `multiple`."""
     missing = -len(dataset) % multiple
     whole = concatenate_datasets([dataset, dataset.select([0] * missing)]) if missing else dataset
     return whole.add_column(FILLER, [False] * len(dataset) + [True] * missing)
-
-
-def _ones(lengths: torch.Tensor, kept: Any) -> torch.Tensor:
-    counts = torch.zeros(len(lengths), device=lengths.device)
-    counts[kept] = 1
-    return counts

@@ -147,8 +147,7 @@ class ReferenceMixin:
                 name: self._with_reference(dataset, weights, name) for name, dataset in self.eval_dataset.items()
             }
         self._engine = None
-        if self.args.ref_model:
-            self.ref_model = None  # its memory is for training
+        self.ref_model = None  # its memory is for training
 
     def _with_reference(self: Any, dataset: Dataset, weights: str, name: str) -> Dataset:
         columns = [column for column in IDS if column in dataset.column_names]
@@ -156,7 +155,7 @@ class ReferenceMixin:
             hftune.__version__,
             weights,
             data_fingerprint(dataset, columns),
-            str(self.args.ld_alpha),
+            f"{self.args.ld_alpha} {self.args.normalize_logps}",
             str(self.accelerator.mixed_precision),
         )
         key = xxhash.xxh3_128_hexdigest("\0".join(about).encode())

@@ -47,6 +47,7 @@ LOSSES: dict[str, Loss] = {
     "simpo": Loss(reference_free.simpo, reference=False, average=True),
     "cpo": Loss(reference_free.cpo, reference=False),
     "cpo_simpo": Loss(reference_free.cpo_simpo, reference=False, average=True),
+    "odds_ratio": Loss(reference_free.odds_ratio, reference=False, average=True),
     "orpo": Loss(reference_free.orpo, reference=False, average=True),
     "kto": Loss(unpaired.kto_of_pairs),
     "apo_zero_unpaired": Loss(unpaired.apo_zero_of_pairs),

@@ -76,8 +76,8 @@ class PairEncoder(Encoder):
     A prompt loses its start, an answer its end. Where both do not fit in `max_length`, the prompt gives way first, down
     to half of `max_length`; then the answers, down to one token. Pairs equal after that are dropped and counted.
 
-    Columns prompt_ids, chosen_ids and rejected_ids, with `offset` margin (float) too; an untruncated answer ends with the template's terminator. And
-    `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
+    Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
+    template's terminator. And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
 
     Raises:
         ArgumentError: A length that is too small.

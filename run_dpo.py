@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
-    from hftune.data.pairs import PairEncoder
+    from hftune.data.labelled import preference_encoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
@@ -27,7 +27,7 @@ def main() -> None:
     run = start_run("dpo", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = PairEncoder.from_arguments(tokenizer, training_args)
+    encoder = preference_encoder(tokenizer, training_args, data_args)  # pairs, or answers with a label
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)

@@ -23,7 +23,7 @@ from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.records.messages import Message
-from hftune.data.schemas import Preference, Prompt, to_preference, to_prompt
+from hftune.data.schemas import Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
 from hftune.errors import DataError
@@ -133,7 +133,8 @@ class PairEncoder(Encoder):
                 kind="scores that do not agree",
             )
         (left, left_span), (right, right_span) = (
-            _answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)
+            answer_text(preference.prompt, answer, preference.tools, preference.origin, self.finder)
+            for answer in (preference.chosen, preference.rejected)
         )
         if left[: left_span[0]] != right[: right_span[0]]:
             raise DataError(
@@ -249,23 +250,27 @@ def _length(pair: Pair) -> int:
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
 
 
-def _answer_text(preference: Preference, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
-    """The text of prompt and answer, and the span of the answer."""
+def answer_text(
+    prompt: list[Message], answer: list[Message], tools: Any, origin: str, finder: SpanFinder
+) -> tuple[str, Span]:
+    """The text of prompt and answer, and the span of the answer.
+
+    Raises:
+        DataError: An answer of several turns, or one that is not trained.
+    """
     if len(answer) != 1:
         raise DataError(
             f"an answer of {len(answer)} turns; tool results and questions in it would be trained, too",
-            place=preference.origin,
+            place=origin,
             fix="Move all turns that both answers share into the prompt, and keep the last one as the answer.",
             kind="answer of several turns",
         )
     try:
-        text, spans, _ = finder(preference.prompt + answer, preference.tools)
+        text, spans, _ = finder(prompt + answer, tools)
     except DataError as error:
-        raise error.at(preference.origin) from error
+        raise error.at(origin) from error
     if not spans:
-        raise DataError(
-            'an answer with "weight" 0', place=preference.origin, fix="Remove the weight.", kind="answer of weight 0"
-        )
+        raise DataError('an answer with "weight" 0', place=origin, fix="Remove the weight.", kind="answer of weight 0")
     return text, spans[0]
 
 
@@ -274,6 +279,12 @@ def _common_length(left: np.ndarray, right: np.ndarray) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter
+
+
+def fit_answer(prompt: np.ndarray, answer: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """One prompt and answer within their limits, as those of a pair."""
+    fitted = _fit(Pair(prompt, answer, answer, None), limits)
+    return fitted.prompt, fitted.chosen
 
 
 def _fit(pair: Pair, limits: Limits) -> Pair:

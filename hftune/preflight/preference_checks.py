@@ -54,8 +54,6 @@ def why_not_shared(config: PreTrainedConfig, model_args: ModelArguments, args: D
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if not args.padding_free:
         return "pairs are padded"
-    if args.unpaired:
-        return "records have one answer each"
     if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):
         return f"{model_args.attn_implementation} knows no shared prompts"
     if args.torch_compile:

@@ -5,6 +5,7 @@ However a batch is laid out, it says in the same words where its answers are, so
     answer_at       (tokens,) places in the flattened input whose hidden state predicts an answer's token
     answer_ids      (tokens,) those tokens: all first answers (chosen) of the batch, then all second ones (rejected)
     answer_lengths  (answers,) tokens of each answer, in that order
+    paired          whether each prompt has two answers
     chosen_total    tokens of all first answers
     num_tokens      tokens of prompts and answers, each prompt counted once an answer, without padding
 """
@@ -83,7 +84,7 @@ class PairCollator:
                 batch[name] = torch.tensor([float(each[column]) for each in features])
         if "kl_ids" in features[0]:
             other = self.lay_out(
-                [list(each["prompt_ids"]) for each in features], [[each["kl_ids"]] for each in features]
+                [list(each["prompt_ids"]) for each in features], [[list(each["kl_ids"])] for each in features]
             )
             batch["kl"] = other
         return batch
@@ -98,6 +99,7 @@ class PairCollator:
         batch["answer_at"] = torch.tensor([place for answer in in_order for place in answer.predictors()])
         batch["answer_ids"] = torch.tensor([token for answer in in_order for token in answer.ids])
         batch["answer_lengths"] = torch.tensor([len(answer.ids) for answer in in_order])
+        batch["paired"] = len(answers[0]) == 2
         batch["chosen_total"] = sum(len(those[0]) for those in answers)
         tokens = sum(len(prompt) + len(ids) for prompt, those in zip(prompts, answers, strict=True) for ids in those)
         batch["num_tokens"] = torch.tensor(tokens)

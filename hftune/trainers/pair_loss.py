@@ -13,6 +13,7 @@ from hftune.models.answer_head import AnswerOutput
 from hftune.trainers.losses.divergences import desensitised, scores
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms
+from hftune.trainers.losses.unpaired import of_answers
 from hftune.trainers.pair_batches import FILLER
 from hftune.trainers.pair_metrics import PairMetrics
 
@@ -31,12 +32,24 @@ class PairLossTrainer(Trainer):
         """log pi_ref of chosen and rejected answers, (B,) each; see `ReferenceMixin`."""
         raise NotImplementedError
 
+    def reference_of_answers(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """log pi_ref of single answers, (B,)."""
+        raise NotImplementedError
+
+    def mismatched_reference(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """log pi_ref of answers to other prompts, (B,)."""
+        raise NotImplementedError
+
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
+        kl = self.divergence(model, inputs) if "kto" in self.args.loss_type else None
         outputs = self.forward_answers(model, inputs)
-        terms = self.terms(outputs, inputs)
+        if "label" in inputs:
+            loss = self._of_answers(outputs, inputs, kl)
+            return (loss, outputs) if return_outputs else loss
+        terms = self.terms(outputs, inputs, kl)
         weights = self._likelihoods(outputs, inputs) if self.args.use_weighting else None
         names = self.args.loss_type
         loss = combined(terms, names, self.args.loss_weights or [1.0] * len(names), weights)
@@ -54,14 +67,47 @@ class PairLossTrainer(Trainer):
         assert outputs.log_probs is not None
         lengths = inputs["answer_lengths"]
         half = len(lengths) // 2
-        shared = torch.minimum(lengths[:half], lengths[half:]).repeat(2) if self.args.ld_alpha is not None else lengths
+        if not inputs["paired"]:
+            return desensitised(outputs.log_probs, lengths, lengths, None)
+        shared = torch.minimum(lengths[:half], lengths[half:]).repeat(2)
         sums = desensitised(outputs.log_probs, lengths, shared, self.args.ld_alpha)
         if not self.args.normalize_logps:
             return sums
         means = (lengths[:half] + lengths[half:]).repeat(2) / 2
         return sums * means / lengths
 
-    def terms(self, outputs: AnswerOutput, inputs: dict[str, Any]) -> Terms:
+    def divergence(self, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        """KTO's estimate of KL(policy, reference), >= 0: the mean log ratio of mismatched answers over all ranks."""
+        assert "kl" in inputs, "records for KTO bring an answer to another prompt"
+        with torch.no_grad():
+            policy = self.answer_sums(self.forward_answers(model, inputs["kl"]), inputs["kl"])
+            kept = inputs[FILLER].logical_not() if FILLER in inputs else torch.ones_like(policy, dtype=torch.bool)
+            ratios = (policy - self.mismatched_reference(inputs).to(policy))[kept].double()
+            total, number = self.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
+        return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
+
+    def _of_answers(self, outputs: AnswerOutput, inputs: dict[str, Any], kl: torch.Tensor | None) -> torch.Tensor:
+        """The weighted sum of the means of losses over single answers; metrics are added up on the way."""
+        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        policy, good = self.answer_sums(outputs, inputs)[kept], inputs["label"][kept]
+        ratios = policy - self.reference_of_answers(inputs)[kept].to(policy)
+        names, kl = self.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
+        weights = self.args.loss_weights or [1.0] * len(names)
+        losses = [of_answers(name, ratios, good, kl, self.settings).mean() for name in names]
+        loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), policy.sum() * 0)
+        metrics = self.metrics["train" if self.model.training else "eval"]
+        if self.model.training:
+            self.seen_tokens += inputs["num_tokens"]
+        metrics.add("loss", loss.expand(len(good)))
+        metrics.add("kl", kl.expand(len(good)))
+        rewards = self.args.beta * ratios.detach()
+        for name, which in (("chosen", good), ("rejected", good.logical_not())):
+            metrics.add(f"rewards/{name}", rewards, which.double())
+            metrics.add(f"logps/{name}", policy, which.double())
+        metrics.add("rewards/accuracies", ((rewards > 0) == good).float())
+        return loss
+
+    def terms(self, outputs: AnswerOutput, inputs: dict[str, Any], kl: torch.Tensor | None = None) -> Terms:
         """What losses are computed from; without the records that only fill up an evaluation."""
         kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
         chosen, rejected = (part[kept] for part in self.answer_sums(outputs, inputs).chunk(2))
@@ -80,6 +126,7 @@ class PairLossTrainer(Trainer):
             rejected_scores=scores(rejected - ref_rejected, kind, alpha),
             nll=self._nll(outputs, inputs, kept),
             differences=None if differences is None else differences[kept],
+            kl=kl,
             settings=self.settings,
         )
 

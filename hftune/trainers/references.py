@@ -110,6 +110,22 @@ class ReferenceMixin:
             return list(torch.zeros(len(inputs["answer_lengths"]), device=self.args.device).chunk(2))
         return list(self.computed_reference(self.model_wrapped, inputs).chunk(2))
 
+    def reference_of_answers(self: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """log pi_ref of single answers, (B,), without gradient."""
+        if self.reference == PRECOMPUTED and "ref_logps" in inputs:
+            return inputs["ref_logps"]
+        if self.reference == NONE:
+            return torch.zeros(len(inputs["answer_lengths"]), device=self.args.device)
+        return self.computed_reference(self.model_wrapped, inputs)
+
+    def mismatched_reference(self: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """log pi_ref of answers to other prompts, (B,), without gradient."""
+        if self.reference == PRECOMPUTED and "ref_kl_logps" in inputs:
+            return inputs["ref_kl_logps"]
+        if self.reference == NONE:
+            return torch.zeros(len(inputs["kl"]["answer_lengths"]), device=self.args.device)
+        return self.computed_reference(self.model_wrapped, inputs["kl"])
+
     def computed_reference(self: Any, model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         """log pi_ref of all answers of a batch, (answers,).
 
@@ -135,7 +151,7 @@ class ReferenceMixin:
 
     def precompute(self: Any) -> None:
         """Give all records the reference's numbers, once; nothing where they have them, or need none."""
-        if self.reference != PRECOMPUTED or "ref_chosen_logps" in self.train_dataset.column_names:
+        if self.reference != PRECOMPUTED or {"ref_chosen_logps", "ref_logps"} & {*self.train_dataset.column_names}:
             return
         assert self.state.global_step == 0, "the model is no longer its own reference"
         weights = weights_fingerprint(self.ref_model or self.model, adapter_off=self._adapter_off)
@@ -170,15 +186,17 @@ class ReferenceMixin:
         chunks = [order[start : start + size] for start in range(0, len(order), size)]
         chunks += [[]] * (-len(chunks) % ranks.world_size())
         model = self._for_computing()
-        found = torch.zeros(2, len(dataset), dtype=torch.float64, device=self.args.device)
+        names = ["ref_logps"] if "label" in dataset.column_names else ["ref_chosen_logps", "ref_rejected_logps"]
+        names += ["ref_kl_logps"] if "kl_ids" in dataset.column_names else []
+        found = torch.zeros(len(names), len(dataset), dtype=torch.float64, device=self.args.device)
         mine = chunks[ranks.rank() :: ranks.world_size()]
         for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or self.args.disable_tqdm):
             batch = self._prepare_inputs(self.data_collator([dataset[row] for row in rows or order[:1]]))
-            sums = self.computed_reference(model, batch)
+            sums = [self.computed_reference(model, batch)]
+            sums += [self.computed_reference(model, batch["kl"])] if "kl" in batch else []
             if rows:
-                found[:, rows] = sums.view(-1, len(rows)).double()
-        found = self.accelerator.reduce(found, "sum")
-        return {"ref_chosen_logps": found[0], "ref_rejected_logps": found[1]}
+                found[:, rows] = torch.cat(sums).view(-1, len(rows)).double()
+        return dict(zip(names, self.accelerator.reduce(found, "sum"), strict=True))
 
     def _for_computing(self: Any) -> Any:
         """The reference before training began: DeepSpeed's engine for training is not there yet."""

@@ -31,7 +31,7 @@ LAYOUTS = {
     "side by side": {"flat": True},
     "shared": {"flat": True, "shared": True},
 }
-NOT_OF_THE_MODEL = ("answer_lengths", "num_tokens", "chosen_total")
+NOT_OF_THE_MODEL = ("answer_lengths", "num_tokens", "chosen_total", "paired", "kl", "ref_kl_logps")
 
 
 def records(vocabulary: int = 97) -> list[dict[str, Any]]:
@@ -47,6 +47,8 @@ def records(vocabulary: int = 97) -> list[dict[str, Any]]:
             "margin": 0.5 + place,
             "ref_chosen_logps": -3.0 * lengths[1] - place,
             "ref_rejected_logps": -4.0 * lengths[2],
+            "ref_kl_logps": -3.5 * lengths[0],
+            "kl_ids": ids(lengths[0]),
         }
         for place, lengths in enumerate(LENGTHS)
     ]

@@ -41,10 +41,11 @@ def _weights(desirable: torch.Tensor, settings: Settings) -> torch.Tensor:
     return torch.where(desirable, good.to(desirable.device), bad.to(desirable.device))
 
 
-def single(
-    name: str, ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor | float, settings: Settings
+def of_answers(
+    name: str, ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor, settings: Settings
 ) -> torch.Tensor:
-    """The loss called `name` of single answers, (answers,)."""
+    """The loss called `name` of single answers, (answers,); arguments as those of `kto`."""
+    assert name in ("kto", "apo_zero_unpaired"), name
     return kto(ratios, desirable, kl if name == "kto" else 0.0, settings)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import xxhash
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl.models.utils import disable_gradient_checkpointing
@@ -19,7 +21,11 @@ from trl.trainer.utils import use_adapter
 
 from hftune.data.cache import cache_root
 from hftune.distributed import ranks, zero
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger
+
+RENEWED_NAME = "reference.safetensors"
+"""In a checkpoint, the reference as it was renewed."""
 
 COPY = "ref"
 """The name of an adapter that is a copy of the trained one as it was."""
@@ -87,6 +93,36 @@ class RenewReference(TrainerCallback):
         for target, source in self.pairs():
             with zero.gathered([target, source], write=True):
                 target.data.mul_(1 - self.alpha).add_(source.data.to(target.dtype), alpha=self.alpha)
+
+
+def save_parameters(file: Path, parameters: Iterable[nn.Parameter]) -> None:
+    """Write the full values of parameters, by their order; every rank must call it, the main one writes."""
+    found = {}
+    for number, parameter in enumerate(parameters):
+        with zero.gathered([parameter]):
+            if ranks.is_main():
+                found[str(number)] = parameter.detach().cpu().clone()
+    if ranks.is_main():
+        save_file(found, file)
+
+
+@torch.no_grad()
+def load_parameters(file: Path, parameters: Iterable[nn.Parameter]) -> None:
+    """The inverse of `save_parameters`.
+
+    Raises:
+        ArgumentError: The checkpoint has no such file.
+    """
+    if not file.is_file():
+        raise ArgumentError(
+            f"{file.parent} has no {file.name}: its reference was not renewed in training",
+            place="--resume_from_checkpoint",
+            fix="go on as it was begun, without --sync_ref_model",
+        )
+    found = load_file(file)
+    for number, parameter in enumerate(parameters):
+        with zero.gathered([parameter], write=True):
+            parameter.data.copy_(found[str(number)])
 
 
 def weights_fingerprint(model: nn.Module, *, adapter_off: bool) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,12 +20,16 @@ import hftune
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.trainers.reference import (
+    COPY,
+    RENEWED_NAME,
     Numbers,
     RenewReference,
     adapter_parameters,
     add_copy,
     as_reference,
     data_fingerprint,
+    load_parameters,
+    save_parameters,
     weights_fingerprint,
     with_reference,
 )
@@ -45,6 +51,7 @@ class ReferenceMixin:
     reference = NONE
     _engine: Any = None
     _adapter_off = True
+    _renewed = False
 
     def settle_reference(self: Any, ref_model: PreTrainedModel | None, starts_as_base: bool) -> None:
         """Choose, say which it is and why, and make what it needs."""
@@ -64,6 +71,7 @@ class ReferenceMixin:
             alpha = self.args.ref_model_mixup_alpha
             if adapted and alpha != 1.0:
                 notice(f"the reference is renewed by mixing each factor of the adapters, {alpha:g} of the trained one")
+            self._renewed = True
             self.add_callback(RenewReference(self._reference_parameters, alpha))
 
     def _choose(self: Any, adapted: bool, ref_model: Any) -> tuple[str, str]:
@@ -141,7 +149,22 @@ class ReferenceMixin:
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, after the reference has been computed where that is done once."""
         self.precompute()
+        checkpoint = kwargs.get("resume_from_checkpoint", args[0] if args else None)
+        if self._renewed and isinstance(checkpoint, str):
+            load_parameters(Path(checkpoint) / RENEWED_NAME, (target for target, _ in self._reference_parameters()))
         return super().train(*args, **kwargs)  # type: ignore[misc]
+
+    def _save_beside(self: Any, folder: Path) -> None:
+        """A reference that is renewed: it cannot be made again from where the run began."""
+        super()._save_beside(folder)  # type: ignore[misc]
+        if self._renewed:
+            save_parameters(folder / RENEWED_NAME, (target for target, _ in self._reference_parameters()))
+
+    def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """As the Trainer's, without the copy of the adapter: peft saves all that a model has."""
+        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        if self.args.should_save:
+            shutil.rmtree(Path(output_dir or self.args.output_dir) / COPY, ignore_errors=True)
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As the Trainer's, likewise."""

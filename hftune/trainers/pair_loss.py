@@ -134,9 +134,9 @@ class PairLossTrainer(Trainer):
     def _nll(outputs: AnswerOutput, inputs: dict[str, Any], kept: Any) -> torch.Tensor:
         """Mean over the tokens of the batch's chosen answers."""
         assert outputs.log_probs is not None
-        lengths = inputs["answer_lengths"].chunk(2)[0]
-        counts = torch.repeat_interleave(_ones(lengths, kept), lengths)
-        total = (outputs.log_probs[: len(counts)] * counts).sum()
+        lengths, first = inputs["answer_lengths"].chunk(2)[0], inputs["chosen_total"]
+        counts = torch.repeat_interleave(_ones(lengths, kept), lengths, output_size=first)
+        total = (outputs.log_probs[:first] * counts).sum()
         return -total / counts.sum().clamp(min=1)
 
     def _likelihoods(self, outputs: AnswerOutput, inputs: dict[str, Any]) -> torch.Tensor:
@@ -167,8 +167,8 @@ class PairLossTrainer(Trainer):
         for name, numbers in values.items():
             metrics.add(name, numbers)
         lengths = inputs["answer_lengths"]
-        counts = torch.repeat_interleave(_ones(lengths, self._kept(inputs, 2)), lengths)
-        first = int(inputs["chosen_total"])
+        first, total = inputs["chosen_total"], len(inputs["answer_ids"])
+        counts = torch.repeat_interleave(_ones(lengths, self._kept(inputs, 2)), lengths, output_size=total)
         assert outputs.entropy is not None and outputs.mean_logits is not None and outputs.is_top1 is not None
         metrics.add("entropy", outputs.entropy, counts)
         metrics.add("logits/chosen", outputs.mean_logits[:first], counts[:first])

@@ -54,7 +54,9 @@ def desensitised(
     Returns:
         (answers,), of the dtype of `per_token`.
     """
-    answer = torch.repeat_interleave(torch.arange(len(lengths), device=per_token.device), lengths)
+    # With the size of the result at hand, a GPU need not be asked for it.
+    numbers = torch.arange(len(lengths), device=per_token.device)
+    answer = torch.repeat_interleave(numbers, lengths, output_size=len(per_token))
     if ld_alpha is not None:
         starts = lengths.cumsum(0) - lengths
         place = torch.arange(len(answer), device=per_token.device) - starts[answer]

@@ -57,7 +57,7 @@ class LabelledEncoder(PairEncoder):
     def parse(self, row: Row) -> Any:
         """The text of a row and its answer's span."""
         found = to_labelled(row)
-        text, span = answer_text(found.prompt, found.completion, found.tools, found.origin, self.finder)
+        text, span = answer_text(found, found.completion, self.finder)
         return LabelledText(text, span, found.label)
 
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:

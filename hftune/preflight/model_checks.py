@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
 
 from hftune.arguments import (
     AdapterArguments,
@@ -18,9 +19,11 @@ from hftune.arguments import (
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.models.attention import causal_class
+from hftune.models.checkpointing import not_recomputable
 from hftune.models.configs import model_config
 from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
+from hftune.models.reward_rows import reward_class
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import GIB, estimate, shortfall, table
@@ -49,13 +52,14 @@ def check_model(
     if causal_class(config) is None:
         notice("the model's code comes with it: its memory and its parts are not checked before it is loaded")
         return
-    if scores and (problems := list(check_score_head(config))):
+    if scores and (problems := list(check_score_head(config, training_args))):
         yield from problems
         return
     yield from check_reference(config, model_args, adapter_args, training_args)
     yield from check_adapter_rope(config, adapter_args)
     bare = skeleton(config, training_args, scores=scores)
     yield from check_dropout_places(bare, training_args)
+    yield from check_recomputation(bare, training_args)
     yield from check_packed(bare, adapter_args)
     yield from check_memory(bare, model_args, adapter_args, training_args)
 
@@ -150,10 +154,11 @@ def check_router_losses(
 
 def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageArguments) -> bool:
     """Whether the first forward pass runs without gradients, so that nothing heard on the way has one."""
-    if not training_args.gradient_checkpointing:
+    plan = training_args.recomputation
+    if plan is None:
         return False
-    asked = training_args.gradient_checkpointing_kwargs or {}
-    return (adapter_args.use_peft and training_args.zero_stage == 3) or bool(asked.get("use_reentrant"))
+    asked = plan.options.get("use_reentrant", adapter_args.use_peft and training_args.zero_stage == 3)
+    return bool(asked) and plan.takes_routers
 
 
 def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
@@ -188,12 +193,13 @@ def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_score_head(config: PreTrainedConfig) -> Iterator[UserError]:
-    """A reward model needs an architecture with a sequence classification model that scores the last token."""
-    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
-    if found is None:
+def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
+    """A reward model needs an architecture with a classification model that scores the last token, or each of them."""
+    steps = isinstance(training_args, RMArguments) and training_args.head == "steps"
+    found = reward_class(config, steps=steps)
+    if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
         yield ArgumentError(
-            f"transformers has no {config.model_type} model with a score head",
+            f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
             place="--model_name_or_path",
             fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
             "the policy's text, so the two need not be alike",
@@ -207,6 +213,13 @@ def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -
         if left:
             find_dropouts(bare, left)
     except UserError as problem:
+        yield problem
+
+
+def check_recomputation(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
+    """The architecture has the layers and parts that are to be recomputed."""
+    problem = training_args.recomputation and not_recomputable(bare, training_args.recomputation)
+    if problem:
         yield problem
 
 

@@ -101,7 +101,8 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
         was_training = model.training
         model.eval()  # dropout is no leak
         with self.compute_loss_context_manager():
-            prove_alike(score, self.data_collator, vocabulary_rows(self.model))
+            collator: Any = self.data_collator
+            prove_alike(score, collator, vocabulary_rows(self.model))
         model.train(was_training)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

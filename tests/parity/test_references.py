@@ -88,7 +88,7 @@ def test_mixed_and_resumed(dpo: Any, tmp_path: Path) -> None:
     again = dpo(*flags, "--resume_from_checkpoint", str(tmp_path / "0" / "checkpoint-2"))
     assert losses(again)[-2:] == pytest.approx(losses(whole)[-2:], abs=1e-6)
     pairs = [list(trainer._reference_parameters()) for trainer in (whole, again)]
-    for (target, source), (other, _) in zip(*pairs, strict=True):
+    for (target, _source), (other, _) in zip(*pairs, strict=True):
         torch.testing.assert_close(target, other)
     assert isinstance(whole.model, PeftModel)
     assert any(not torch.equal(target, source) for target, source in pairs[0])

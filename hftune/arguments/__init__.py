@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.parser import parse_arguments
     from hftune.arguments.training import (
         DPOArguments,
         GRPOArguments,
@@ -38,7 +38,7 @@ _HOME = {
     "AdapterArguments": "adapter",
     "DataArguments": "data",
     "ModelArguments": "model",
-    "parse_arguments": "parser",
+    "parse_arguments": "entry",
 }
 
 

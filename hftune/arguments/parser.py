@@ -155,6 +155,12 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     return parser_for(stage, argv).parse(argv)
 
 
+def help_of(stage: str, argv: list[str]) -> str:
+    """The page that `--help` shows."""
+    launch.prepare_environment()
+    return parser_for(stage, argv).format_help()
+
+
 def parser_for(stage: str, argv: list[str]) -> HftuneParser:
     """The parser for a command line: that of RL depends on the algorithm."""
     if stage == "rl" and _algorithm(argv) == "rloo":

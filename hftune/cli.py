@@ -8,6 +8,7 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
+hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
@@ -119,6 +120,20 @@ def consolidate(argv: list[str]) -> None:
     write(args)
 
 
+def score(argv: list[str]) -> None:
+    """A file of conversations through a reward model."""
+    from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.scoring import ScoreArguments
+    from hftune.distributed import launch
+
+    launch.prepare_environment()
+    from hftune.scoring.run import score as run
+
+    given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
+    (args,) = HftuneParser([ScoreArguments]).parse(given)
+    run(args)
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -189,15 +204,26 @@ def lineage(argv: list[str]) -> None:
         raise SystemExit(1)
 
 
+def report(argv: list[str]) -> None:
+    """Curves, counts, answers and commands on one page."""
+    from hftune.reporting.page import write_pages
+
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
+    print("\n".join(str(file) for file in write_pages(argv[0])))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
     "vocab": vocab,
     "export": export,
     "consolidate": consolidate,
+    "score": score,
     "explain": explain,
     "pipeline": pipeline,
     "lineage": lineage,
+    "report": report,
 }
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
-from hftune.data.preview import preview
+from hftune.checkpoints.warm import settle_warm_start
+from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import Preempted
@@ -54,6 +56,7 @@ def start_run(
     training_args: StageArguments,
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
+    settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
@@ -81,6 +84,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if args.do_train:
         _write(args, manifest)
+        _write_samples(args, trainer, data)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
@@ -218,6 +222,14 @@ def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
     if ranks.is_main():
         assert args.output_dir is not None
         manifests.write_manifest(args.output_dir, manifest)
+
+
+def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None:
+    """What is trained, as text, for `hftune report`."""
+    if ranks.is_main():
+        found = segments(data, trainer.processing_class, 2)
+        text = json.dumps(found, ensure_ascii=False, indent=1)
+        (Path(str(args.output_dir)) / "samples.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

@@ -10,15 +10,8 @@ if TYPE_CHECKING:
     from hftune.arguments.data import DataArguments
     from hftune.arguments.entry import parse_arguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.training import (
-        DPOArguments,
-        GRPOArguments,
-        PTArguments,
-        RLOOArguments,
-        RMArguments,
-        SFTArguments,
-        StageArguments,
-    )
+    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+    from hftune.arguments.training import DPOArguments, PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
     "AdapterArguments",
@@ -26,6 +19,8 @@ __all__ = [
     "DataArguments",
     "GRPOArguments",
     "ModelArguments",
+    "OnlineDPOArguments",
+    "PPOArguments",
     "PTArguments",
     "RLOOArguments",
     "RMArguments",
@@ -37,7 +32,11 @@ __all__ = [
 _HOME = {
     "AdapterArguments": "adapter",
     "DataArguments": "data",
+    "GRPOArguments": "reinforcement",
     "ModelArguments": "model",
+    "OnlineDPOArguments": "reinforcement",
+    "PPOArguments": "reinforcement",
+    "RLOOArguments": "reinforcement",
     "parse_arguments": "entry",
 }
 

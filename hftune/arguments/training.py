@@ -14,7 +14,8 @@ from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
-from hftune.errors import raise_together
+from hftune.distributed.ds_features import Setting, uses_nvme
+from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
 
@@ -37,6 +38,16 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    warm_start: str | None = field(
+        default=None,
+        metadata={
+            "help": "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
+            "else of it; --resume_from_checkpoint goes on with everything."
+        },
+    )
+    nvme_path: str | None = field(
+        default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
+    )
     logging_nan_inf_filter: bool = field(
         default=False,
         metadata={
@@ -55,29 +66,51 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()
+        self.settle_checkpointing()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
+        elif self.nvme_path is not None:
+            raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
-        self.settle_checkpointing()
         super().__post_init__()
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
         config = ds_config.read_ds_config(self.deepspeed)
-        problems = ds_config.check_ds_config(config, ranks.world_size())
+        problems = ds_config.check_ds_config(config, self._setting(config))
         problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
         raise_together(problems)
         resolved, changes = ds_config.resolve_ds_config(
-            config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu, optim=self.optim_name
+            config,
+            has_compiler=launch.has_cpp_compiler(),
+            on_cpu=self.use_cpu,
+            optim=self.optim_name,
+            nvme_path=self.nvme_path,
+            machine=ranks.local_world_size(),
         )
+        if ds_config.asks_for_compiling(resolved) and not self.torch_compile:  # type: ignore[has-type]
+            notice("DeepCompile compiles with --torch_compile, which is switched on")
+            self.torch_compile = True
         for change in changes:
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
         self.ds_resolved = resolved
         self.deepspeed = resolved  # type: ignore[assignment]
+
+    def _setting(self, config: dict[str, Any]) -> Setting:
+        zero = config.get("zero_optimization")
+        return Setting(
+            on_cpu=self.use_cpu,
+            world_size=ranks.world_size(),
+            bf16=bool(self.bf16),
+            optim=self.optim_name,
+            recomputes=self.recomputation is not None,
+            nvme_path=self.nvme_path,
+            has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
+        )
 
     @property
     def flat_batches(self) -> bool:
@@ -210,33 +243,3 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
     def __post_init__(self) -> None:
         self._fit_max_length()
         super().__post_init__()
-
-
-@dataclass
-class RLFields:
-    """What both RL algorithms add to TRL's."""
-
-    rl_algorithm: str = field(default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]})
-    reward_model_path: list[str] | None = field(
-        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
-    )
-    normalize_rewards: bool = field(
-        default=True,
-        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
-    )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
-    )
-
-
-@dataclass
-class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
-    """Group relative policy optimisation (arXiv:2402.03300)."""
-
-
-@dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
-    """REINFORCE leave-one-out (arXiv:2402.14740)."""

@@ -22,7 +22,9 @@ Record = list[Any]
 
 _CHUNK = 1 << 22
 _THREADS = 8
-_NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "progress.jsonl", "hftune.lock"}
+_NOT_A_RESULT = {
+    *(MANIFEST_NAME, "trainer_state.json", "progress.jsonl", "samples.json", "answers.json", "report.html", "report.md")
+}
 
 
 def digest(file: Path) -> str:

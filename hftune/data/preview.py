@@ -22,6 +22,8 @@ TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
 OPEN, CLOSE = "«", "»"
 """Around trained text, so that it can be told without colours, too."""
 
+SHOWN_CHARACTERS = 2000
+
 _SIDES = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
@@ -81,6 +83,34 @@ def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
             trained = side != "prompt_ids" and "prompt_ids" in example
             shown = coloured(ids, ids if trained else [IGNORE_INDEX] * len(ids), tokenizer)
             yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
+
+
+def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
+    """The first training examples as pieces of text and whether each is trained; what is very long loses its end.
+
+    An endless dataset is left alone: what is taken from it would not be trained.
+    """
+    found: list[list[tuple[str, bool]]] = []
+    if not hasattr(data.train, "__getitem__"):
+        return found
+    for example in islice(_examples(data.train), samples):
+        text = Text("\n").join(describe_example(example, tokenizer))[:SHOWN_CHARACTERS]
+        trained = sorted(
+            (span.start, span.end) for span in text.spans if str(span.style) in (str(TRAINED), str(TERMINATOR))
+        )
+        found.append(_cut(text.plain, trained))
+    return found
+
+
+def _cut(text: str, trained: list[tuple[int, int]]) -> list[tuple[str, bool]]:
+    """The text in pieces, without the signs around what is trained."""
+    pieces, at = [], 0
+    for start, end in trained:
+        pieces += [(text[at:start], False), (text[start:end], True)]
+        at = end
+    pieces.append((text[at:], False))
+    kept = [(piece.strip(OPEN + CLOSE) if marked else piece, marked) for piece, marked in pieces]
+    return [(piece, marked) for piece, marked in kept if piece]
 
 
 def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Text:

@@ -83,6 +83,7 @@ def _group_problems(
     from hftune.arguments.given import joined
     from hftune.arguments.parser import HftuneParser
     from hftune.distributed.ds_config import check_ds_config, read_ds_config
+    from hftune.distributed.ds_features import Setting
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
         names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]
@@ -96,10 +97,13 @@ def _group_problems(
             HftuneParser([group]).parse_args_into_dataclasses(args=flat, look_for_args_file=False)
         except UserError as problem:
             yield _at(problem, places)
-    config = next((str(entry.values[0]) for entry in entries if entry.name == "deepspeed" and entry.values), None)
-    if config is not None:
+    given = {entry.name: str(entry.values[0]) for entry in entries if entry.values}
+    if "deepspeed" in given:
+        # What hangs on the device and on precision is said by the stage itself, before its model loads.
+        nvme, world = given.get("nvme_path"), processes[0] if processes else 1
+        setting = Setting(on_cpu=False, world_size=world, bf16=True, nvme_path=nvme)
         try:
-            yield from check_ds_config(read_ds_config(config), processes[0] if processes else 1)
+            yield from check_ds_config(read_ds_config(given["deepspeed"]), setting)
         except UserError as problem:
             yield _at(problem, places)
 

@@ -20,6 +20,7 @@ from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
 from hftune.trainers.finite import FiniteMixin
+from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
@@ -36,6 +37,7 @@ class HftuneTrainerMixin(
     RouterLossMixin,
     DropoutMixin,
     AdapterPrecisionMixin,
+    GradNormMixin,
 ):
     """Put before a `Trainer` subclass.
 

@@ -1,9 +1,10 @@
 """Going on from a checkpoint that other processes, or another ZeRO stage, have written.
 
-DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a
-command of their own; loading them fails from ZeRO-1 or 2 into 3, gives all groups the decay and rates of the first
-under ZeRO-3, and knows no states but Adam's (DeepSpeed 0.19.8). So state is dealt out here, by the names of
-parameters, exactly: every number that an optimizer holds is one that the checkpoint holds.
+DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a command
+of their own: it wants a mark that the Trainer's checkpoints under ZeRO-1 and 2 lack, and knows no states but Adam's;
+loading fails from ZeRO-1 or 2 into 3, and gives all groups the decay of the first under ZeRO-3 (0.19.8). So state is
+dealt out here, by the names of parameters, exactly: every number that an optimizer holds is one that the checkpoint
+holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers.trainer
@@ -64,8 +64,11 @@ class ResumeMixin:
             else:
                 self._deal_out(checkpoint)
 
-        with mock.patch.object(transformers.trainer, "deepspeed_load_checkpoint", load_anywhere):
+        transformers.trainer.deepspeed_load_checkpoint = load_anywhere
+        try:
             yield
+        finally:
+            transformers.trainer.deepspeed_load_checkpoint = loader
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         """As the Trainer's; without DeepSpeed, a checkpoint of DeepSpeed's is dealt out first."""
@@ -76,17 +79,14 @@ class ResumeMixin:
         self.lr_scheduler.load_state_dict(_scheduler(checkpoint))
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
-        """As the Trainer's; processes that the checkpoint does not know keep the state they began with."""
+        """As the Trainer's; processes that the checkpoint does not know keep the state of the seed."""
         super()._load_rng_state(checkpoint)  # type: ignore[misc]
-        if checkpoint and not (Path(checkpoint) / self._rng_file()).is_file() and ranks.is_main():
+        known = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else ranks.world_size()
+        if known != ranks.world_size() and ranks.is_main():
             notice(
-                f"{checkpoint} has no random state for {ranks.world_size()} process(es): dropout and other noise go on "
-                "from the seed; the order of the data does not depend on it"
+                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
+                "order of the data does not depend on them"
             )
-
-    def _rng_file(self: Any) -> str:
-        alone = self.args.world_size <= 1
-        return "rng_state.pth" if alone else f"rng_state_{self.args.process_index}.pth"
 
     def _deal_out(self: Any, checkpoint: str) -> None:
         """Fill this rank's share of weights and optimizer state."""

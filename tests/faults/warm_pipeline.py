@@ -1,9 +1,9 @@
 """A pipeline's runner and its stages as forks of one process that has imported everything: seconds, not minutes.
 
-python tests/faults/warm_pipeline.py KILLS SEED SECONDS PIPELINE.yaml
+python tests/faults/warm_pipeline.py KILLS SEED SECONDS UNHARMED.yaml HARMED.yaml
 
-The runner, or what it has started, is killed at a random moment, again and again; then it runs to the end. Prints a
-JSON line for each run. Not a test: see test_pipeline_kills.py.
+The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment,
+again and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
 """
 
 from __future__ import annotations
@@ -118,19 +118,20 @@ def _kill(pid: int, whom: str) -> str | None:
     return "runner" if target.pid == pid else "stage"
 
 
-def main(kills: int, seed: int, seconds: float, file: Path) -> None:
-    """Kill `kills` times, then let it finish."""
+def main(kills: int, seed: int, seconds: float, unharmed: Path, harmed: Path) -> None:
+    """Run one pipeline to its end; kill the other `kills` times, then let it finish, too."""
     import_everything()
     for module in MODULES:
         importlib.import_module(module)
     sys.path.insert(0, os.getcwd())
-    spec = read_spec(file)
-    steps, moments = steps_of(spec), random.Random(seed)
-    folder = Path(str(spec.output_dir.value))
-    for number in range(kills + 1):
-        report = run_once(steps, folder, moments, seconds if number < kills else None)
-        print("RUN " + json.dumps(report), flush=True)
+    moments = random.Random(seed)
+    for file, number in ((unharmed, 0), (harmed, kills)):
+        spec = read_spec(file)
+        steps, folder = steps_of(spec), Path(str(spec.output_dir.value))
+        for left in range(number, -1, -1):
+            report = run_once(steps, folder, moments, seconds if left else None)
+            print("RUN " + json.dumps({"folder": folder.name, **report}), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))

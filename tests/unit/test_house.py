@@ -15,7 +15,7 @@ FLOORS = [
     {"data", "models", "checkpoints"},
     {"preflight", "reporting"},
     {"trainers", "merging", "vocabulary"},
-    {"stage"},
+    {"stage", "scoring"},
     {"pipeline"},
     {"cli"},
 ]

@@ -243,33 +243,3 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
     def __post_init__(self) -> None:
         self._fit_max_length()
         super().__post_init__()
-
-
-@dataclass
-class RLFields:
-    """What both RL algorithms add to TRL's."""
-
-    rl_algorithm: str = field(default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]})
-    reward_model_path: list[str] | None = field(
-        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
-    )
-    normalize_rewards: bool = field(
-        default=True,
-        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
-    )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
-    )
-
-
-@dataclass
-class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
-    """Group relative policy optimisation (arXiv:2402.03300)."""
-
-
-@dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
-    """REINFORCE leave-one-out (arXiv:2402.14740)."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.parser import parse_arguments
+    from hftune.arguments.preference import DPOArguments
     from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
-    from hftune.arguments.training import DPOArguments, PTArguments, RMArguments, SFTArguments, StageArguments
+    from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
     "AdapterArguments",
@@ -31,13 +32,14 @@ __all__ = [
 
 _HOME = {
     "AdapterArguments": "adapter",
+    "DPOArguments": "preference",
     "DataArguments": "data",
     "GRPOArguments": "reinforcement",
     "ModelArguments": "model",
     "OnlineDPOArguments": "reinforcement",
     "PPOArguments": "reinforcement",
     "RLOOArguments": "reinforcement",
-    "parse_arguments": "parser",
+    "parse_arguments": "entry",
 }
 
 

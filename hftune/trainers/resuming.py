@@ -24,6 +24,7 @@ from torch import Tensor
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.pieces import (
     MODEL_FILE,
+    ROW,
     UNIVERSAL,
     WEIGHTS,
     Pieces,
@@ -34,7 +35,7 @@ from hftune.checkpoints.pieces import (
 )
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
-from hftune.distributed.zero_state import Slot
+from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.initialisation import started_from, trained_factors
@@ -168,9 +169,7 @@ def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], check
     shapes = {name: tuple(getattr(member, "ds_shape", member.shape)) for name, member in trained.items()}
     wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
     if odd:
-        cause = (
-            f"the optimizer's state in {checkpoint} is quantised block by block ({odd[0]}), and blocks cannot be cut"
-        )
+        cause = f"the optimizer's state in {checkpoint} cannot be cut: {odd[0]} belongs to blocks of weights"
         fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
         fix += "give the folder as --model_name_or_path (an adapter's: --peft_path)"
     elif wrong:
@@ -195,7 +194,7 @@ def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: li
     for slot in zero_state.slots(optimizer, names):
         weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
         states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
-    zero_state.put_back(optimizer, weights, states, rates)
+    zero_state.put_back(optimizer, weights, states, Groups(pieces.settings, rates))
 
 
 def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
@@ -214,7 +213,16 @@ def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
             states[key] = zero_state.filled_whole(slot, read, sizes)
         else:
             states[key] = zero_state.filled(slot, read, pieces.read(kept[0], key, 0, 0).dtype)
-    return states
+    return _with_rows(states)
+
+
+def _with_rows(states: dict[str, Any]) -> dict[str, Any]:
+    """States with the rows of one that has several put together again."""
+    rows = [key for key in states if ROW in key]
+    for key in rows:
+        name = key.split(ROW)[0]
+        states.setdefault(name, []).append(states.pop(key))
+    return {key: torch.stack(value) if isinstance(value, list) else value for key, value in states.items()}
 
 
 def _reader(pieces: Pieces, key: str) -> Callable[[str, int, int], Tensor]:

@@ -180,7 +180,7 @@ def test_optimizers(legs: Callable[..., dict[str, Leg]]) -> None:
     for name, leg in found.items():
         source, _, target = name.partition("-to-")
         if target and source == "adamw_8bit" and target != "same":
-            assert leg.code == 2 and "quantised block by block" in leg.said, name
+            assert leg.code == 2 and "belongs to blocks of weights" in leg.said, name
         elif target:
             check_same(leg, found[source], name, exact=target == "same")
 

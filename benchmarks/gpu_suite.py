@@ -72,11 +72,10 @@ def brevity(completions: list[Any], **_: Any) -> list[float]:
     return [-float(len(str(completion))) for completion in completions]
 
 
-def make_model(folder: Path, *, quick: bool) -> None:
-    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), a byte-level tokenizer, ChatML."""
-    import torch
+def make_tokenizer() -> Any:
+    """A byte-level tokenizer of 2,000 tokens, with ChatML."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from hftune.data.readers.dummy import dummy_chunks
 
@@ -96,6 +95,15 @@ def make_model(folder: Path, *, quick: bool) -> None:
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
+    return tokenizer
+
+
+def make_model(folder: Path, *, quick: bool) -> None:
+    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), and its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
     sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 4096}
     if quick:

@@ -14,6 +14,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.warm import WarmStarter
+
 # A busy machine is no reason to fail: properties are checked, not their speed.
 hypothesis.settings.register_profile("hftune", deadline=None)
 hypothesis.settings.load_profile("hftune")
@@ -56,12 +58,22 @@ def netguard_log(workspace: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]]:
-    """Run `run_sft.py ...` under `launcher` with the network cut off; `bare`: on a PATH without a compiler.
+    """Run `run_sft.py ...` under `launcher` with the network cut off.
 
-    At the end of the session nothing must have reached for the network.
+    `bare`: on a PATH without a compiler. `warm`: without the launcher, forked from a process that has all imports
+    (`tests/warm.py`), for tests whose point is not how a run starts. At the end of the session nothing must have
+    reached for the network.
     """
+    starter = WarmStarter()
 
-    def launch(script: str, *flags: str, launcher: str = "python", timeout: int = 600, bare: bool = False) -> Finished:
+    def launch(
+        script: str,
+        *flags: str,
+        launcher: str = "python",
+        timeout: int = 600,
+        bare: bool = False,
+        warm: bool = False,
+    ) -> Finished:
         environment = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
         environment |= {
             "HFTUNE_CACHE": str(workspace / "cache"),
@@ -71,6 +83,9 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": "",
         }
+        if warm:
+            processes = 1 if launcher == "python" else int(launcher.split()[-1])
+            return Finished(*starter.run(script, flags, processes, environment, timeout))
         if bare:
             environment["PATH"] = str(Path(sys.executable).parent)
         if launcher == "python":
@@ -87,6 +102,7 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
         return Finished(finished.returncode, finished.stdout)
 
     yield launch
+    starter.stop()
     attempts = netguard_log.read_text() if netguard_log.exists() else ""
     assert not attempts, attempts
 

@@ -9,6 +9,7 @@ import torch
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
@@ -17,7 +18,7 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
+class StageArguments(RouterFields, DropoutFields, CheckpointingFields, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -26,9 +27,6 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
     )
     bf16: bool | None = field(
         default=None, metadata={"help": "Compute in bfloat16. Left out: yes on a GPU that can, no on a CPU."}
-    )
-    gradient_checkpointing: bool = field(
-        default=True, metadata={"help": "Recompute activations in the backward pass: less memory, about 20%% slower."}
     )
     pad_token: str | None = field(
         default=None, metadata={"help": "Token used for padding; left out: the tokenizer's, else its end of text."}
@@ -55,7 +53,9 @@ class StageArguments(RouterFields, DropoutFields, OptimizerArguments):
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
+        self.settle_checkpointing()
         super().__post_init__()
+        self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None

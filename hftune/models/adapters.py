@@ -12,6 +12,7 @@ from hftune.arguments import AdapterArguments, StageArguments
 from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
+from hftune.models.checkpointing import recompute
 from hftune.models.folding import fold_adapters, load_adapter
 from hftune.models.freezing import freeze, say_trained
 from hftune.models.initialisation import remember_start
@@ -56,7 +57,7 @@ def add_adapter(
             freeze(model, adapter_args)
     say_trained(adapted)
     _say_low_precision(adapted, training_args)
-    if training_args.gradient_checkpointing:
+    if training_args.recomputation is not None:
         _prepare_checkpointing(adapted, adapter_args, training_args)
     return adapted
 
@@ -133,10 +134,13 @@ def _prepare_checkpointing(
     adapted: PreTrainedModel | PeftModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> None:
     """Recomputed blocks need an input with a gradient, which frozen embeddings do not give."""
+    assert training_args.recomputation is not None
     if adapter_args.use_peft or not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
         adapted.enable_input_require_grads()
-    if adapter_args.use_peft and training_args.zero_stage == 3:
+    reentrant = adapter_args.use_peft and training_args.zero_stage == 3
+    if reentrant:
         _checkpoint_reentrantly(training_args)
+    recompute(adapted, training_args.recomputation, reentrant=reentrant, on_cpu=training_args.use_cpu)
 
 
 def _checkpoint_reentrantly(training_args: StageArguments) -> None:

@@ -18,6 +18,7 @@ from hftune.arguments import (
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.models.attention import causal_class
+from hftune.models.checkpointing import not_recomputable
 from hftune.models.configs import model_config
 from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
@@ -56,6 +57,7 @@ def check_model(
     yield from check_adapter_rope(config, adapter_args)
     bare = skeleton(config, training_args, scores=scores)
     yield from check_dropout_places(bare, training_args)
+    yield from check_recomputation(bare, training_args)
     yield from check_packed(bare, adapter_args)
     yield from check_memory(bare, model_args, adapter_args, training_args)
 
@@ -150,10 +152,11 @@ def check_router_losses(
 
 def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageArguments) -> bool:
     """Whether the first forward pass runs without gradients, so that nothing heard on the way has one."""
-    if not training_args.gradient_checkpointing:
+    plan = training_args.recomputation
+    if plan is None:
         return False
-    asked = training_args.gradient_checkpointing_kwargs or {}
-    return (adapter_args.use_peft and training_args.zero_stage == 3) or bool(asked.get("use_reentrant"))
+    asked = plan.options.get("use_reentrant", adapter_args.use_peft and training_args.zero_stage == 3)
+    return bool(asked) and plan.takes_routers
 
 
 def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
@@ -207,6 +210,13 @@ def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -
         if left:
             find_dropouts(bare, left)
     except UserError as problem:
+        yield problem
+
+
+def check_recomputation(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
+    """The architecture has the layers and parts that are to be recomputed."""
+    problem = training_args.recomputation and not_recomputable(bare, training_args.recomputation)
+    if problem:
         yield problem
 
 

@@ -160,4 +160,5 @@ class RouterLossMixin:
 
 
 def _recomputes_reentrantly(args: Any) -> bool:
-    return bool(args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+    plan = args.recomputation
+    return bool(plan and plan.takes_routers and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))

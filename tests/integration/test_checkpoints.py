@@ -53,11 +53,11 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     broken = tmp_path / "stopped" / "checkpoint-7"
     broken.mkdir()
     (broken / "trainer_state.json").write_text("{")
-    resumed = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", launcher=TWO).check()
+    resumed = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", launcher=TWO, warm=True).check()
     assert "checkpoint-7 is skipped: it has no weights" in resumed.output
     assert f"going on from {checkpoint}" in resumed.output
     whole = tmp_path / "whole"
-    run("run_sft.py", *flags(tiny_model, tiny_data, whole, stage, *lora), launcher=TWO).check()
+    run("run_sft.py", *flags(tiny_model, tiny_data, whole, stage, *lora), launcher=TWO, warm=True).check()
     assert losses(tmp_path / "stopped") == losses(whole), "same world: bit for bit"
 
 
@@ -71,7 +71,7 @@ def test_the_best_weights_are_what_is_saved_under_zero3(
     more += ("--load_best_model_at_end", "True", "--save_total_limit", "1", "--max_steps", "6")
     more += ("--metric_for_best_model", "eval_loss", "--greater_is_better", "True")
     asked = [*flags(tiny_model, tiny_data, tmp_path / "out", 3, *lora), *more, "--lr_scheduler_type", "constant"]
-    finished = run("run_sft.py", *asked, launcher=TWO).check()
+    finished = run("run_sft.py", *asked, launcher=TWO, warm=True).check()
     state = json.loads((tmp_path / "out" / "trainer_state.json").read_text())
     best = Path(state["best_model_checkpoint"])
     assert best.is_dir() and state["best_global_step"] < 6, finished.output[-2000:]
@@ -85,8 +85,8 @@ def test_the_best_weights_are_what_is_saved_under_zero3(
 @pytest.mark.slow
 def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     asked = flags(tiny_model, tiny_data, tmp_path / "out", 0, "--use_peft", "--max_steps", "2", "--save_steps", "2")[2:]
-    run("run_sft.py", *asked).check()
-    again = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", "--overwrite_output_dir").check()
+    run("run_sft.py", *asked, warm=True).check()
+    again = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", "--overwrite_output_dir", warm=True).check()
     assert "nothing is left to train" in again.output and "raise --max_steps 2" in again.output
 
 
@@ -99,7 +99,7 @@ def test_whole_weights_from_the_pieces(
 ) -> None:
     lora = ("--use_peft", "--lora_rank", "4") if method == "lora" else ()
     asked = flags(tiny_model, tiny_data, tmp_path / "out", stage, *lora, "--max_steps", "2", "--save_steps", "2")
-    run("run_sft.py", *asked, launcher=TWO).check()
+    run("run_sft.py", *asked, launcher=TWO, warm=True).check()
     checkpoint = tmp_path / "out" / "checkpoint-2"
     consolidate(ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "whole")))
     name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"

@@ -14,13 +14,15 @@ import pytest
 def sft(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> Callable:
     """run_sft.py with good arguments unless replaced; must fail with code 2 and write nothing."""
 
-    def attempt(*flags: str, script: str = "run_sft.py", **replaced: str) -> str:
+    def attempt(*flags: str, script: str = "run_sft.py", warm: bool = True, **replaced: str) -> str:
         given = {
             "model_name_or_path": str(tiny_model),
             "train_file_dir": str(tiny_data / "sft"),
             "output_dir": str(tmp_path / "out"),
         } | replaced
-        finished = run(script, *(part for name, value in given.items() for part in (f"--{name}", value)), *flags)
+        finished = run(
+            script, *(part for name, value in given.items() for part in (f"--{name}", value)), *flags, warm=warm
+        )
         assert finished.code == 2, finished.output[-3000:]
         assert "Traceback" not in finished.output
         assert finished.output.count("error:") == 1

@@ -43,7 +43,7 @@ def flags(model: Path, data: Path, out: Path) -> list[str]:
 
 
 def test_one_folder_of_many_formats(run: Callable, tiny_model: Path, mixed: Path, tmp_path: Path) -> None:
-    finished = run("run_sft.py", *flags(tiny_model, mixed, tmp_path / "out")).check()
+    finished = run("run_sft.py", *flags(tiny_model, mixed, tmp_path / "out"), warm=True).check()
     assert "1 file(s) in" in finished.output and "notes.docx" in finished.output
     counts = json.loads((tmp_path / "out" / "hftune.json").read_text())["data"]["train"]
     assert (counts["rows"], counts["used"], counts["dropped"]) == (20, 20, {})
@@ -52,7 +52,7 @@ def test_one_folder_of_many_formats(run: Callable, tiny_model: Path, mixed: Path
 def test_a_bad_record_in_any_of_them(run: Callable, tiny_model: Path, mixed: Path, tmp_path: Path) -> None:
     bad = b'{"src": ["Q"], "tgt": ["A"], "src": ["twice"]}\n'
     (mixed / "c.jsonl.zst").write_bytes(zstandard.compress(b"\n" + bad))
-    finished = run("run_sft.py", *flags(tiny_model, mixed, tmp_path / "out"))
+    finished = run("run_sft.py", *flags(tiny_model, mixed, tmp_path / "out"), warm=True)
     assert finished.code == 2 and "Traceback" not in finished.output
     assert 'the key "src" is there twice in one object' in finished.output
     assert f"{mixed / 'c.jsonl.zst'}:2" in finished.output

@@ -61,6 +61,7 @@ def leg(run: Callable, tiny_model: Path, corpus: Path, tmp_path: Path) -> Callab
             *("--lr_scheduler_type", "constant", "--learning_rate", "1e-3", "--logging_steps", "1"),
             *("--gradient_checkpointing", "False", "--save_steps", "1000", *flags),
             launcher=launcher,
+            warm=True,
         ).check()
         history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
         return Leg(

@@ -64,7 +64,9 @@ def test_a_run_in_the_words_of_another_tool(
         "erniekit": ["--config", str(config)],
         "megatron": [*MEGATRON.split(), "--model", str(tiny_model), "--dataset", str(tiny_data / "sft")],
     }[tool]
-    finished = run("run_sft.py", *theirs, "--output_dir", str(folder), launcher="deepspeed --num_gpus 2").check()
+    finished = run(
+        "run_sft.py", *theirs, "--output_dir", str(folder), launcher="deepspeed --num_gpus 2", warm=True
+    ).check()
     assert losses(folder) == pytest.approx(ours.losses, abs=1e-4)
     manifest = json.loads((folder / "hftune.json").read_text())
     assert manifest["deepspeed"]["zero_optimization"]["stage"] == 2

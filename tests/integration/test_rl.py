@@ -11,9 +11,10 @@ GENERATION = ("--num_generations", "2", "--max_completion_length", "8", "--loggi
 
 @pytest.mark.parametrize("mode", ["zero2", "zero3"])
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_grpo_from_a_reward_model(stage_run: Callable, method: str, mode: str) -> None:
+def test_grpo_from_a_reward_model(stage_run: Callable, launched_run: Callable, method: str, mode: str) -> None:
     reward_model = stage_run("rm", method, mode).folder
-    result = stage_run("rl", method, mode, (*GENERATION, "--reward_model_path", str(reward_model)))
+    start = launched_run if method == "lora" else stage_run
+    result = start("rl", method, mode, (*GENERATION, "--reward_model_path", str(reward_model)))
     assert result.manifest["stage"] == "rl"
     assert result.manifest["steps"] == 2
     assert "eval_reward" in result.manifest["metrics"]

@@ -10,26 +10,28 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hftune.weight_files import weight_shapes
+from hftune.weight_files import weight_files, weight_shapes
 
 SUPERVISED = ["pt", "sft", "rm", "dpo"]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_zero2_zero3_and_one_process_train_alike(stage_run: Callable, stage: str, method: str) -> None:
+def test_zero2_zero3_and_one_process_train_alike(
+    stage_run: Callable, launched_run: Callable, stage: str, method: str
+) -> None:
     alone = stage_run(stage, method, "single").losses
     assert len(alone) == 10
     assert alone[-1] < alone[0]
     for mode in ("zero2", "zero3"):
-        assert stage_run(stage, method, mode).losses == pytest.approx(alone, abs=1e-4), mode
+        assert launched_run(stage, method, mode).losses == pytest.approx(alone, abs=1e-4), mode
 
 
 @pytest.mark.parametrize("mode", ["zero2", "zero3"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_what_is_saved_is_whole(stage_run: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
-    result = stage_run(stage, method, mode)
+def test_what_is_saved_is_whole(launched_run: Callable, tiny_model: Path, stage: str, method: str, mode: str) -> None:
+    result = launched_run(stage, method, mode)
     shapes = weight_shapes(result.folder)
     assert shapes and all(0 not in shape for shape in shapes.values())
     model = load_result(result.folder, stage, method, tiny_model)
@@ -39,8 +41,10 @@ def test_what_is_saved_is_whole(stage_run: Callable, tiny_model: Path, stage: st
 
 @pytest.mark.parametrize("mode", ["zero2", "zero3"])
 @pytest.mark.parametrize("stage", SUPERVISED)
-def test_manifest_says_where_a_result_came_from(stage_run: Callable, tiny_model: Path, stage: str, mode: str) -> None:
-    manifest = stage_run(stage, "lora", mode).manifest
+def test_manifest_says_where_a_result_came_from(
+    launched_run: Callable, tiny_model: Path, stage: str, mode: str
+) -> None:
+    manifest = launched_run(stage, "lora", mode).manifest
     assert manifest["status"] == "complete"
     assert manifest["stage"] == stage
     assert manifest["kind"] == "adapter"
@@ -53,23 +57,35 @@ def test_manifest_says_where_a_result_came_from(stage_run: Callable, tiny_model:
     assert 0 < manifest["parameters"]["trained"] < manifest["parameters"]["all"]
 
 
-def test_held_out_pairs_are_scored_by_the_pair(stage_run: Callable) -> None:
-    results = {mode: stage_run("rm", "full", mode).manifest["metrics"] for mode in ("single", "zero2", "zero3")}
+def test_held_out_pairs_are_scored_by_the_pair(stage_run: Callable, launched_run: Callable) -> None:
+    runs = {"single": stage_run, "zero2": launched_run, "zero3": launched_run}
+    results = {mode: started("rm", "full", mode).manifest["metrics"] for mode, started in runs.items()}
     for name in ("eval_accuracy", "eval_margin"):
         assert results["zero2"][name] == pytest.approx(results["single"][name], abs=1e-3)
         assert results["zero3"][name] == pytest.approx(results["single"][name], abs=1e-3)
     assert results["single"]["eval_accuracy"] == 1.0
 
 
-def test_perplexity_is_that_of_the_loss(stage_run: Callable) -> None:
+def test_perplexity_is_that_of_the_loss(launched_run: Callable) -> None:
     for stage in ("pt", "sft"):
-        metrics = stage_run(stage, "full", "zero2").manifest["metrics"]
+        metrics = launched_run(stage, "full", "zero2").manifest["metrics"]
         assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["torchrun", "single_zero2"])
-def test_other_launchers(stage_run: Callable, mode: str) -> None:
-    assert stage_run("sft", "lora", mode).losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
+def test_other_launchers(stage_run: Callable, launched_run: Callable, mode: str) -> None:
+    assert launched_run("sft", "lora", mode).losses == pytest.approx(
+        stage_run("sft", "lora", "single").losses, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize(("method", "mode"), [("full", "zero2"), ("lora", "zero3")])
+def test_a_forked_run_is_the_launched_one(stage_run: Callable, launched_run: Callable, method: str, mode: str) -> None:
+    """What other tests start by fork is what a user's launcher starts: the same weights, to the last bit."""
+    forked, launched = stage_run("sft", method, mode), launched_run("sft", method, mode)
+    assert forked.losses == launched.losses
+    for file in weight_files(launched.folder):
+        assert (forked.folder / file.name).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("method", ["qlora4", "qlora8"])
@@ -99,9 +115,9 @@ def changed(model: torch.nn.Module, base: Path) -> bool:
         return not torch.allclose(start.model(ids)[0], plain.model(ids)[0], atol=1e-4)
 
 
-def test_a_machine_without_a_compiler_trains(stage_run: Callable) -> None:
+def test_a_machine_without_a_compiler_trains(stage_run: Callable, launched_run: Callable) -> None:
     """Offload wants DeepSpeedCPUAdam, which must be compiled; without a compiler torch's AdamW does the same."""
-    result = stage_run("sft", "lora", "bare_offload")
+    result = launched_run("sft", "lora", "bare_offload")
     assert "no C++ compiler here" in result.output
     assert result.losses == pytest.approx(stage_run("sft", "lora", "single").losses, abs=1e-4)
 

@@ -28,7 +28,7 @@ def test_stopped_on_two_processes_and_gone_on_with(
     common += ["--gradient_checkpointing", "False", "--save_strategy", "steps"]
     first = ["--output_dir", str(tmp_path / "first"), "--max_steps", "5", "--save_steps", "5"]
     script = "tests/integration/streaming_pt.py"
-    run(script, *common, *first, "--dataloader_num_workers", "2", launcher=launcher).check()
+    run(script, *common, *first, "--dataloader_num_workers", "2", launcher=launcher, warm=True).check()
     checkpoint = tmp_path / "first" / "checkpoint-5"
     state = json.loads((checkpoint / "loader_state.json").read_text())
     assert state["totals"] == {"dropped": 0, "tokens": 30 * 3}
@@ -42,7 +42,7 @@ def test_stopped_on_two_processes_and_gone_on_with(
         "--resume_from_checkpoint",
         str(checkpoint),
     ]
-    finished = run(script, *common, *second, launcher=launcher if zero else "python").check()
+    finished = run(script, *common, *second, launcher=launcher if zero else "python", warm=True).check()
     recorded = Counter(int(token) for file in tmp_path.glob("record.*") for token in file.read_text().split())
     assert sum(recorded.values()) == TOKENS
     assert f"trained tokens: {60 * 3}" in finished.output

@@ -49,6 +49,7 @@ def train(run: Callable, tiny_data: Path) -> Callable[..., list[float]]:
             *(("--block_size", "32") if stage == "pt" else ()),
             *flags,
             launcher=launcher,
+            warm=True,
         ).check()
         history = json.loads((output / "trainer_state.json").read_text())["log_history"]
         return [entry["loss"] for entry in history if "loss" in entry]

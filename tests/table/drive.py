@@ -11,22 +11,15 @@ line a cell: {"name", "script", "flags", "processes", "reload": ...}. Cells that
 from __future__ import annotations
 
 import argparse
-import gc
 import json
-import os
 import shutil
-import signal
-import socket
-import sys
 import time
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.forks import fork_and_wait, import_everything
+
 RESULT = "result.json"
-LIMIT_SECONDS = 180
-GRACE_SECONDS = 5.0
 
 
 def main() -> None:
@@ -41,6 +34,7 @@ def main() -> None:
     waiting = [cell for cell in cells if not is_done(cell, arguments.work / cell["name"], arguments.code)]
     if waiting:
         import_everything()
+        import_observers()
     began = time.time()
     for number, cell in enumerate(waiting, start=1):
         result = run_cell(cell, arguments.work / cell["name"], arguments.code)
@@ -49,28 +43,10 @@ def main() -> None:
             break
 
 
-def import_everything() -> None:
-    """What the scripts import, so that a fork has it already. Nothing may start a thread or a process group here."""
-    from hftune.distributed import launch
-
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a fork cannot use a GPU that its parent has touched
-    launch.prepare_environment()
-    import bitsandbytes  # noqa: F401
-    import deepspeed  # noqa: F401
-
+def import_observers() -> None:
+    """What watches a cell, so that a fork has it already."""
     import tests.table.reload
     import tests.table.witness  # noqa: F401
-
-    _build_tables_of_transformers()
-    gc.collect()
-    gc.freeze()  # a child's collections, which the Trainer asks for, then pass over all that was imported
-
-
-def _build_tables_of_transformers() -> None:
-    """The renamings of weights that `from_pretrained` compiles on first use: a fifth of a small cell's time."""
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-    get_checkpoint_conversion_mapping("llama")
 
 
 def is_done(cell: dict[str, Any], folder: Path, code: str | None) -> bool:
@@ -104,62 +80,6 @@ def run_cell(cell: dict[str, Any], folder: Path, made_by: str | None) -> dict[st
     }
     (folder / RESULT).write_text(json.dumps(result), encoding="utf-8")
     return result
-
-
-def fork_and_wait(work: Callable[[], None], log: Path, processes: int) -> int:
-    """Run `work` in forked processes of a world of their own; the exit code of the first that failed, else 0.
-
-    As under a launcher, one that fails takes the others with it. Over the limit all are ended, and the code is 124.
-    """
-    port = free_port()
-    running = {fork(work, log, rank, processes, port) for rank in range(processes)}
-    began, failed_at, code = time.time(), 0.0, 0
-    while running:
-        child, status = os.waitpid(-1, os.WNOHANG)
-        running.discard(child)
-        if child and code == 0 and os.waitstatus_to_exitcode(status) != 0:
-            code, failed_at = os.waitstatus_to_exitcode(status), time.time()
-        if time.time() - began > LIMIT_SECONDS:
-            code, failed_at = code or 124, 1.0
-        # Exit code 2 is a refusal, which rank 0 speaks alone; after a crash the others may still have words to say.
-        if failed_at and (code == 2 or time.time() - failed_at > GRACE_SECONDS):
-            for process in running:
-                os.kill(process, signal.SIGKILL)
-        time.sleep(0.005)
-    return code
-
-
-def fork(work: Callable[[], None], log: Path, rank: int, processes: int, port: int) -> int:
-    """A child that does `work` as one rank of a world, and its process id."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        if processes > 1:
-            world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
-            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-            os.environ.update({name: str(value) for name, value in (world | meeting).items()})
-        work()
-        code = 0
-    except BaseException:  # the child's end: what it met goes to its log, and nothing runs on into the parent's code
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def free_port() -> int:
-    """A port where the processes of a cell can meet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -133,6 +133,11 @@ def test_a_config_given_counts() -> None:
 
 
 ON, OFF = {"gradient_checkpointing": "True"}, {"gradient_checkpointing": "False"}
+LAYERS = "activation_checkpointing_layers"
+
+
+def some(parts: str, **more: str) -> dict[str, str]:
+    return {"activation_checkpointing": parts} | more
 
 
 @pytest.mark.parametrize(
@@ -140,12 +145,24 @@ ON, OFF = {"gradient_checkpointing": "True"}, {"gradient_checkpointing": "False"
     [
         ("recompute", ON),
         ("recompute=False recompute_granularity=full", OFF),  # ERNIEKit: the switch decides
-        ("recompute=True recompute_granularity=core_attn", OFF),
+        ("recompute=False recompute_use_reentrant=True", OFF),
+        ("recompute_use_reentrant=True", {}),
+        ("recompute=True recompute_granularity=core_attn", some("core_attention")),
+        ("recompute=True recompute_granularity=full_attn", some("attention")),
+        ("recompute=True no_recompute_layers=[0,3]", ON | {LAYERS: "not 0,3"}),
+        ("recompute=True offload_recompute_inputs=True", ON | {"activation_checkpointing_offload": "True"}),
+        ("recompute=True offload_recompute_inputs=False", ON),
+        ("recompute=True recompute_use_reentrant", ON | {"gradient_checkpointing_kwargs": '{"use_reentrant": true}'}),
+        ("recompute=True recompute_use_reentrant=False", ON),
         ("recompute_granularity=full recompute_method=uniform recompute_num_layers=1", ON),
         ("recompute_granularity=full recompute_method=uniform recompute_num_layers=4", ON),
-        ("recompute_granularity=selective", OFF),
+        ("recompute_granularity=full recompute_method=block recompute_num_layers=4", ON | {LAYERS: "0-3"}),
+        ("recompute_granularity=selective", some("core_attention")),
+        ("recompute_granularity=selective recompute_modules=core_attn,moe", some("core_attention,mlp")),
         ("recompute_granularity=none", OFF),
         ("fsdp_activation_checkpointing=True", ON),
+        ("fsdp_activation_checkpointing=True selective_checkpointing=1/3", ON | {LAYERS: "1/3"}),
+        ("fsdp_activation_checkpointing=True selective_checkpointing=0.5", ON | {LAYERS: "1/2"}),
         ("fsdp_activation_checkpointing=False selective_checkpointing=1/2", OFF),
         ("fsdp_activation_checkpointing=True selective_checkpointing=0", OFF),
     ],
@@ -154,21 +171,14 @@ def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
     assert translated(recompute.recompute, ask(command)) == expected
 
 
-def test_every_third_block_in_pre_training_only() -> None:
-    command = "fsdp_activation_checkpointing=True selective_checkpointing=1/3"
-    answer = translated(recompute.recompute, ask(command, stage="pt"))
-    assert json.loads(answer["activation_checkpointing_kwargs"]) == {"every_n_layers": 3}
-    with pytest.raises(ArgumentError, match="1/3"):
-        recompute.recompute(ask(command, stage="dpo"))
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("recompute_granularity=selective recompute_modules=core_attn,moe", "core_attn moe"),
-        ("recompute_granularity=full recompute_method=block", "block"),
-        ("recompute recompute_granularity=full_attn", "full_attn"),
-        ("recompute no_recompute_layers=3", "no_recompute_layers"),
+        ("recompute_granularity=selective recompute_modules=core_attn,layernorm", "layernorm"),
+        ("recompute_granularity=full recompute_method=ring", "ring"),
+        ("recompute recompute_granularity=half", "half"),
+        ("fsdp_activation_checkpointing selective_checkpointing=3", "3"),
+        ("fsdp_activation_checkpointing selective_checkpointing=some", "some"),
     ],
 )
 def test_what_cannot_be_recomputed(command: str, said: str) -> None:

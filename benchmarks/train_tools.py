@@ -1,0 +1,278 @@
+"""Supervised fine-tuning as each tool does it, watched; `train.py` runs this in the tools' environments.
+
+PYTHON benchmarks/train_tools.py TOOL --data sharegpt.jsonl --model MODEL --steps 30 [--packing]
+
+Imports nothing of hftune but where hftune is the tool. Every tool runs its own entry point, unchanged. What is watched
+is what they all share: a callback notes when each step ended, and a wrapper around `Trainer.training_step` counts the
+tokens of each micro batch, those that are pads apart. Last a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import runpy
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Watch:
+    """Times and tokens of the steps of one training."""
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+        self.ended: list[float] = []
+        self.real: list[int] = []
+        self.places: list[int] = []
+        self.losses: list[float] = []
+        self._real = self._places = 0
+
+    def install(self) -> None:
+        """Hook into transformers, which every tool trains with."""
+        import transformers
+
+        watch, step, begin = self, transformers.Trainer.training_step, transformers.Trainer.__init__
+
+        def training_step(trainer: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            ids = inputs["input_ids"]
+            watch._real += int((ids != watch.pad_id).sum())
+            watch._places += ids.numel()
+            return step(trainer, model, inputs, *args, **kwargs)
+
+        class Callback(transformers.TrainerCallback):
+            def on_step_end(self, *_: Any, **__: Any) -> None:
+                watch.ended.append(time.time())
+                watch.real.append(watch._real)
+                watch.places.append(watch._places)
+                watch._real = watch._places = 0
+
+            def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
+                if logs and "loss" in logs:
+                    watch.losses.append(float(logs["loss"]))
+
+        def __init__(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            begin(trainer, *args, **kwargs)
+            trainer.add_callback(Callback())
+
+        transformers.Trainer.training_step = training_step
+        transformers.Trainer.__init__ = __init__
+
+    def figures(self) -> dict[str, Any]:
+        """What was seen: seconds from the start of the process to each step's end, tokens, losses, memory in MiB."""
+        began = float(os.environ["BENCHMARK_BEGAN"])
+        return {
+            "ended": [round(moment - began, 3) for moment in self.ended],
+            "real": self.real,
+            "places": self.places,
+            "losses": self.losses,
+            "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+
+
+COMMON = {
+    "output_dir": "",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 1e-4,
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+    "seed": 42,
+}
+
+
+def common(options: argparse.Namespace, folder: Path, *without: str) -> dict[str, Any]:
+    """What transformers calls alike in every tool."""
+    wanted = COMMON | {"output_dir": str(folder / "out"), "max_steps": options.steps}
+    return {name: value for name, value in wanted.items() if name not in without}
+
+
+def as_flags(arguments: dict[str, Any]) -> list[str]:
+    """Arguments as a command line has them."""
+    return [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
+
+
+def hftune(options: argparse.Namespace, folder: Path) -> None:
+    """run_sft.py."""
+    (folder / "data").mkdir()
+    (folder / "data" / "records.jsonl").write_bytes(options.data.read_bytes())
+    arguments = common(options, folder) | {
+        "model_name_or_path": options.model,
+        "train_file_dir": str(folder / "data"),
+        "max_length": options.max_length,
+        "use_peft": True,
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "target_modules": "all",
+        "packing": options.packing,
+    }
+    run_script(Path(__file__).resolve().parents[1] / "run_sft.py", [*as_flags(arguments), *options.more])
+
+
+def trl(options: argparse.Namespace, folder: Path) -> None:
+    """What `trl sft` does: SFTTrainer on prompt and completion."""
+    import datasets
+    import peft
+    import transformers
+    import trl as library
+
+    names = {"human": "user", "gpt": "assistant", "system": "system"}
+    records = []
+    for line in options.data.read_text(encoding="utf-8").splitlines():
+        turns = json.loads(line)["conversations"]
+        turns = [{"role": names[turn["from"]], "content": turn["value"]} for turn in turns]
+        records.append({"prompt": turns[:-1], "completion": turns[-1:]})
+    arguments = common(options, folder) | {
+        "max_length": options.max_length,
+        "packing": options.packing,
+        "dataset_num_proc": 2,
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype="float32", attn_implementation="sdpa"
+    )
+    trainer = library.SFTTrainer(
+        model=model,
+        args=library.SFTConfig(**arguments),
+        train_dataset=datasets.Dataset.from_list(records),
+        processing_class=transformers.AutoTokenizer.from_pretrained(options.model),
+        peft_config=peft.LoraConfig(
+            r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.train()
+
+
+def llamafactory(options: argparse.Namespace, folder: Path) -> None:
+    """`llamafactory-cli train FILE`."""
+    from llamafactory.train.tuner import run_exp
+
+    (folder / "records.jsonl").write_bytes(options.data.read_bytes())
+    info = {"records": {"file_name": "records.jsonl", "formatting": "sharegpt"}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    arguments = common(options, folder, "gradient_checkpointing") | {
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora",
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "lora_target": "all",
+        "model_name_or_path": options.model,
+        "dataset": "records",
+        "dataset_dir": str(folder),
+        "template": "chatml",
+        "cutoff_len": options.max_length,
+        "preprocessing_num_workers": 2,
+        "overwrite_cache": True,
+        "flash_attn": "sdpa",
+        "disable_gradient_checkpointing": True,
+        "neat_packing": options.packing,
+        "packing": options.packing,
+    }
+    run_exp(arguments)
+
+
+def ms_swift(options: argparse.Namespace, folder: Path) -> None:
+    """`swift sft`."""
+    from swift.pipelines.train.sft import sft_main
+
+    arguments = common(options, folder) | {
+        "model": options.model,
+        "model_type": "llama",
+        "template": "chatml",
+        "dataset": str(options.data),
+        "split_dataset_ratio": 0,
+        "max_length": options.max_length,
+        "truncation_strategy": "right",
+        "dataset_num_proc": 2,
+        "load_from_cache_file": "false",
+        "torch_dtype": "float32",
+        "attn_impl": "sdpa",
+        "tuner_type": "lora",
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "target_modules": "all-linear",
+        "dataloader_num_workers": 0,
+        "save_only_model": True,
+    }
+    arguments["fp16"] = False
+    sft_main(as_flags(arguments))
+
+
+def medicalgpt(options: argparse.Namespace, folder: Path) -> None:
+    """training/supervised_finetuning.py."""
+    (folder / "data").mkdir()
+    (folder / "data" / "records.jsonl").write_bytes(options.data.read_bytes())
+    arguments = common(options, folder) | {
+        "model_name_or_path": options.model,
+        "train_file_dir": str(folder / "data"),
+        "validation_file_dir": str(folder / "data"),
+        "max_eval_samples": 2,
+        "cache_dir": str(folder / "cache"),
+        "do_train": True,
+        "model_max_length": options.max_length,
+        "template_name": "qwen",
+        "use_peft": True,
+        "lora_rank": 8,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "target_modules": "all",
+        "torch_dtype": "float32",
+        "preprocessing_num_workers": 2,
+        "overwrite_cache": True,
+    }
+    script = options.repository / "training" / "supervised_finetuning.py"
+    sys.path.insert(0, str(script.parent))
+    run_script(script, as_flags(arguments))
+
+
+def run_script(script: Path, flags: list[str]) -> None:
+    """As `python SCRIPT FLAGS`."""
+    sys.argv = [str(script), *flags]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+TOOLS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
+    "hftune": hftune,
+    "trl": trl,
+    "llamafactory": llamafactory,
+    "ms_swift": ms_swift,
+    "medicalgpt": medicalgpt,
+}
+
+
+def main() -> None:
+    """Train with one tool and print what was seen."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tool", choices=TOOLS)
+    parser.add_argument("--data", type=Path, required=True, help="conversations with `from` and `value`, a line each")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--repository", type=Path, help="MedicalGPT's folder")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--max_length", type=int, default=512)
+    parser.add_argument("--pad_id", type=int, required=True)
+    parser.add_argument("--packing", action="store_true")
+    options, options.more = parser.parse_known_args()
+    watch = Watch(options.pad_id)
+    watch.install()
+    with tempfile.TemporaryDirectory() as folder:
+        TOOLS[options.tool](options, Path(folder))
+    print("\n" + json.dumps(watch.figures()))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 BARS = {"cpu": 0.15, "cuda": 0.10}
 """How far from the measured peak a plan may be."""
 
-STEPS = 3
-"""The optimizer's states appear at the end of the first step: the second is the first whole one."""
+STEPS = 2
+"""The optimizer's states appear at the end of the first step: the second is a whole one."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
@@ -98,7 +98,7 @@ GPU = [
     Case("8b-qlora-kept", "sft", "qwen3-8b", 2048, 1, QLORA + KEPT),
     Case("1b-pt-packed-2k", "pt", "llama-3.2-1b", 2048, 4),
     Case("1b-sft-packed-8k", "sft", "llama-3.2-1b", 8192, 1, ["--packing"]),
-    Case("8b-lora-packed-32k", "sft", "qwen3-8b", 32768, 1, LORA + ["--packing"]),
+    Case("8b-lora-packed-32k", "sft", "qwen3-8b", 32768, 1, [*LORA, "--packing"]),
     Case("1b-dpo-full-reference", "dpo", "llama-3.2-1b", 1024, 2),
     Case("4b-dpo-lora", "dpo", "qwen3-4b", 1024, 2, LORA),
     Case("1b-zero2", "sft", "llama-3.2-1b", 2048, 4, ["--deepspeed", "ds_configs/zero2.json"]),
@@ -258,7 +258,7 @@ def write_records(case: Case, folder: Path) -> None:
         records.append(
             {"text": text}
             if case.stage == "pt"
-            else {"prompt": question, "chosen": answer, "rejected": answer}
+            else {"prompt": question, "chosen": answer, "rejected": [{"role": "assistant", "content": text[::-1]}]}
             if case.stage in ("dpo", "rm")
             else {"messages": question + answer}
         )

@@ -54,7 +54,7 @@ def counted_experts(
 @contextlib.contextmanager
 def experts_counted(model: nn.Module) -> Iterator[None]:
     """Let the model's experts be computed like this for a while."""
-    configs = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
+    configs: dict[int, Any] = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
     asked = {key: config._experts_implementation for key, config in configs.items() if _has_experts(config)}
     ALL_EXPERTS_FUNCTIONS.register(COUNTED, counted_experts)
     try:

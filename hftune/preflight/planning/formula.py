@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from hftune.arguments.checkpointing import Recomputation
+from hftune.preflight.planning import recomputing
 from hftune.preflight.planning.numerics import Numerics
-from hftune.preflight.planning.recomputing import Recompute
 from hftune.preflight.planning.tracing import Batch, Part, Profile
 from hftune.preflight.planning.work import FULL_LOGITS, Work
 
@@ -17,7 +18,7 @@ PER_SCORE = 5
 
 
 def formula_profile(
-    bare: PreTrainedModel, batch: Batch, numerics: Numerics, recompute: Recompute, work: Work
+    bare: PreTrainedModel, batch: Batch, numerics: Numerics, recompute: Recomputation | None, work: Work
 ) -> tuple[Profile, int]:
     """A profile of a GPT-like layer of this model's sizes, and what a forward pass without gradients takes."""
     config = bare.config.get_text_config()
@@ -30,7 +31,7 @@ def formula_profile(
     if batch.masked:
         kept += PER_SCORE * config.num_attention_heads * tokens * batch.tokens * scale
     whole = round(kept)
-    marks = recompute.marks(config.num_hidden_layers)
+    marks = recomputing.marks(recompute, config.num_hidden_layers)
     logits = tokens * config.vocab_size if work.head == FULL_LOGITS else 0
     profile = Profile(
         kinds=tuple(int(mark) for mark in marks),

@@ -67,7 +67,7 @@ def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:
 
 
 def weights_of(path: str) -> int:
-    """Weights of a reward model: those in its files, or in its base's where it is an adapter; 0 where they are not here."""
+    """Weights of a reward model, or of its base where it is an adapter; 0 where they are not here."""
     folder = Path(path)
     if (folder / "adapter_config.json").is_file():
         folder = Path(str(read_lora_config(path, "--reward_model_path").base_model_name_or_path))

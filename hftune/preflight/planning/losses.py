@@ -1,8 +1,8 @@
 """What the head and the loss take beyond the layers, where no full logits are made.
 
 TRL 1.16 (SFT, DPO, GRPO, RLOO) multiplies hidden states by the head in tiles of 4,096 tokens by 32,768 words
-(`trl/kernels/chunked_logprob.py`, `ChunkedLogProbFunction`): nothing is kept for the backward pass but the hidden states
-and some numbers a token, each tile is made again there, and gradients add up in float32. With Triton a tile is worked on
+(`trl/kernels/chunked_logprob.py`, `ChunkedLogProbFunction`): only the hidden states and some numbers a token are kept
+for the backward pass, each tile is made again there, and gradients add up in float32. With Triton a tile is worked on
 in place; without, as on a CPU, by torch operators, which make copies of it in float32.
 
 Pre-training runs transformers' own loss on full logits, which `tracing.py` traces as it is.
@@ -67,21 +67,19 @@ def fused_head(sizes: HeadSizes) -> Head:
     rows, columns = min(sizes.tokens, TOKENS), min(sizes.words, WORDS)
     # The buffer has the full width of a tile also where there are fewer words.
     tile = rows * WORDS * sizes.compute_bytes
-    casts = 0.0
-    if sizes.weight_bytes != sizes.compute_bytes:
-        casts += columns * sizes.hidden * sizes.compute_bytes
-    if sizes.hidden_bytes != sizes.compute_bytes:
-        casts += rows * sizes.hidden * sizes.compute_bytes
+    weights = columns * sizes.hidden * sizes.compute_bytes if sizes.weight_bytes != sizes.compute_bytes else 0.0
+    states = rows * sizes.hidden * sizes.compute_bytes if sizes.hidden_bytes != sizes.compute_bytes else 0.0
     copies = 0.0 if sizes.triton else rows * columns * 4.0
     # All scored tokens in a row: a copy, for it leaves out the last token of each row, and those not scored.
-    states = sizes.tokens * sizes.hidden * sizes.hidden_bytes
+    copied = sizes.tokens * sizes.hidden * sizes.hidden_bytes
     numbers = sizes.tokens * NUMBERS * 4.0
     gradients = sizes.tokens * sizes.hidden * (4.0 + (sizes.hidden_bytes if sizes.hidden_bytes != 4.0 else 0.0))
     gradients += sizes.words * sizes.hidden * 4.0 if sizes.trained else 0.0
     return Head(
-        forward=states + numbers + tile + casts + COPIES_FORWARD * copies,
-        kept=states + numbers,
-        backward=gradients + tile + casts + COPIES_BACKWARD * copies,
+        # In the forward pass weights are cast for the product alone, before the tile is copied.
+        forward=copied + numbers + tile + states + max(weights, COPIES_FORWARD * copies),
+        kept=copied + numbers,
+        backward=gradients + tile + states + weights + COPIES_BACKWARD * copies,
     )
 
 

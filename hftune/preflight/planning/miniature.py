@@ -40,7 +40,9 @@ def decoder_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
     return found
 
 
-def kinds_of(bare: PreTrainedModel, layers: Iterable[nn.Module], chosen: set[int] | None, marks: Iterable[Any]) -> Any:
+def kinds_of(
+    bare: PreTrainedModel, layers: Iterable[nn.Module], chosen: set[int] | None, marks: Iterable[Any]
+) -> tuple[tuple[int, ...], list[int]]:
     """For each layer the number of its kind, and for each kind one layer of it.
 
     Two layers are alike when their parameters, what of these is trained, their kind of attention and their mark are,
@@ -54,7 +56,9 @@ def kinds_of(bare: PreTrainedModel, layers: Iterable[nn.Module], chosen: set[int
     """
     types = getattr(bare.config.get_text_config(), "layer_types", None) or []
     trains = _trained(bare.get_input_embeddings().parameters(), chosen)
-    kinds, numbers, examples = {}, [], []
+    kinds: dict[Any, int] = {}
+    numbers: list[int] = []
+    examples: list[int] = []
     for number, (layer, mark) in enumerate(zip(layers, marks, strict=True)):
         shapes = tuple((name, one.shape, _trained([one], chosen)) for name, one in layer.named_parameters())
         trains = trains or any(trained for _, _, trained in shapes)
@@ -97,12 +101,14 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
 
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
-    """Some models look up the kind of their layers' attention by number."""
-    for config in {id(one): one for one in (module.config for module in model.modules() if hasattr(module, "config"))}.values():
-        types = getattr(config, "layer_types", None)
-        if types:
-            # Set aside of the config's own checks, which want as many as there are layers.
-            config.__dict__["layer_types"] = [types[number] for number in examples]
+    """Some code looks up how many layers there are, and the kind of their attention by number."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    for config in configs.values():
+        # Set aside of the config's own checks, which want these to agree at every moment.
+        if getattr(config, "layer_types", None):
+            config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
+        if "num_hidden_layers" in config.__dict__:
+            config.__dict__["num_hidden_layers"] = len(examples)
 
 
 def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.dtype | None]) -> None:
@@ -121,7 +127,11 @@ def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.
                 if tensor is None or tensor.device.type != "meta":
                     continue
                 if id(tensor) not in made:
-                    dtype = dtype_of(f"{prefix}.{name}".lstrip("."), tensor) if tensor.is_floating_point() and is_parameter else None
+                    dtype = (
+                        dtype_of(f"{prefix}.{name}".lstrip("."), tensor)
+                        if tensor.is_floating_point() and is_parameter
+                        else None
+                    )
                     fresh = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
                     made[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
                 tensors[name] = made[id(tensor)]  # type: ignore[assignment]

@@ -10,6 +10,7 @@ from torch import nn
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.models.loading import weight_dtype
+from hftune.preflight.memory import Setup
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,15 @@ class Numerics:
 
 
 def numerics_of(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments, *, deepspeed: bool
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments, setup: Setup
 ) -> Numerics:
-    """The dtypes of a run.
-
-    Args:
-        deepspeed: Whether DeepSpeed is at work, which keeps everything in 16 bit where it computes in 16 bit.
-    """
+    """The dtypes of a run. DeepSpeed keeps everything in 16 bit where it computes in 16 bit."""
     half = torch.bfloat16 if training_args.bf16 else torch.float16 if training_args.fp16 else None
     loaded = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     dtype = loaded if isinstance(loaded, torch.dtype) else torch.bfloat16
     quantised = adapter_args.quantised
-    if deepspeed and half is not None:
+    if setup.deepspeed and half is not None:
         return Numerics(half, half if quantised else None, half, adapter_float32=False, autocast=None)
     # Under ZeRO-3 an adapter has the base's dtype, or could not be gathered with it.
-    in_float32 = adapter_args.use_peft and (quantised or training_args.zero_stage != 3)
+    in_float32 = adapter_args.use_peft and (quantised or setup.zero_stage != 3)
     return Numerics(dtype, dtype if quantised else None, torch.float32, in_float32, autocast=half)

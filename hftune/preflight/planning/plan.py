@@ -88,7 +88,7 @@ class Step:
         layer_gradients: Bytes of the gradients of each kind of layer, as they appear.
         tail_gradients: Of the head.
         grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
-        reference: Bytes that a forward pass of the reference takes beside what the policy has kept; None: there is none.
+        reference: Bytes that a forward pass of the reference takes beside what the policy has kept; None: none runs.
         extra: While a layer is at work: a weight that is made whole of packed ones.
     """
 
@@ -135,7 +135,9 @@ def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: f
     yield at("optimizer", 0.0, 0.0, standing.gradients, optimizer=standing.optimizer + buffers.step + optimizer_extra)
 
 
-def highest(found: Iterable[Moment], need: Need, setup: Setup, pinned: float, context: float, untraced: str | None) -> Plan:
+def highest(
+    found: Iterable[Moment], need: Need, setup: Setup, pinned: float, context: float, untraced: str | None
+) -> Plan:
     """The plan of a step's moments.
 
     Args:

@@ -15,11 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.checkpointing import Recomputation
 from hftune.distributed import zero
 from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.attention import attention_for, causal_class
 from hftune.models.freezing import plan_freezing
+from hftune.models.loading import weight_dtype
 from hftune.models.lora import inject, lora_config
 from hftune.preflight.memory import ModelSize, Setup, estimate
 from hftune.preflight.planning import generating, recomputing
@@ -29,17 +31,16 @@ from hftune.preflight.planning.losses import Head, HeadSizes, fused_head
 from hftune.preflight.planning.miniature import Miniature, cut_down, decoder_layers, materialise
 from hftune.preflight.planning.numerics import Numerics, numerics_of
 from hftune.preflight.planning.plan import Plan, Standing, Step, highest, moments
-from hftune.preflight.planning.recomputing import Recompute
-from hftune.preflight.planning.states import Buffers, Largest, buffers, step_extra
+from hftune.preflight.planning.states import Largest, buffers, step_extra
 from hftune.preflight.planning.tracing import Batch, Profile, scaled, trace, trace_without_gradients
 from hftune.preflight.planning.work import FULL_LOGITS, FUSED, Work, work_of
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 
-# Whatever the code of some model raises where it meets tensors without data: a plan then goes by a formula, and says so.
+# What the code of some model may raise where it meets tensors without data: a plan then goes by a formula, and says so.
 UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 CONTEXT = 0.55 * 2**30
-"""Of a CUDA context with the kernels that are loaded on an H100 or H200 under CUDA 12 and 13; NCCL's buffers beside it."""
+"""Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
 
 COMMUNICATOR = 0.35 * 2**30
 
@@ -72,7 +73,7 @@ class Choice:
         setup: How the model is kept.
         deepspeed: The DeepSpeed config, or None.
         work: The micro step.
-        recompute: What is computed again.
+        recompute: What is computed again; None: nothing.
         degrees: Of parallelism.
     """
 
@@ -81,7 +82,7 @@ class Choice:
     setup: Setup
     deepspeed: DsConfig | None
     work: Work
-    recompute: Recompute
+    recompute: Recomputation | None
     degrees: Degrees = Degrees()
 
 
@@ -122,7 +123,7 @@ class Planner:
             run_setup(self.model_args, self.adapter_args, training_args),
             training_args.ds_resolved,
             work_of(training_args, self.attention),
-            recomputing.asked(training_args, adapted=self.adapter_args.use_peft),
+            training_args.recomputation,
         )
 
     def size(self, adapter_args: AdapterArguments) -> ModelSize:
@@ -137,6 +138,9 @@ class Planner:
         size, setup, work = self.size(choice.adapter), choice.setup, choice.work
         numerics = self.numerics(choice)
         profile, reference, untraced = self.profile(choice, numerics)
+        away = 0.0
+        if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
+            profile, away = recomputing.offloaded(profile, recomputing.marks(choice.recompute, len(profile.kinds)))
         need, extra = estimate(size, setup), buffers(size, setup, choice.deepspeed, self.largest)
         head = self._head(choice, numerics, profile)
         later, other = generating.needs(self, choice, size, extra)
@@ -150,7 +154,7 @@ class Planner:
         step = self._step(choice, numerics, profile, head, reference if work.reference else None)
         optimizer = step_extra(size, setup, self.training_args.optim_name, self.largest)
         found = [*moments(standing, step, extra, optimizer), *later]
-        return highest(found, need, setup, extra.pinned, self.context(setup), untraced)
+        return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
 
     def context(self, setup: Setup) -> float:
         """Bytes on a GPU that no allocator counts; on a CPU what the process is itself is not free any more."""
@@ -160,9 +164,12 @@ class Planner:
 
     def numerics(self, choice: Choice) -> Numerics:
         """The dtypes of a choice."""
-        return numerics_of(
-            self.model_args, choice.adapter, self.training_args, deepspeed=choice.setup.deepspeed
-        )
+        return numerics_of(self.model_args, choice.adapter, self.training_args, choice.setup)
+
+    def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
+        """Of weights as they are loaded."""
+        dtype = weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
+        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
     @cached_property
     def largest(self) -> Largest:
@@ -179,7 +186,7 @@ class Planner:
         batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
         if choice.degrees.sequence > 1:
             batch = replace(batch, tokens=-(-batch.tokens // choice.degrees.sequence))
-        key = (_method(choice.adapter), numerics, batch, choice.recompute, work.head == FULL_LOGITS, work.reference)
+        key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
         if key not in self._profiles:
             try:
                 self._profiles[key] = (*self._trace(choice, numerics, batch), None)
@@ -196,9 +203,7 @@ class Planner:
         with quiet(), FakeTensorMode():
             self._ready(miniature, marks, choice, numerics)
             with experts_counted(miniature.model):
-                profile = trace(
-                    miniature, batch, numerics.autocast, with_loss=choice.work.head == FULL_LOGITS
-                )
+                profile = trace(miniature, batch, numerics.autocast, with_loss=choice.work.head == FULL_LOGITS)
                 reference = trace_without_gradients(miniature, batch, numerics.autocast) if choice.work.reference else 0
         return profile, reference
 
@@ -206,7 +211,7 @@ class Planner:
         found = decoder_layers(self.bare)
         if found is None:
             raise NotImplementedError("its layers are not of transformers' make")
-        marks = choice.recompute.marks(len(getattr(*found)))
+        marks = recomputing.marks(choice.recompute, len(getattr(*found)))
         freezes = choice.adapter.freezes and not choice.adapter.use_peft
         chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
         miniature = cut_down(self.bare, chosen, marks)
@@ -223,9 +228,15 @@ class Planner:
             if hasattr(module, "config"):
                 module.config._attn_implementation = attention
             if hasattr(module, "rope_type"):
-                module.rope_type = "default"  # others look at positions, which have no values here
+                # Others look at positions, which have no values here. Some models have a kind for each kind of layer.
+                several = isinstance(module.rope_type, dict)
+                module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
         miniature.model.train()
-        recomputing.switch_on(miniature, choice.recompute, marks)
+        recomputing.switch_on(miniature, choice.recompute, marks, reentrant=self._older(choice))
+
+    def _older(self, choice: Choice) -> bool:
+        """Adapters under ZeRO-3 need torch's older kind of checkpoint."""
+        return choice.adapter.use_peft and choice.setup.zero_stage == 3
 
     def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
         if adapter_args.continued_adapter:
@@ -256,9 +267,7 @@ class Planner:
         )
         return fused_head(sizes)
 
-    def _step(
-        self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None
-    ) -> Step:
+    def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
         setup, size = choice.setup, self.size(choice.adapter)
         layers = len(profile.kinds)
         # Layers alike have alike gradients; in full training head and embeddings have theirs besides.

@@ -1,55 +1,49 @@
-"""Which layers of a miniature are recomputed, and how: what the arguments ask for, and what a plan may ask for instead."""
+"""Which layers of a miniature are recomputed: those that are like the recomputed ones of the whole model."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
-from hftune.arguments import StageArguments
+from hftune.arguments.checkpointing import Recomputation
+from hftune.models.checkpointing import Recomputing
 from hftune.preflight.planning.miniature import Miniature
-
-NONE = "none"
-FULL = "full"
+from hftune.preflight.planning.tracing import Part, Profile
 
 
-@dataclass(frozen=True)
-class Recompute:
-    """What the backward pass computes again.
-
-    Args:
-        mode: `NONE` or `FULL`.
-        every: One of this many layers.
-        reentrant: With torch's older kind of checkpoint, as adapters under ZeRO-3 need.
-    """
-
-    mode: str = FULL
-    every: int = 1
-    reentrant: bool = False
-
-    def marks(self, count: int) -> list[bool]:
-        """Whether each of so many layers is recomputed."""
-        return [self.mode != NONE and number % self.every == 0 for number in range(count)]
+def marks(plan: Recomputation | None, count: int) -> list[bool]:
+    """Whether something is recomputed in each of so many layers."""
+    chosen = set(plan.layers(count)) if plan is not None else set()
+    return [number in chosen for number in range(count)]
 
 
-def asked(training_args: StageArguments, *, adapted: bool) -> Recompute:
-    """What the arguments say; adapters under ZeRO-3 need the older kind of checkpoint."""
-    options: dict[str, Any] = dict(training_args.gradient_checkpointing_kwargs or {})
-    older = adapted and training_args.zero_stage == 3
-    return Recompute(
-        mode=FULL if training_args.gradient_checkpointing else NONE,
-        every=int(options.get("every_n_layers", 1)),
-        reentrant=older or bool(options.get("use_reentrant", False)),
-    )
-
-
-def switch_on(miniature: Miniature, recompute: Recompute, marks: list[bool]) -> None:
-    """Let the layers of a miniature be recomputed like those of the whole model.
+def switch_on(miniature: Miniature, plan: Recomputation | None, marked: list[bool], *, reentrant: bool) -> None:
+    """Let the layers of a miniature be recomputed as those of the whole model will be.
 
     Args:
-        marks: One for each layer of the whole model.
+        marked: One for each layer of the whole model.
+        reentrant: With torch's older way, unless the plan has a word of its own.
     """
-    if not any(marks):
+    places = [str(place) for place in range(len(miniature.layers)) if marked[miniature.kinds.index(place)]]
+    if plan is None or not places:
         return
-    miniature.model.gradient_checkpointing_enable({"use_reentrant": recompute.reentrant})
-    for place, layer in enumerate(miniature.layers):
-        layer.gradient_checkpointing = marks[miniature.kinds.index(place)]  # type: ignore[assignment]
+    model = miniature.model
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    here = replace(plan, every=1, which=",".join(places))
+    Recomputing(plain, here, reentrant=reentrant, offload=False).switch(plain, on=True)
+
+
+def offloaded(profile: Profile, marked: list[bool]) -> tuple[Profile, float]:
+    """The profile where what recomputed layers keep lies in the machine's memory, and the bytes there."""
+    kinds = {kind for kind, mark in zip(profile.kinds, marked, strict=True) if mark}
+    away = float(sum(profile.kept[kind] for kind in profile.kinds if kind in kinds))
+
+    def moved(kind: int, part: Part, sign: int) -> Part:
+        kept = profile.kept[kind] if kind in kinds else 0
+        return Part(part.rise + (kept if sign > 0 else 0), part.change + sign * kept)
+
+    return replace(
+        profile,
+        kept=tuple(0 if kind in kinds else kept for kind, kept in enumerate(profile.kept)),
+        forward=tuple(moved(kind, part, -1) for kind, part in enumerate(profile.forward)),
+        backward=tuple(moved(kind, part, 1) for kind, part in enumerate(profile.backward)),
+    ), away

@@ -92,7 +92,9 @@ def _stage_3(size: ModelSize, setup: Setup, config: DsConfig | None, largest: La
     pinned = 0.0
     if setup.on_disk:
         block = zero_block(config).get("offload_param") or {}
-        pinned = int(block.get("buffer_count", 5)) * bucket({"zero_optimization": block}, "buffer_size", 10**8, 10**8) * 2.0
+        pinned = (
+            int(block.get("buffer_count", 5)) * bucket({"zero_optimization": block}, "buffer_size", 10**8, 10**8) * 2.0
+        )
     # A second of the reducing bucket: what is scattered is laid out by receivers first.
     return Buffers(2 * reduced * kept, gathered * kept, step, pinned)
 

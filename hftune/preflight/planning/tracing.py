@@ -159,41 +159,41 @@ def _names(miniature: Miniature, what: str) -> list[str]:
 @contextlib.contextmanager
 def _marked(miniature: Miniature, tracker: Tracker) -> Iterator[None]:
     """Have layers say when their forward and their backward pass begin."""
-    count = len(miniature.layers)
-
-    def before(number: int) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
-            hidden = args[0] if args else kwargs["hidden_states"]
-            if number == 0 and hidden.requires_grad:
-                # Reached when the first layer's backward pass is over.
-                hidden.register_hook(lambda grad: tracker.begin("back_embed"))
-            tracker.begin(f"forward {number}")
-
-        return hook
-
-    def after(number: int) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-            hidden = out[0] if isinstance(out, tuple) else out
-            if hidden.requires_grad:
-                hidden.register_hook(lambda grad: tracker.begin(f"backward {number}"))
-            if number == count - 1:
-                tracker.begin("tail")
-
-        return hook
-
     handles: list[Any] = []
     for number, layer in enumerate(miniature.layers):
-        handles.append(layer.register_forward_pre_hook(before(number), with_kwargs=True))
-        handles.append(layer.register_forward_hook(after(number), with_kwargs=True))
-    embeddings = miniature.model.get_input_embeddings()
+        handles.append(layer.register_forward_pre_hook(_before(tracker, number), with_kwargs=True))
+        last = number == len(miniature.layers) - 1
+        handles.append(layer.register_forward_hook(_after(tracker, number, last=last), with_kwargs=True))
     if any(one.requires_grad for one in miniature.layers[0].parameters()):
         # Of many layers, all but the first have an input with a gradient: so has the one that stands for them.
-        handles.append(embeddings.register_forward_hook(_require_gradient))
+        handles.append(miniature.model.get_input_embeddings().register_forward_hook(_require_gradient))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _before(tracker: Tracker, number: int) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if number == 0 and hidden.requires_grad:
+            # Reached when the first layer's backward pass is over.
+            hidden.register_hook(lambda grad: tracker.begin("back_embed"))
+        tracker.begin(f"forward {number}")
+
+    return hook
+
+
+def _after(tracker: Tracker, number: int, *, last: bool) -> Callable[..., None]:
+    def hook(layer: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        hidden = out[0] if isinstance(out, tuple) else out
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: tracker.begin(f"backward {number}"))
+        if last:
+            tracker.begin("tail")
+
+    return hook
 
 
 def _require_gradient(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 python benchmarks/memory.py                 on a GPU: `torch.cuda.max_memory_allocated`; on a CPU: resident memory
 python benchmarks/memory.py --quick         two small cases
-python benchmarks/memory.py --device cpu --case dpo-lora
+python benchmarks/memory.py --device cpu --case dpo-lora-kept
+python benchmarks/memory.py --write-docs    the table goes into docs/planning.md
 
 Each case is a process of its own that runs a stage's own script on a model of random weights and on generated records,
 some of them exactly as long as a row may be. Nothing is downloaded. On a CPU what counts is the most that was resident
@@ -16,9 +17,11 @@ import json
 import os
 import platform
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,13 +117,20 @@ def main() -> int:
     if options.only:
         print(json.dumps(measure(next(case for case in [*QUICK, *CPU, *GPU] if case.name == options.only), options)))
         return 0
-    results = []
+    results, began, skipped = [], time.perf_counter(), []
+    print(HEAD)
     with tempfile.TemporaryDirectory() as folder:
-        print(f"{'case':24} {'planned MiB':>12} {'measured MiB':>13} {'off by':>8}  at its peak")
         for case in chosen:
+            if time.perf_counter() - began > 60 * options.minutes:
+                skipped.append(case.name)
+                continue
             result = in_own_process(case, device, Path(folder))
             results.append(result)
             print(line(result), flush=True)
+            if not any(later.shape == case.shape for later in chosen[chosen.index(case) + 1 :]):
+                shutil.rmtree(Path(folder) / case.shape, ignore_errors=True)
+    if skipped:
+        print(f"no time left for: {', '.join(skipped)}")
     bar = BARS[device]
     # A tiny model's few MiB lie below what allocators waste: what is quick is not judged.
     judged = [] if options.quick else results
@@ -130,7 +140,10 @@ def main() -> int:
         else {"value": "failed", "bar": bar, "holds": False}
         for one in judged
     }
-    print(json.dumps({"benchmark": "memory", "machine": machine(device), "figures": results, "bars": bars}))
+    if options.write_docs:
+        write_docs(device, results)
+    figures = {"cases": results, "skipped": skipped}
+    print(json.dumps({"benchmark": "memory", "machine": machine(device), "figures": figures, "bars": bars}))
     return 0 if all("off" in one for one in results) and all(one["holds"] for one in bars.values()) else 1
 
 
@@ -141,6 +154,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="left out: a GPU where there is one")
     parser.add_argument("--case", help="this case alone")
     parser.add_argument("--only", help="measure this case in this process")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this time")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/planning.md")
     parser.add_argument("--folder", type=Path, help="of a case's files")
     return parser.parse_args()
 
@@ -154,6 +169,20 @@ def in_own_process(case: Case, device: str, folder: Path) -> dict[str, Any]:
         return {"case": case.name, "failed": (finished.stdout + finished.stderr)[-1500:]}
     found: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
     return found | {"off": round(found["planned"] / found["measured"] - 1, 4)}
+
+
+HEAD = f"{'case':24} {'planned MiB':>12} {'measured MiB':>13} {'off by':>8}  the peak is at"
+PAGE = ROOT / "docs" / "planning.md"
+
+
+def write_docs(device: str, results: list[dict[str, Any]]) -> None:
+    """Put a device's table into the page, in the place of the one that it had."""
+    start, end = f"<!-- measured: {device} -->", f"<!-- /measured: {device} -->"
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(start)
+    table = "\n".join(["```", HEAD, *map(line, results), "```"])
+    text = f"On {machine(device)}, by `python benchmarks/memory.py --write-docs`:\n\n{table}"
+    PAGE.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 def line(result: dict[str, Any]) -> str:
@@ -173,6 +202,10 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     module = __import__(f"run_{case.stage}")
     import_all(case.stage)
     before = resident()
+    if options.device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
     sys.argv = [f"run_{case.stage}.py", *flags, "--ignore_memory_check", "True"]
     stdout = sys.stdout
     sys.stdout = sys.stderr
@@ -242,7 +275,12 @@ def make_weights(sizes: dict[str, Any], folder: Path, tokenizer: Any) -> None:
     given = {"tie_word_embeddings": True, "max_position_embeddings": 65536} | sizes | ends
     config = AutoConfig.for_model(given.pop("model_type", "llama"), **given)
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    with torch.device(accelerator()):  # drawing 8 billion numbers takes a CPU minutes
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     tokenizer.save_pretrained(folder)
 
 

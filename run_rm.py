@@ -1,4 +1,4 @@
-"""Reward model on preference pairs.
+"""Reward model on preference pairs, or (--reward_kind process) on answers in labelled steps.
 
 deepspeed --num_gpus 2 run_rm.py --deepspeed ds_configs/zero2.json --model_name_or_path MERGED_SFT \
     --train_file_dir examples/data/preference --validation_file_dir examples/data/preference_eval --use_peft \
@@ -13,23 +13,23 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
-    from hftune.data.pairs import RewardPairEncoder
+    from hftune.data.reward_data import RewardEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_reward_model
     from hftune.models.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
-    from hftune.trainers.reward import RewardTrainer
+    from hftune.trainers.reward_trainers import reward_trainer
 
     run = start_run("rm", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = RewardPairEncoder.from_arguments(tokenizer, training_args)
+    encoder = RewardEncoder.from_arguments(tokenizer, training_args)
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)
-    trainer = RewardTrainer(model, training_args, tokenizer, data)
+    trainer = reward_trainer(model, training_args, tokenizer, data)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

@@ -6,6 +6,10 @@ hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the ch
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
+hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
+hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
+hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
 
@@ -33,7 +37,7 @@ See docs/planning.md for what is counted and how far it was from what was measur
 ENCODERS = {
     "pt": "hftune.data.tokenization:TextEncoder",
     "sft": "hftune.data.tokenization:ChatEncoder",
-    "rm": "hftune.data.pairs:RewardPairEncoder",
+    "rm": "hftune.data.reward_data:RewardEncoder",
     "dpo": "hftune.data.pairs:PairEncoder",
     "rl": "hftune.data.pairs:PromptEncoder",
 }
@@ -141,6 +145,20 @@ def consolidate(argv: list[str]) -> None:
     write(args)
 
 
+def score(argv: list[str]) -> None:
+    """A file of conversations through a reward model."""
+    from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.scoring import ScoreArguments
+    from hftune.distributed import launch
+
+    launch.prepare_environment()
+    from hftune.scoring.run import score as run
+
+    given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
+    (args,) = HftuneParser([ScoreArguments]).parse(given)
+    run(args)
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -188,6 +206,38 @@ def vocab(argv: list[str]) -> None:
     command.run(name, parse_vocab_arguments(rest))
 
 
+def pipeline(argv: list[str]) -> None:
+    """All stages from one file."""
+    from hftune.pipeline.command import main as run
+
+    run(argv)
+
+
+def lineage(argv: list[str]) -> None:
+    """The chain from base to a model."""
+    import json
+
+    from hftune.reporting.lineage import draw, trace
+
+    folders = [word for word in argv if not word.startswith("-")]
+    strangers = [word for word in argv if word.startswith("-") and word != "--json"]
+    if len(folders) != 1 or strangers:
+        raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
+    origin = trace(folders[0])
+    print(json.dumps(origin.to_dict(), indent=2, ensure_ascii=False) if "--json" in argv else draw(origin))
+    if origin.all_faults():
+        raise SystemExit(1)
+
+
+def report(argv: list[str]) -> None:
+    """Curves, counts, answers and commands on one page."""
+    from hftune.reporting.page import write_pages
+
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
+    print("\n".join(str(file) for file in write_pages(argv[0])))
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
@@ -195,7 +245,11 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "vocab": vocab,
     "export": export,
     "consolidate": consolidate,
+    "score": score,
     "explain": explain,
+    "pipeline": pipeline,
+    "lineage": lineage,
+    "report": report,
 }
 
 if __name__ == "__main__":

@@ -14,3 +14,17 @@ USER_ERROR_EXIT_CODE = 2
 PREEMPTED_EXIT_CODE = 75
 """What every script exits with that was told to stop (SIGTERM, SIGUSR1) and saved a checkpoint: EX_TEMPFAIL of
 sysexits.h. Start it again with `--resume_from_checkpoint auto`."""
+
+TASK_TYPES = {"causal_lm": "CAUSAL_LM", "score": "SEQ_CLS", "steps": "TOKEN_CLS"}
+"""What a model ends with, in the manifest's word and in peft's: a language model's head, one score a conversation (an
+outcome reward model), two classes a step, wrong and right (a process reward model)."""
+
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "score": "AutoModelForSequenceClassification",
+    "steps": "AutoModelForTokenClassification",
+}
+"""transformers' class for each head."""
+
+STEP_LABELS = ("wrong", "right")
+"""The classes of a step, in the order of the logits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from dataclasses import dataclass
@@ -13,18 +14,24 @@ from transformers import Trainer, set_seed
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
+from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
-from hftune.data.preview import preview
+from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
 from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
+from hftune.models.attention import settle_batches
+from hftune.models.heads import head_of
 from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.vocabulary_checks import follow_adapter
 from hftune.trainers.preemption import PreemptionCallback
+from hftune.trainers.progress import ProgressFile
 from hftune.weight_files import fingerprint
 
 
@@ -49,8 +56,10 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     check_run(model_args, data_args, adapter_args, training_args)
+    keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
+    settle_batches(model_args, training_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -73,12 +82,15 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     manifest = describe_run(run, trainer, data)
     if args.do_train:
         _write(args, manifest)
+        _write_samples(args, trainer, data)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
         manifest["metrics"] |= trainer.evaluate()
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
+    if args.do_train and ranks.is_main():
+        manifest["files"] = record_result(str(args.output_dir))
     _write(args, manifest)
     ranks.barrier()
     _say_goodbye(run, manifest)
@@ -106,12 +118,15 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
     trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
     preemption = PreemptionCallback()
     trainer.add_callback(preemption)
+    trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
     result = trainer.train(resume_from_checkpoint=resume)
     if preemption.stopped:
         ranks.barrier()
         raise Preempted(
             f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
         )
+    if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
+        trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     trainer.save_model(args.output_dir)
@@ -133,13 +148,13 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "hftune": manifests.library_versions().get("hftune"),
         "stage": run.stage,
         "status": manifests.RUNNING,
-        "command": [Path(sys.argv[0]).name, *_command_without_secrets(sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *manifests.command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
         "versions": manifests.library_versions(),
         "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
         "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
         "kind": "adapter" if adapter else "full",
-        "head": "score" if hasattr(plain, "score") else "causal_lm",
+        "head": head_of(plain),
         "tokenizer": {
             "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
             "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
@@ -153,6 +168,8 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "quantisation": _quantisation(run.adapter_args),
         "rope": _rope(run, plain.config.get_text_config()),
         "data": data.about,
+        # Read by one process: the others have the same files.
+        "inputs": record_inputs(sys.argv[1:]) if ranks.is_main() else {},
         "deepspeed": args.ds_resolved,
         "world_size": ranks.world_size(),
         "metrics": {},
@@ -165,7 +182,8 @@ def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     trained = trainer.count_trained_tokens() if hasattr(trainer, "count_trained_tokens") else None
     if trained is None:
         trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
-    return {
+    more = trainer.figures() if hasattr(trainer, "figures") else {}
+    return more | {
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
         "wall_seconds": round(time.time() - run.began, 2),
@@ -198,20 +216,18 @@ def _arguments(run: Run) -> dict[str, Any]:
     return {**resolved, "training": manifests.without_secrets(training)}
 
 
-def _command_without_secrets(argv: list[str]) -> list[str]:
-    shown, hide = [], False
-    for token in argv:
-        name, _, value = token.lstrip("-").partition("=")
-        secret = token.startswith("--") and name in ("hub_token", "hf_hub_token")
-        shown.append(f"--{name}=***" if secret and value else "***" if hide else token)
-        hide = secret and not value
-    return shown
-
-
 def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
     if ranks.is_main():
         assert args.output_dir is not None
         manifests.write_manifest(args.output_dir, manifest)
+
+
+def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None:
+    """What is trained, as text, for `hftune report`."""
+    if ranks.is_main():
+        found = segments(data, trainer.processing_class, 2)
+        text = json.dumps(found, ensure_ascii=False, indent=1)
+        (Path(str(args.output_dir)) / "samples.json").write_text(text + "\n", encoding="utf-8")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

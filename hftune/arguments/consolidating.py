@@ -15,5 +15,5 @@ class ConsolidateArguments:
         default="float32",
         metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
     )
-    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file, and what is in memory."})
+    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})

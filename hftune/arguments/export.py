@@ -29,6 +29,9 @@ class GgufArguments(ExportArguments):
     """One GGUF file for llama.cpp and what is built on it."""
 
     outtype: str = field(default="auto", metadata=_OUTTYPE)
+    max_shard_size: str | None = field(
+        default=None, metadata={"help": "Several files of at most about this size (5GB); left out: one file."}
+    )
 
 
 @dataclass
@@ -63,7 +66,19 @@ class ServingArguments(ExportArguments):
         default="bfloat16",
         metadata={"help": "Dtype of the weights.", "choices": ["auto", "bfloat16", "float16", "float32"]},
     )
-    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
+    max_shard_size: str | None = field(
+        default=None, metadata={"help": "Largest weight file (5GB); left out: files as in the model."}
+    )
+
+
+@dataclass
+class ServedAdapterArguments(ExportArguments):
+    """A LoRA adapter as vLLM takes it beside its base (`--lora-modules`)."""
+
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of an adapter."})
+    base_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "The model it is for; left out: the one that the adapter names."}
+    )
 
 
 @dataclass

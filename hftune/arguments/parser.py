@@ -6,7 +6,7 @@ import argparse
 import difflib
 import functools
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
-from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Translator
+from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome, Translator
 from hftune.arguments.training import (
     DPOArguments,
     GRPOArguments,
@@ -96,13 +96,25 @@ class HftuneParser(TrlParser):
             ArgumentError: Everything unknown or refused, in one message.
         """
         config_path, rest = take_config(argv)
-        given = _entries(config_path, rest)
-        translator = Translator(self.stage, self.known, self.aliases, self._unknown, self.done_by_hftune)
-        outcome = translator.translate(given, ranks.world_size(), ranks.local_world_size())
+        outcome = self.translated(_entries(config_path, rest), ranks.world_size(), ranks.local_world_size())
         raise_together(outcome.problems)
         for said in outcome.notices:
             notice(said)
         return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
+
+    def translated(self, entries: list[Entry], world_size: int, local_world_size: int) -> Outcome:
+        """What arguments, each with its place, become here: with all notices and problems, and no side effect."""
+        translator = Translator(self.stage, self.known, self.aliases, self._unknown, self.done_by_hftune)
+        return translator.translate(entries, world_size, local_world_size)
+
+    def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
+        """Values of translated arguments that are of another type, or none of the choices; each at its place."""
+        for entry in entries:
+            alone = Entry(entry.name, joined(entry.name, entry.values), COMMAND_LINE)
+            try:
+                self.parse_known_args(self._flat([alone]))
+            except ArgumentError as problem:
+                yield ArgumentError(problem.cause, place=entry.place, fix=f"hftune explain {entry.name}")
 
     def _flat(self, entries: list[Entry]) -> list[str]:
         """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
@@ -140,10 +152,14 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     launch.prepare_environment()
-    parser = stage_parser(stage)
+    return parser_for(stage, argv).parse(argv)
+
+
+def parser_for(stage: str, argv: list[str]) -> HftuneParser:
+    """The parser for a command line: that of RL depends on the algorithm."""
     if stage == "rl" and _algorithm(argv) == "rloo":
-        parser = stage_parser(stage, RLOOArguments)
-    return parser.parse(argv)
+        return stage_parser(stage, RLOOArguments)
+    return stage_parser(stage)
 
 
 def parse_vocab_arguments(argv: list[str]) -> VocabArguments:

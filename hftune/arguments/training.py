@@ -11,8 +11,10 @@ from transformers import TrainingArguments
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
+from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
-from hftune.errors import raise_together
+from hftune.distributed.ds_features import Setting, uses_nvme
+from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
 
@@ -35,6 +37,15 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    nvme_path: str | None = field(
+        default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False,
+        metadata={
+            "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
+        },
+    )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
     if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
@@ -47,12 +58,14 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
+        self.settle_checkpointing()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
+        elif self.nvme_path is not None:
+            raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
-        self.settle_checkpointing()
         asked = self.use_cpu
         if ranks.imagined() is not None:
             # A plan: transformers must not look for the device, nor join a process group.
@@ -64,17 +77,37 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
     def _resolve_deepspeed(self) -> None:
         assert self.deepspeed is not None
         config = ds_config.read_ds_config(self.deepspeed)
-        problems = ds_config.check_ds_config(config, ranks.world_size())
+        problems = ds_config.check_ds_config(config, self._setting(config))
         problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
         raise_together(problems)
         resolved, changes = ds_config.resolve_ds_config(
-            config, has_compiler=launch.has_cpp_compiler(), on_cpu=self.use_cpu, optim=self.optim_name
+            config,
+            has_compiler=launch.has_cpp_compiler(),
+            on_cpu=self.use_cpu,
+            optim=self.optim_name,
+            nvme_path=self.nvme_path,
+            machine=ranks.local_world_size(),
         )
+        if ds_config.asks_for_compiling(resolved) and not self.torch_compile:  # type: ignore[has-type]
+            notice("DeepCompile compiles with --torch_compile, which is switched on")
+            self.torch_compile = True
         for change in changes:
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
         self.ds_resolved = resolved
         self.deepspeed = resolved  # type: ignore[assignment]
+
+    def _setting(self, config: dict[str, Any]) -> Setting:
+        zero = config.get("zero_optimization")
+        return Setting(
+            on_cpu=self.use_cpu,
+            world_size=ranks.world_size(),
+            bf16=bool(self.bf16),
+            optim=self.optim_name,
+            recomputes=self.recomputation is not None,
+            nvme_path=self.nvme_path,
+            has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
+        )
 
     @property
     def world_size(self) -> int:
@@ -113,9 +146,12 @@ class PTArguments(StageArguments, TrainingArguments):
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out documents as well; left out: as --packing."}
     )
-    padding_free: bool = field(
-        default=False,
-        metadata={"help": "Without packing: put the documents of a batch into one row instead of padding them."},
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Without packing: put the documents of a batch into one row instead of padding them. None sees "
+            "another. Left out: yes, where the model's attention can keep them apart."
+        },
     )
     cross_document_attention: bool = field(
         default=False,
@@ -126,7 +162,7 @@ class PTArguments(StageArguments, TrainingArguments):
     def flat_batches(self) -> bool:
         """Packed blocks are, unless their documents are meant to see each other."""
         packs = self.packing or bool(self.eval_packing)
-        return self.padding_free or (packs and not self.cross_document_attention)
+        return bool(self.padding_free) or (packs and not self.cross_document_attention)
 
 
 @dataclass
@@ -150,8 +186,12 @@ class SFTArguments(StageArguments, trl.SFTConfig):
             "choices": ["bfd", "bfd_split", "wrapped"],
         },
     )
-    padding_free: bool = field(
-        default=False, metadata={"help": "Put the conversations of a batch into one row instead of padding them."}
+    padding_free: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Put the conversations of a batch into one row instead of padding them. None sees another. Left "
+            "out: yes, where the model's attention can keep them apart."
+        },
     )
     eval_packing: bool | None = field(
         default=None, metadata={"help": "Pack held-out conversations as well; left out: as --packing."}
@@ -160,7 +200,7 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     @property
     def flat_batches(self) -> bool:
         """Packed and padding-free ones are."""
-        return self.packing or self.padding_free or bool(self.eval_packing)
+        return self.packing or bool(self.padding_free) or bool(self.eval_packing)
 
 
 @dataclass
@@ -178,12 +218,25 @@ class _PairLengths:
 
 
 @dataclass
-class RMArguments(StageArguments, _PairLengths, trl.RewardConfig):
-    """Reward model on preference pairs."""
+class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
         self._fit_max_length()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
         super().__post_init__()
+
+    @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)
 
 
 @dataclass
@@ -205,6 +258,10 @@ class RLFields:
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
+    )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
     )
     max_prompt_length: int | None = field(
         default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}

@@ -1,19 +1,24 @@
-"""Whole weights from the pieces that ZeRO's ranks wrote, through DeepSpeed's own reader, a weight file at a time."""
+"""Whole weights from the pieces that ZeRO's ranks wrote, of any stage, with a tensor in memory at a time."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from hftune.arguments.consolidating import ConsolidateArguments
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.checkpoints.pieces import WEIGHTS, Pieces, engine_folder, open_engine
+from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.weight_files import weight_files, weight_shapes
 
@@ -21,6 +26,9 @@ from hftune.weight_files import weight_files, weight_shapes
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja", "hftune.json")
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_SIZE = re.compile(r"\d+ ?[KMGT]B")
+Read = Callable[[], Tensor]
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def consolidate(args: ConsolidateArguments) -> Path:
@@ -37,8 +45,6 @@ def consolidate(args: ConsolidateArguments) -> Path:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     _convert(checkpoint, aside, args)
-    if (checkpoint / "adapter_config.json").is_file():
-        _as_adapter(aside)
     for file in checkpoint.iterdir():
         if file.name in CARRIED or file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "added_")):
             shutil.copy(file, aside / file.name)
@@ -54,14 +60,18 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
     folder = Path(args.checkpoint or "")
     if not args.checkpoint or not folder.is_dir():
         yield ArgumentError(f"there is no folder {args.checkpoint}", place="--checkpoint", fix="give a checkpoint-N")
-    elif not list(folder.glob("global_step*")):
+    elif engine_folder(folder) is None:
         whole = "; its weights are whole already" if weight_files(folder) else ""
         yield ArgumentError(
             f"{folder} is no checkpoint of DeepSpeed{whole}", place="--checkpoint", fix="check the path"
         )
-    elif not (folder / "latest").is_file():
+    elif not any((folder / tag).is_file() for tag in ("latest", "latest_universal")):
         yield ArgumentError(
             f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
+        )
+    if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
+        yield ArgumentError(
+            f"{args.max_shard_size!r} is no size", place="--max_shard_size", fix="write 5GB or 500MB (KB, MB, GB, TB)"
         )
     if not args.output_dir:
         yield ArgumentError("no output folder was named", place="--output_dir", fix="give one")
@@ -81,42 +91,77 @@ def exported_name(name: str) -> str:
 
 
 def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:
-    """Write the tensors, one of those that are tied, with an index where there are several files."""
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, to_torch_tensor  # heavy
-
-    pieces = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), lazy_mode=True)
-    first = {id(piece): name for name, piece in reversed(pieces.items())}
-    pieces = {name: piece for name, piece in pieces.items() if first[id(piece)] == name}
+    """Write the tensors, one of those that are tied, a tensor in memory at a time, with an index for several files."""
+    folder = engine_folder(checkpoint)
+    assert folder is not None
+    tensors = _tensors(open_engine(folder), checkpoint)
     dtype = getattr(torch, args.dtype)
-    sizes = to_torch_tensor(pieces, return_empty_tensor=True, dtype=dtype)
     plan = split_torch_state_dict_into_shards(
-        sizes, filename_pattern="model{suffix}.safetensors", max_shard_size=args.max_shard_size
+        {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, _) in tensors.items()},
+        filename_pattern="model{suffix}.safetensors" if not _is_adapter(checkpoint) else ADAPTER_WEIGHTS,
+        max_shard_size=args.max_shard_size if not _is_adapter(checkpoint) else 1 << 62,
     )
     for file, names in plan.filename_to_tensors.items():
-        tensors = to_torch_tensor({name: pieces[name] for name in names}, dtype=dtype)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in tensors.items()}, output / file, metadata={"format": "pt"}
-        )
+        _write(output / file, {name: tensors[name] for name in names}, dtype)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _as_adapter(folder: Path) -> None:
-    """An adapter's tensors alone, under peft's names, in one file."""
-    tensors = {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
-    own = {
-        exported_name(name): tensor for name, tensor in tensors.items() if ".lora_" in name or "modules_to_save" in name
+def _tensors(pieces: Pieces, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
+    """Shape and reader of each tensor under the name that it is saved by: all, or an adapter's own."""
+    read: dict[str, tuple[tuple[int, ...], Read]] = {
+        name: (shape, partial(pieces.read, name, WEIGHTS)) for name, shape in pieces.shapes.items()
     }
-    for file in folder.iterdir():
-        file.unlink()
-    save_file(own, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    if _is_adapter(checkpoint):
+        exported = weight_shapes(checkpoint)
+        return {
+            exported_name(name): entry
+            for name, entry in read.items()
+            if exported_name(name) in exported or (not exported and ".lora_" in name)
+        }
+    for name, frozen in pieces.frozen.items():
+        read[name] = (tuple(frozen().shape), frozen)
+    for name, value in pieces.buffers.items():
+        read[name] = (tuple(value.shape), partial(torch.clone, value))
+    return {name: entry for name, entry in read.items() if name not in pieces.shared}
+
+
+def _is_adapter(checkpoint: Path) -> bool:
+    return (checkpoint / "adapter_config.json").is_file()
+
+
+def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: torch.dtype) -> None:
+    """A safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (shape, _) in tensors.items():
+        size = torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for _, read in tensors.values():
+            stream.write(read().to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
 
 
 def _compare_shapes(checkpoint: Path, output: Path) -> None:
-    """Against the weights that were exported with the checkpoint, where they were."""
+    """Against the weights that were exported with the checkpoint, where they were.
+
+    Raises:
+        ManifestError: They are others.
+    """
     exported, found = weight_shapes(checkpoint), weight_shapes(output)
-    missing = sorted(name for name in exported if exported[name] != found.get(name))
     # A tied head is one tensor in the engine and none, or two, in a file.
-    missing = [name for name in missing if not name.endswith("lm_head.weight")]
-    assert not missing, f"{output} lacks {missing[:3]} of {checkpoint}"
+    wrong = [
+        name for name, shape in exported.items() if shape != found.get(name) and not name.endswith("lm_head.weight")
+    ]
+    if wrong:
+        raise ManifestError(
+            f"{checkpoint} exports {wrong[0]} as {exported[wrong[0]]}, its pieces make {found.get(wrong[0])}",
+            place="--checkpoint",
+            fix="take the weights that lie in the checkpoint: an adapter that began with a part of its base is saved "
+            "whole there, and only there",
+        )

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hftune.checkpoints.contents import digests
 from hftune.weight_files import read_header, weight_files
 
 RECORD_NAME = "hftune_checkpoint.json"
@@ -14,7 +15,7 @@ TRAINER_STATE = "trainer_state.json"
 
 
 def write_record(folder: Path, about: dict[str, Any]) -> None:
-    """Write down every file of a checkpoint with its size, and flush all of it to the disk.
+    """Write down every file of a checkpoint with its size and a digest, and flush all of it to the disk.
 
     Args:
         folder: A checkpoint to which nothing will be added.
@@ -27,8 +28,9 @@ def write_record(folder: Path, about: dict[str, Any]) -> None:
     }
     for name in files:
         _flush(folder / name)
+    contents = dict(zip(files, digests([folder / name for name in files]), strict=True))
     aside = folder / f".{RECORD_NAME}.partial"
-    aside.write_text(json.dumps({**about, "files": files}, indent=2) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n", encoding="utf-8")
     _flush(aside)
     os.replace(aside, folder / RECORD_NAME)
     _flush(folder)
@@ -37,9 +39,11 @@ def write_record(folder: Path, about: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a checkpoint; None without one, or where it cannot be read."""
     try:
-        return json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not JSON, or not even text
         return None
+    whole = isinstance(record, dict) and all(isinstance(record.get(key, {}), dict) for key in ("files", "digests"))
+    return record if whole and "files" in record else None
 
 
 def what_is_wrong(folder: Path) -> str | None:
@@ -54,6 +58,14 @@ def what_is_wrong(folder: Path) -> str | None:
         return f"{RECORD_NAME} cannot be read"
     fault = _missing_files(folder, record["files"]) if record is not None else _without_record(folder)
     return fault or _bad_state(folder) or _bad_weights(folder)
+
+
+def altered_files(folder: Path) -> list[str]:
+    """Files of a checkpoint that no longer hold what was written, every byte read; none without a record of them."""
+    recorded = (read_record(folder) or {}).get("digests") or {}
+    found = [name for name in recorded if (folder / name).is_file()]
+    now = digests([folder / name for name in found])
+    return [name for name, digest in zip(found, now, strict=True) if digest != recorded[name]]
 
 
 def _missing_files(folder: Path, files: dict[str, int]) -> str | None:
@@ -83,7 +95,7 @@ def _bad_state(folder: Path) -> str | None:
         state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
     except OSError:
         return f"{TRAINER_STATE} is missing"
-    except json.JSONDecodeError:
+    except ValueError:
         return f"{TRAINER_STATE} is cut off"
     return None if isinstance(state.get("global_step"), int) else f"{TRAINER_STATE} names no step"
 

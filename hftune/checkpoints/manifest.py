@@ -82,6 +82,17 @@ def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
     return {name: None if _is_secret(name) else value for name, value in values.items()}
 
 
+def command_without_secrets(argv: list[str]) -> list[str]:
+    """A command line fit to be written down."""
+    shown, hide = [], False
+    for token in argv:
+        name, _, value = token.lstrip("-").partition("=")
+        secret = token.startswith("--") and name in ("hub_token", "hf_hub_token")
+        shown.append(f"--{name}=***" if secret and value else "***" if hide else token)
+        hide = secret and not value
+    return shown
+
+
 def _is_secret(name: str) -> bool:
     if name in ("pad_token", "eos_token", "bos_token"):
         return False

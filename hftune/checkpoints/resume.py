@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments import StageArguments
-from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong
-from hftune.errors import ArgumentError
+from hftune.checkpoints.integrity import TRAINER_STATE, altered_files, what_is_wrong
+from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
@@ -41,7 +42,7 @@ def newest_whole(output_dir: Path) -> Found:
     """The newest checkpoint that a run can go on from."""
     found = Found()
     for folder in checkpoints(output_dir):
-        fault = what_is_wrong(folder)
+        fault = _altered(folder) or what_is_wrong(folder)
         if fault is None:
             found.folder = folder
             break
@@ -53,25 +54,52 @@ def find_checkpoint(args: StageArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
 
     Raises:
-        ArgumentError: The folder that was named is not there, or is not whole.
+        ArgumentError: Nothing can go on from the folder that was named or found.
     """
-    asked = str(args.resume_from_checkpoint or "")
-    if asked.lower() in ("", "no", "none", "false"):
-        return None
-    if asked.lower() not in ("auto", "last", "true"):
-        fault = what_is_wrong(Path(asked))
-        if fault is not None:
-            raise ArgumentError(
-                f"nothing can go on from {asked}: {fault}",
-                place="--resume_from_checkpoint",
-                fix="give another checkpoint, or auto for the newest whole one",
-            )
-        return asked
-    found = newest_whole(Path(args.output_dir or ""))
+    found = asked_for(args)
     for folder, fault in found.skipped:
         notice(f"{folder} is skipped: {fault}")
-    notice(f"going on from {found.folder}" if found.folder else f"no checkpoint in {args.output_dir}; starting anew")
+    raise_together(resume_problems(found))
+    if _wants_newest(args):
+        start = f"no checkpoint in {args.output_dir}; starting anew"
+        notice(f"going on from {found.folder}" if found.folder else start)
     return str(found.folder) if found.folder else None
+
+
+def asked_for(args: StageArguments) -> Found:
+    """What `--resume_from_checkpoint` means, in silence; a folder that was named is there, whole or not."""
+    asked = str(args.resume_from_checkpoint or "")
+    if asked.lower() in ("", "no", "none", "false"):
+        return Found()
+    return newest_whole(Path(args.output_dir or "")) if _wants_newest(args) else Found(Path(asked))
+
+
+def resume_problems(found: Found) -> Iterator[ArgumentError]:
+    """Why nothing can go on from what was asked for."""
+    fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
+    if fault is not None:
+        yield ArgumentError(
+            f"nothing can go on from {found.folder}: {fault}",
+            place="--resume_from_checkpoint",
+            fix="give another checkpoint, or auto for the newest whole one",
+        )
+    elif found.folder and has_weights_only(found.folder):
+        yield ArgumentError(
+            f"{found.folder} was saved without the optimizer's state (--save_only_model), and a run cannot go on "
+            "without it",
+            place="--resume_from_checkpoint",
+            fix="start anew from its weights: give the folder as --model_name_or_path (an adapter's: as --peft_path) "
+            "with another --output_dir",
+        )
+
+
+def has_weights_only(folder: Path) -> bool:
+    """Whether a whole checkpoint holds no state of an optimizer."""
+    return not any(folder.glob("global_step*")) and not any(folder.glob("*optimizer*"))
+
+
+def _wants_newest(args: StageArguments) -> bool:
+    return str(args.resume_from_checkpoint).lower() in ("auto", "last", "true")
 
 
 def say_if_done(args: StageArguments, resume: str) -> None:
@@ -115,6 +143,12 @@ def remove_leftovers(output_dir: Path) -> None:
     shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _altered(folder: Path) -> str | None:
+    """Looked at before anything is parsed: what has changed may no longer be JSON, or safetensors."""
+    names = altered_files(folder)
+    return f"{', '.join(names)} no longer holds what was written" if names else None
 
 
 def _step(folder: Path) -> re.Match[str] | None:

@@ -32,7 +32,7 @@ from hftune.logging import notice
 SAME = "chosen and rejected are equal after truncation"
 LONG_PROMPT = "prompt longer than max_prompt_length"
 
-_COUNTED = {"length": pa.int32(), "trained": pa.int32()}
+COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Pair:
     chosen: np.ndarray
     rejected: np.ndarray
     margin: float | None
+    source: str = ""
 
 
 @dataclass(slots=True)
@@ -68,6 +69,7 @@ class PairText:
     rejected: str
     rejected_span: Span
     margin: float | None
+    source: str = ""
 
 
 class PairEncoder(Encoder):
@@ -84,7 +86,7 @@ class PairEncoder(Encoder):
         DataError: A tokenizer without character offsets, or without a chat template.
     """
 
-    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **_COUNTED})
+    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNTED})
     dummy_kind = "preference"
     to_the_end = False
     """Keep what follows an answer's terminator."""
@@ -121,9 +123,12 @@ class PairEncoder(Encoder):
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
-        (left, left_span), (right, right_span) = (
-            _answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)
-        )
+        sides = [answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)]
+        return self.pair_of(preference, *sides)
+
+    def pair_of(self, preference: Preference, chosen: tuple[str, Span], rejected: tuple[str, Span]) -> PairText:
+        """Both texts, if they write the prompt in the same way."""
+        (left, left_span), (right, right_span) = chosen, rejected
         if left[: left_span[0]] != right[: right_span[0]]:
             raise DataError(
                 "the chat template writes the prompt differently before the two answers",
@@ -140,7 +145,7 @@ class PairEncoder(Encoder):
             "prompt_ids": [pair.prompt for pair in pairs],
             "chosen_ids": [pair.chosen for pair in pairs],
             "rejected_ids": [pair.rejected for pair in pairs],
-            **_counted(pairs),
+            **counted(pairs),
         }
 
     def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
@@ -151,7 +156,7 @@ class PairEncoder(Encoder):
             chosen, first = self._divide(left, text.chosen_span, len(text.chosen))
             rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
             shared = _common_length(chosen[:first], rejected[:second])
-            pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin)
+            pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
             fitted = _fit(pair, self.limits)
             if np.array_equal(fitted.chosen, fitted.rejected):
                 counts.drop(SAME)
@@ -175,42 +180,8 @@ class PairEncoder(Encoder):
         return (ids if self.to_the_end else ids[:end]), first
 
 
-class RewardPairEncoder(PairEncoder):
-    """Preference pairs for a reward model, truncated as `PairEncoder` does.
-
-    What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as the template
-    writes them, and the score is read at the last token.
-
-    Columns chosen_ids and rejected_ids (prompt and answer), length, and margin (float) if any row has one.
-    """
-
-    schema = pa.schema({"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), **_COUNTED})
-    to_the_end = True
-
-    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
-        """Ids of both sides of each pair."""
-        pairs = self.pairs(parsed, counts)
-        return {
-            "chosen_ids": [np.concatenate([pair.prompt, pair.chosen]) for pair in pairs],
-            "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
-            "margin": [pair.margin for pair in pairs],
-            **_counted(pairs),
-        }
-
-    def finish(self, dataset: Dataset) -> Dataset:
-        """Without margins, no such column; where some are missing, 0."""
-        margins = dataset["margin"][:]
-        missing = sum(margin is None for margin in margins)
-        if missing == len(margins):
-            return dataset.remove_columns("margin")
-        if missing:
-            notice(f"{missing} of {len(margins)} pairs have no margin; 0.0 is used for them")
-            filled = [0.0 if margin is None else margin for margin in margins]
-            return dataset.remove_columns("margin").add_column("margin", filled)
-        return dataset
-
-
-def _counted(pairs: list[Pair]) -> dict[str, list[Any]]:
+def counted(pairs: list[Pair]) -> dict[str, list[Any]]:
+    """The columns of `COUNTED`."""
     return {
         "length": [_length(pair) for pair in pairs],
         "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
@@ -221,8 +192,12 @@ def _length(pair: Pair) -> int:
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
 
 
-def _answer_text(preference: Preference, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
-    """The text of prompt and answer, and the span of the answer."""
+def answer_text(preference: Preference, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
+    """The text of prompt and answer, and the span of the answer, which is one turn.
+
+    Raises:
+        DataError: It is several turns, or has the weight 0.
+    """
     if len(answer) != 1:
         raise DataError(
             f"an answer of {len(answer)} turns; tool results and questions in it would be trained, too",
@@ -257,7 +232,7 @@ def _fit(pair: Pair, limits: Limits) -> Pair:
     least = max(1, limits.total // 2)
     kept = min(len(prompt), max(least, limits.total - answer))
     room = min(answer, limits.total - kept)
-    return Pair(prompt[len(prompt) - kept :], pair.chosen[:room], pair.rejected[:room], pair.margin)
+    return Pair(prompt[len(prompt) - kept :], pair.chosen[:room], pair.rejected[:room], pair.margin, pair.source)
 
 
 class PromptEncoder(Encoder):

@@ -22,6 +22,8 @@ TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
 OPEN, CLOSE = "«", "»"
 """Around trained text, so that it can be told without colours, too."""
 
+SHOWN_CHARACTERS = 2000
+
 _SIDES = ("prompt_ids", "chosen_ids", "rejected_ids")
 
 
@@ -83,6 +85,34 @@ def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
             yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
 
 
+def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
+    """The first training examples as pieces of text and whether each is trained; what is very long loses its end.
+
+    An endless dataset is left alone: what is taken from it would not be trained.
+    """
+    found: list[list[tuple[str, bool]]] = []
+    if not hasattr(data.train, "__getitem__"):
+        return found
+    for example in islice(_examples(data.train), samples):
+        text = Text("\n").join(describe_example(example, tokenizer))[:SHOWN_CHARACTERS]
+        trained = sorted(
+            (span.start, span.end) for span in text.spans if str(span.style) in (str(TRAINED), str(TERMINATOR))
+        )
+        found.append(_cut(text.plain, trained))
+    return found
+
+
+def _cut(text: str, trained: list[tuple[int, int]]) -> list[tuple[str, bool]]:
+    """The text in pieces, without the signs around what is trained."""
+    pieces, at = [], 0
+    for start, end in trained:
+        pieces += [(text[at:start], False), (text[start:end], True)]
+        at = end
+    pieces.append((text[at:], False))
+    kept = [(piece.strip(OPEN + CLOSE) if marked else piece, marked) for piece, marked in pieces]
+    return [(piece, marked) for piece, marked in kept if piece]
+
+
 def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Text:
     """Tokens as text: runs of trained tokens between `OPEN` and `CLOSE`, a special token at the end of a run marked."""
     text, special = Text(), set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
@@ -102,7 +132,8 @@ def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTok
 
 def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
     """The documents of a row: one, or those that are packed into it."""
-    ids, labels = list(example["input_ids"]), list(example["labels"])
+    ids = list(example["input_ids"])
+    labels = list(example["labels"]) if "labels" in example else _at_ends(ids, example["ends"])
     lengths = list(example.get("seq_lengths") or [len(ids)])
     start = 0
     for number, length in enumerate(lengths, start=1):
@@ -112,6 +143,12 @@ def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> I
         trained = sum(label != IGNORE_INDEX for label in labels[part])
         yield Text(f"({packed}{length} tokens, {trained} trained) ").append_text(shown)
         start += length
+
+
+def _at_ends(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Labels of an answer in steps: the tokens at which steps are scored."""
+    scored = set(ends)
+    return [token if place in scored else IGNORE_INDEX for place, token in enumerate(ids)]
 
 
 def _examples(dataset: Any) -> Iterator[dict[str, Any]]:

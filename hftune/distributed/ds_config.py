@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from hftune.distributed import ds_keys
+from hftune.distributed.ds_features import Setting, check_features, uses_nvme
 from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError
 
@@ -70,10 +71,21 @@ def offload_device(config: DsConfig | None, what: str) -> str | None:
     return None if device == "none" else str(device)
 
 
-def check_ds_config(config: DsConfig, world_size: int = 1) -> list[ArgumentError]:
-    """Problems that DeepSpeed would only meet after the model has loaded."""
+def asks_for_compiling(config: DsConfig) -> bool:
+    """Whether DeepCompile is switched on, which does nothing unless the model is compiled."""
+    return bool((config.get("compile") or {}).get("deepcompile"))
+
+
+def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[ArgumentError]:
+    """Problems that DeepSpeed would only meet after the model has loaded.
+
+    Args:
+        config: As read.
+        setting: The run that it is for; None: bf16 on one GPU, with all that DeepSpeed can ask for.
+    """
     problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
-    problems += ds_keys.check_combinations(config, world_size)
+    problems += ds_keys.check_combinations(config)
+    problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
     if "optimizer" in config:
         problems.append(
             ArgumentError(
@@ -95,7 +107,13 @@ def check_ds_config(config: DsConfig, world_size: int = 1) -> list[ArgumentError
 
 
 def resolve_ds_config(
-    config: DsConfig, *, has_compiler: bool, on_cpu: bool, optim: str = "adamw_torch"
+    config: DsConfig,
+    *,
+    has_compiler: bool,
+    on_cpu: bool,
+    optim: str = "adamw_torch",
+    nvme_path: str | None = None,
+    machine: int = 1,
 ) -> tuple[DsConfig, list[str]]:
     """The config as it will be used, and what was changed and why, one line each.
 
@@ -104,12 +122,20 @@ def resolve_ds_config(
         has_compiler: Whether a C++ compiler is there, which DeepSpeedCPUAdam needs.
         on_cpu: Whether training runs on the CPU.
         optim: The optimizer, as transformers names it, or "muon".
+        nvme_path: Where NVMe offload goes, in blocks that leave it to the arguments.
+        machine: Number of processes on this machine, the size of a group of hpZ that is "auto".
     """
     resolved, changes = copy.deepcopy(config), []
     zero = resolved.setdefault("zero_optimization", {})
     if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         changes.append("ZeRO-3: stage3_gather_16bit_weights_on_model_save set, or no weights would be saved")
+    for block in uses_nvme(zero):
+        if zero[block].get("nvme_path", "auto") == "auto":
+            zero[block]["nvme_path"] = nvme_path
+    if zero.get("zero_hpz_partition_size") == "auto":
+        zero["zero_hpz_partition_size"] = machine
+        changes.append(f"hpZ: weights are gathered within {machine} process(es), those of a machine")
     if offload_device(resolved, "optimizer") and resolved.get("zero_force_ds_cpu_optimizer", True):
         changes += _resolve_offloaded_optimizer(resolved, has_compiler, optim)
     if optim == "muon" and zero_stage(resolved) == 3 and zero.get("reduce_scatter", True):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from hftune.errors import ArgumentError
@@ -91,8 +90,8 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
         yield from _zero_types(config.get("zero_optimization", {}))
 
 
-def check_combinations(config: DsConfig, world_size: int) -> Iterator[ArgumentError]:
-    """Settings that exclude one another, folders that are not there, groups that the processes do not fill."""
+def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
+    """Settings that exclude one another."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
         return  # said by check_types
@@ -106,13 +105,6 @@ def check_combinations(config: DsConfig, world_size: int) -> Iterator[ArgumentEr
         yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
     for what, least in (("offload_optimizer", 1), ("offload_param", 3)):
         yield from _offload(zero.get(what) or {}, what, stage, least)
-    group = zero.get("zero_hpz_partition_size", 1)
-    if isinstance(group, int) and group > 1 and world_size % group:
-        yield ArgumentError(
-            f"{world_size} processes do not divide into groups of {group}",
-            place="--deepspeed: zero_optimization.zero_hpz_partition_size",
-            fix="take the number of processes on a machine",
-        )
 
 
 def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], world_size: int) -> Iterator[ArgumentError]:
@@ -177,15 +169,6 @@ def _offload(block: Any, what: str, stage: int, least: int) -> Iterator[Argument
             f"{what} needs ZeRO stage {least} or more, the config has stage {stage}",
             place=place,
             fix=f'set "stage": {3 if least == 3 else 2}, or remove the block',
-        )
-    if device != "nvme":
-        return
-    folder = block.get("nvme_path")
-    if not folder:
-        yield ArgumentError(f"{what} to nvme names no folder", place=f"{place}.nvme_path", fix="add nvme_path")
-    elif not Path(folder).is_dir():
-        yield ArgumentError(
-            f"there is no folder {folder}", place=f"{place}.nvme_path", fix="make it, on a local NVMe disk"
         )
 
 

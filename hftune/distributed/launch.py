@@ -37,6 +37,17 @@ def has_cpp_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
+def has_async_files() -> bool:
+    """Whether DeepSpeed can build its asynchronous files, which NVMe offload needs. Imports DeepSpeed."""
+    prepare_environment()
+    from deepspeed.accelerator import get_accelerator
+
+    if not has_cpp_compiler():
+        return False
+    builder = get_accelerator().create_op_builder("AsyncIOBuilder")
+    return builder is not None and bool(builder.is_compatible(verbose=False))
+
+
 def prepare_environment() -> None:
     """Set the variables that libraries read at import. Call it before importing DeepSpeed; safe to call twice."""
     # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.

@@ -41,6 +41,11 @@ def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
         deepspeed.zero.register_external_parameter(module, parameter)
 
 
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """The values that this rank holds: all of them, or its piece, flat, of one that ZeRO-3 partitions."""
+    return parameter.ds_tensor.detach() if is_partitioned(parameter) else parameter.detach()  # type: ignore[attr-defined]
+
+
 def full_numel(parameter: torch.nn.Parameter) -> int:
     """Number of elements of the whole parameter, however it is partitioned, or packed by bitsandbytes."""
     packed: Any = getattr(getattr(parameter, "quant_state", None), "shape", None)

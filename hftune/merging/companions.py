@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hftune.checkpoints.manifest import text_fingerprint
+from hftune.checkpoints.reward_scale import FIELD
+from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
@@ -114,7 +116,9 @@ def merged_config(
     vocab_size: int | None,
     tied: bool | None,
     scores: int | None,
+    head: str = "score",
     pad_token_id: int | None,
+    reward_scale: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The base's config with what merging changes.
 
@@ -123,10 +127,14 @@ def merged_config(
         dtype: Of all weights, as torch names it; None: as it was.
         vocab_size: Rows of grown embeddings.
         tied: False where embeddings and head have come apart.
-        scores: Labels of a sequence classification model; None: a causal LM.
+        scores: Labels of a reward model; None: a causal LM.
+        head: What they score: score (a conversation) or steps.
         pad_token_id: A score is read at the last token that is not this one.
+        reward_scale: Of the merged scores; None: not known. One of the base is another model's.
     """
-    merged = {name: value for name, value in config.items() if name != "quantization_config"}
+    merged = {name: value for name, value in config.items() if name not in ("quantization_config", FIELD)}
+    if reward_scale is not None:
+        merged[FIELD] = reward_scale
     texts = [merged]
     if isinstance(merged.get("text_config"), dict):
         merged["text_config"] = dict(merged["text_config"])
@@ -140,16 +148,18 @@ def merged_config(
             part["vocab_size"] = vocab_size
     if scores is not None:
         texts[-1]["pad_token_id"] = pad_token_id
-        merged["architectures"] = [_classifier(merged)]
-        merged["id2label"] = {str(label): f"LABEL_{label}" for label in range(scores)}
-        merged["label2id"] = {f"LABEL_{label}": label for label in range(scores)}
+        merged["architectures"] = [_classifier(merged, head)]
+        names = STEP_LABELS if head == "steps" else [f"LABEL_{label}" for label in range(scores)]
+        merged["id2label"] = {str(label): name for label, name in enumerate(names)}
+        merged["label2id"] = {name: label for label, name in enumerate(names)}
     return merged
 
 
-def _classifier(config: dict[str, Any]) -> str:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+def _classifier(config: dict[str, Any], head: str) -> str:
+    from transformers.models.auto import modeling_auto
 
-    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
+    kind = "TOKEN" if head == "steps" else "SEQUENCE"
+    found = getattr(modeling_auto, f"MODEL_FOR_{kind}_CLASSIFICATION_MAPPING_NAMES").get(config["model_type"])
     return found if isinstance(found, str) else found[0]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
+from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.merging.plan import Plan
@@ -30,6 +31,10 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         model = model.merge_and_unload(safe_merge=True)
     after = _digests(model)
     model.config.use_cache = True
+    if hasattr(model.config, FIELD):
+        delattr(model.config, FIELD)  # another model's
+    if plan.reward_scale is not None:
+        setattr(model.config, FIELD, plan.reward_scale)
     model.to(_dtype(plan)).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
     if plan.base.gguf_file and plan.tokenizer == plan.base.folder:
         AutoTokenizer.from_pretrained(plan.base.folder, gguf_file=plan.base.gguf_file).save_pretrained(folder)

@@ -15,6 +15,8 @@ from typing import Any
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice, notices
 from hftune.merging import companions, folders, shards
@@ -65,6 +67,7 @@ def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = _verify(args, plan, aside)
     manifest["notices"] = notices()
+    manifest["files"] = record_result(aside)
     manifests.write_manifest(aside, manifest)
     return manifest
 
@@ -114,7 +117,9 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         vocab_size=plan.outputs.vocab_size,
         tied=plan.outputs.tied,
         scores=plan.scores,
+        head=plan.head,
         pad_token_id=companions.pad_token_id(plan.tokenizer) if plan.scores is not None else None,
+        reward_scale=plan.reward_scale,
     )
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     changed = len(tally.folded) - len(tally.same)
@@ -154,7 +159,8 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> m
         "merge_base": "as trained" if plan.quantised is None else args.merge_base,
         "changed_tensors": changed,
         "kind": "full",
-        "head": "score" if plan.scores is not None else "causal_lm",
+        "head": plan.head,
+        **({FIELD: config[FIELD]} if FIELD in config else {}),
         "tokenizer": own or companions.describe_tokenizer(folder),
         "vocabulary": {
             "rows": text.get("vocab_size"),

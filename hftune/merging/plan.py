@@ -12,6 +12,8 @@ import torch
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.chain import chain_problems
+from hftune.checkpoints.reward_scale import FIELD
+from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging import folders
@@ -84,6 +86,19 @@ class Plan:
         for adapter in self.adapters:
             found |= adapter.manifest.get("rope") or {}
         return found
+
+    @property
+    def head(self) -> str:
+        """causal_lm, score or steps, as `constants.TASK_TYPES` has them."""
+        if self.scores is None:
+            return "causal_lm"
+        return "steps" if _scores_steps(self.asked) else "score"
+
+    @property
+    def reward_scale(self) -> dict[str, Any] | None:
+        """Of the merged model's scores: the adapter's own, unless it is merged in part or with others."""
+        level = self.levels[-1]
+        return level[0].manifest.get(FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
 
     @property
     def asked(self) -> Adapter:
@@ -193,10 +208,14 @@ def _earlier(level: list[Adapter]) -> list[list[Adapter]]:
 
 def _labels(level: list[Adapter]) -> int | None:
     last = level[-1]
-    if last.config.get("task_type") != "SEQ_CLS" and last.manifest.get("head") != "score":
+    if last.config.get("task_type") not in ("SEQ_CLS", "TOKEN_CLS") and last.manifest.get("head") != "score":
         return None
     heads = [stored for name, stored in last.replaced.items() if name.endswith("score.weight")]
-    return heads[0].shape[0] if heads else 1
+    return heads[0].shape[0] if heads else len(STEP_LABELS) if _scores_steps(last) else 1
+
+
+def _scores_steps(adapter: Adapter) -> bool:
+    return adapter.config.get("task_type") == "TOKEN_CLS"
 
 
 def _settings(adapter: Adapter) -> Settings | None:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     BitsAndBytesConfig,
     PreTrainedModel,
 )
 
+from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
@@ -27,7 +27,7 @@ from hftune.weight_files import weight_shapes
 
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     """The base in float32 on the CPU, or quantised as training saw it, with as many rows as the adapters have."""
-    auto: Any = AutoModelForSequenceClassification if plan.scores is not None else AutoModelForCausalLM
+    auto: Any = getattr(transformers, AUTO_CLASSES[plan.head])
     extra: dict[str, Any] = {} if plan.scores is None or plan.rope else {"num_labels": plan.scores}
     if plan.base.gguf_file:
         extra["gguf_file"] = plan.base.gguf_file

@@ -108,7 +108,9 @@ def _any_targets_parameters(plan: Plan) -> bool:
 
 
 def _skeleton(plan: Plan, tensors: dict[str, Any]) -> Skeleton:
-    return build_skeleton(plan.base.folder, tensors, scores=plan.scores, trust_remote_code=plan.trust_remote_code)
+    return build_skeleton(
+        plan.base.folder, tensors, scores=plan.scores, head=plan.head, trust_remote_code=plan.trust_remote_code
+    )
 
 
 def _dequantise(plan: Plan, base: Base) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
 
 
@@ -80,22 +81,29 @@ class Skeleton:
 
 
 def build_skeleton(
-    folder: Path, stored: Iterable[str], *, scores: int | None = None, trust_remote_code: bool = False
+    folder: Path,
+    stored: Iterable[str],
+    *,
+    scores: int | None = None,
+    head: str = "score",
+    trust_remote_code: bool = False,
 ) -> Skeleton:
     """The model of a checkpoint folder, and where its parameters are stored.
 
     Args:
         folder: Holds config.json.
         stored: Names of the tensors on disk.
-        scores: Labels of a sequence classification model; None: a causal LM.
+        scores: Labels of a reward model; None: a causal LM.
+        head: What scores they are, score or steps.
         trust_remote_code: Run code that comes with the model.
 
     Raises:
         ArgumentError: transformers knows no such model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
+    from transformers import AutoConfig
 
-    auto: Any = AutoModelForCausalLM if scores is None else AutoModelForSequenceClassification
+    auto: Any = getattr(transformers, AUTO_CLASSES["causal_lm" if scores is None else head])
     extra = {} if scores is None else {"num_labels": scores}
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **extra)

@@ -53,7 +53,7 @@ def try_out(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, A
 
 
 def _answers(plan: Plan, folder: Path, tokenizer: Any) -> Answers:
-    model = reload_strictly(folder, scores=plan.scores is not None, trust_remote_code=plan.trust_remote_code)
+    model = reload_strictly(folder, head=plan.head, trust_remote_code=plan.trust_remote_code)
     said = answer(model, tokenizer)
     del model
     gc.collect()

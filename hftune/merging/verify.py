@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from hftune.constants import AUTO_CLASSES
 from hftune.errors import ManifestError
 
 PROMPTS = (
@@ -118,15 +119,15 @@ def judge(comparison: Comparison, *, half: bool) -> None:
         )
 
 
-def reload_strictly(folder: Path, *, scores: bool, trust_remote_code: bool = False) -> Any:
+def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code: bool = False) -> Any:
     """The merged model as plain transformers loads it, in float32.
 
     Raises:
         ManifestError: Missing or left-over weights, or ties that are not what the config says.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
 
-    auto: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    auto: Any = getattr(transformers, AUTO_CLASSES[head])
     model, info = auto.from_pretrained(
         folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )

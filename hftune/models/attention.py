@@ -11,7 +11,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
-from hftune.arguments import ModelArguments, StageArguments
+from hftune.arguments import ModelArguments, PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.configs import model_config
@@ -67,6 +67,35 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     chosen, reason = choose(config, model_class, machine)
     notice(f"attention: {chosen} ({reason})")
     return chosen
+
+
+def settle_batches(model_args: ModelArguments, training_args: StageArguments) -> None:
+    """Whether rows are padded, where `--padding_free` was left out: only where documents cannot lie side by side.
+
+    The losses are the same; pads, which are a quarter of a usual batch, are not computed.
+    """
+    if not isinstance(training_args, PTArguments | SFTArguments) or training_args.padding_free is not None:
+        return
+    packed = training_args.packing or bool(training_args.eval_packing)
+    training_args.padding_free = not packed and _lie_side_by_side(model_args, training_args)
+    if training_args.padding_free:
+        notice("the documents of a batch lie side by side in one row, without pads (--padding_free False pads them)")
+
+
+def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments) -> bool:
+    """Whether this machine has an attention that keeps them apart and is as quick as one over padded rows."""
+    asked = model_args.attn_implementation
+    machine = this_machine(training_args, dtype=model_args.dtype)
+    # With a dense mask, which those others want, one long row costs more than several padded ones.
+    if (asked and "flash" not in asked) or machine.compiled:
+        return False
+    config = model_config(model_args, training_args)
+    model_class = causal_class(config)
+    try:
+        refuse_unless_apart(config, model_class)
+    except ArgumentError:
+        return False
+    return not machine.major or choose(config, model_class, machine)[0] != SEGMENTS
 
 
 def state_attention(model: Any, model_args: ModelArguments, training_args: StageArguments) -> None:

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,7 +19,8 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -29,6 +30,7 @@ from hftune.models.configs import first_line, model_config, source
 from hftune.models.experts import is_mixture
 from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import keep_differentiable, quantization_config
+from hftune.models.reward_rows import settle_padding
 from hftune.weight_files import weight_shapes
 
 
@@ -47,14 +49,18 @@ def load_causal_lm(
 def load_reward_model(
     model_args: ModelArguments,
     adapter_args: AdapterArguments,
-    training_args: StageArguments,
+    training_args: RMArguments,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
-    """A model with one score a sequence, read at its last token that is not padding.
+    """A model with one score a sequence, read at its last token that is not padding; or with two classes a token.
 
     A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
     """
-    model = _build(AutoModelForSequenceClassification, model_args, adapter_args, training_args, labels=1)
+    settle_padding(model_args, training_args)
+    labels = len(STEP_LABELS) if training_args.head == "steps" else 1
+    _check_stored_score(model_args, labels)
+    auto = getattr(transformers, AUTO_CLASSES[training_args.head])
+    model = _build(auto, model_args, adapter_args, training_args, labels=labels)
     agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model_args.from_config or not _has_trained_score(model_args):
@@ -66,15 +72,17 @@ def init_score_head(model: PreTrainedModel, seed: int) -> None:
     """Draw the score head from N(0, 1 / (hidden size + 1)) (arXiv:2009.01325, appendix B.1).
 
     Args:
-        model: A sequence classification model with a bias-free `score` of shape (labels, hidden size).
+        model: A classification model with a `score` of shape (labels, hidden size); a bias begins at 0.
         seed: The same seed gives the same head on every rank and under every ZeRO stage.
     """
     score: nn.Linear = model.score
     shape = tuple(getattr(score.weight, "ds_shape", score.weight.shape))
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator) / (shape[-1] + 1) ** 0.5
-    with zero.gathered([score.weight], write=True), torch.no_grad():
+    with zero.gathered(list(score.parameters()), write=True), torch.no_grad():
         score.weight.copy_(drawn.to(score.weight.dtype))
+        if score.bias is not None:
+            score.bias.zero_()
 
 
 def weight_dtype(model_args: ModelArguments, training_args: StageArguments, *, trains_all: bool) -> torch.dtype | str:
@@ -103,6 +111,9 @@ def _build(
     config = model_config(model_args, training_args)
     if labels is not None:
         config.num_labels = labels
+        if labels == len(STEP_LABELS):
+            config.id2label = dict(enumerate(STEP_LABELS))
+            config.label2id = {name: label for label, name in enumerate(STEP_LABELS)}
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -187,6 +198,19 @@ def state_experts(model: PreTrainedModel) -> None:
     """Say how a mixture of experts computes its experts."""
     if type(model)._can_set_experts_implementation() and is_mixture(model.config):
         notice(f"experts: {model.config._experts_implementation}")
+
+
+def _check_stored_score(model_args: ModelArguments, labels: int) -> None:
+    """A head in the checkpoint is of the kind that is trained; transformers would stop with a list of shapes."""
+    stored = {} if model_args.from_config else weight_shapes(model_args.model_name_or_path)
+    shape = stored.get("score.weight")
+    if shape is not None and shape[0] != labels:
+        kinds = {1: "scores conversations (--reward_kind outcome)", 2: "scores steps (--reward_kind process)"}
+        raise ArgumentError(
+            f"{model_args.model_name_or_path} has a score head of {shape[0]} outputs, and one of {labels} is trained",
+            place="--model_name_or_path",
+            fix=f"it {kinds[shape[0]]}" if shape[0] in kinds else "give a language model",
+        )
 
 
 def _has_trained_score(model_args: ModelArguments) -> bool:

@@ -16,9 +16,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hftune.arguments import AdapterArguments
+from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.freezing import modules_to_unfreeze
+from hftune.models.heads import head_of
 from hftune.models.new_rows import rows_beside_lora
 
 LINEAR = (torch.nn.Linear, Conv1D)
@@ -70,7 +72,7 @@ def _config(
         alpha_pattern=adapter_args.patterns("alpha_pattern"),
         # One matrix in training stays one matrix: without it the head would keep the old embeddings.
         ensure_weight_tying=_share_a_matrix(model, to_save),
-        task_type="SEQ_CLS" if hasattr(model, "score") else "CAUSAL_LM",
+        task_type=TASK_TYPES[head_of(model)],
     )
 
 

@@ -15,9 +15,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from trl.trainer import utils as trl_utils
 
+from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.heads import head_of
 
 NO_NEW_TOKEN = "no token is new in this model"
 ADD_SOME = "add some with --add_tokens or `hftune vocab`, or leave the flag out"
@@ -66,12 +68,11 @@ def rows_alone(model: PreTrainedModel) -> LoraConfig:
     if not ids:
         raise ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
     notice(f"only the rows of {len(ids)} new tokens are trained, in {' and '.join(_tables(model))}")
-    scores = hasattr(model, "score")
     return LoraConfig(
         target_modules=DUMMY_TARGET_MODULES,
         trainable_token_indices=_indices(model, ids),
-        modules_to_save=["score"] if scores else None,
-        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+        modules_to_save=["score"] if head_of(model) != "causal_lm" else None,
+        task_type=TASK_TYPES[head_of(model)],
     )
 
 

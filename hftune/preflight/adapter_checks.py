@@ -10,6 +10,7 @@ from peft import LoraConfig
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
 from hftune.checkpoints.chain import chain_problems, whole_chain
+from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
@@ -174,7 +175,7 @@ def _check_config(
         return
     if goes_on:
         yield from _check_goes_on(folder, config, adapter_args, training_args)
-    elif config.task_type == "SEQ_CLS" and not isinstance(training_args, RMArguments):
+    elif config.task_type in ("SEQ_CLS", "TOKEN_CLS") and not isinstance(training_args, RMArguments):
         yield ArgumentError(
             f"the adapter in {folder} has a score head, and this stage trains a model without one",
             place="--peft_path",
@@ -186,10 +187,13 @@ def _check_goes_on(
     folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """The adapter has all that this stage trains; peft would leave a new head as it was drawn."""
-    scores = isinstance(training_args, RMArguments)
-    if scores != (config.task_type == "SEQ_CLS"):
+    wanted = training_args.head if isinstance(training_args, RMArguments) else "causal_lm"
+    has = next((head for head, task in TASK_TYPES.items() if task == config.task_type), "causal_lm")
+    if wanted != has:
+        heads = {"causal_lm": "no score head", "score": "a score head", "steps": "a head that scores steps"}
         yield ArgumentError(
-            f"the adapter in {folder} has {'no' if scores else 'a'} score head",
+            f"the adapter in {folder} has {heads[has]}"
+            + (f", and {heads[wanted]} is trained here" if "causal_lm" not in (has, wanted) else ""),
             place="--peft_path",
             fix="add --create_new_adapter: it is folded into the base and a fresh one is trained",
         )

@@ -20,6 +20,8 @@ from hftune.preflight.data_checks import check_data_flags, check_streaming, chec
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
+from hftune.preflight.resume_checks import check_resume
+from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.schedule_checks import check_schedule
 from hftune.preflight.vocabulary_checks import check_vocabulary
 
@@ -47,6 +49,8 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
+            *check_resume(data_args, training_args),
+            *check_reward(training_args),
             *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
@@ -124,7 +128,7 @@ def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> 
         manifest = read_manifest(path)
         if Path(path).is_absolute() and not Path(path).is_dir():
             yield ArgumentError(f"there is no folder {path}", place="--reward_model_path", fix="check the path")
-        elif manifest and manifest.get("head") != "score":
+        elif manifest and manifest.get("head") not in ("score", "steps"):
             yield ArgumentError(
                 f"{path} was made by the {manifest.get('stage')} stage and has no score head",
                 place="--reward_model_path",

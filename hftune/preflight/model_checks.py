@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
 
 from hftune.arguments import (
     AdapterArguments,
@@ -22,6 +23,7 @@ from hftune.models.checkpointing import not_recomputable
 from hftune.models.configs import model_config
 from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
+from hftune.models.reward_rows import reward_class
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import estimate, shortfall, table
@@ -51,7 +53,7 @@ def check_model(
     if causal_class(config) is None:
         notice("the model's code comes with it: its memory and its parts are not checked before it is loaded")
         return
-    if scores and (problems := list(check_score_head(config))):
+    if scores and (problems := list(check_score_head(config, training_args))):
         yield from problems
         return
     yield from check_reference(config, model_args, adapter_args, training_args)
@@ -192,12 +194,13 @@ def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_score_head(config: PreTrainedConfig) -> Iterator[UserError]:
-    """A reward model needs an architecture with a sequence classification model that scores the last token."""
-    found = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
-    if found is None:
+def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
+    """A reward model needs an architecture with a classification model that scores the last token, or each of them."""
+    steps = isinstance(training_args, RMArguments) and training_args.head == "steps"
+    found = reward_class(config, steps=steps)
+    if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
         yield ArgumentError(
-            f"transformers has no {config.model_type} model with a score head",
+            f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
             place="--model_name_or_path",
             fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
             "the policy's text, so the two need not be alike",

@@ -42,7 +42,7 @@ def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] 
 
 def _header(manifest: dict[str, Any]) -> str:
     base = _hub_name(manifest.get("base", {}).get("name"))
-    scores = manifest.get("head") == "score"
+    scores = manifest.get("head") in ("score", "steps")
     fields: dict[str, Any] = {
         "library_name": "peft" if manifest.get("kind") == "adapter" else "transformers",
         "pipeline_tag": "text-classification" if scores else "text-generation",
@@ -93,7 +93,7 @@ def _table(titles: tuple[str, str], rows: dict[str, Any]) -> str:
 
 
 def _use(manifest: dict[str, Any]) -> str:
-    if manifest.get("head") == "score":
+    if manifest.get("head") in ("score", "steps"):
         return ""
     load = (
         'AutoPeftModelForCausalLM.from_pretrained("NAME")'

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hftune.data.collators import FlatCollator
 from hftune.errors import ArgumentError
+
+Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 
 LENGTHS = (100, 156)
 """Tokens of the two documents: more than a block of any kernel in all, with the border inside a block."""
@@ -18,7 +21,9 @@ bf16 rounds to 0.004, where the order of sums depends on the other document at a
 
 
 @torch.no_grad()
-def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torch.device) -> None:
+def prove_apart(
+    model: Any, vocabulary: int, attention: str | None, device: torch.device, read: Read | None = None
+) -> None:
     """Change the first of two documents in a row, and compare the logits of the second.
 
     Whatever stands between the borders and the softmax (a model's own mask, a kernel, a patch) is covered: a rule about
@@ -27,13 +32,15 @@ def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torc
     Args:
         model: As it is trained, an engine or a wrapper included.
         vocabulary: Token ids from 0 to below this are used.
+        read: From model and inputs to (1, tokens, outputs); None: the model's logits.
 
     Raises:
         ArgumentError: The second document noticed.
     """
     was_training = model.training
     model.eval()  # dropout is no leak
-    before, after = (_logits_of_second(model, vocabulary, shift, device) for shift in (1, 7))
+    read = read or _logits
+    before, after = (_logits_of_second(model, vocabulary, shift, device, read) for shift in (1, 7))
     model.train(was_training)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
     if float(noticed) > TOLERANCE:
@@ -44,15 +51,19 @@ def prove_apart(model: Any, vocabulary: int, attention: str | None, device: torc
         )
 
 
-def _logits_of_second(model: Any, vocabulary: int, shift: int, device: torch.device) -> torch.Tensor:
+def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    logits: torch.Tensor = model(**inputs).logits
+    return logits
+
+
+def _logits_of_second(model: Any, vocabulary: int, shift: int, device: torch.device, read: Read) -> torch.Tensor:
     # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
     first = [(vocabulary // 3 + shift * token) % vocabulary for token in range(LENGTHS[0])]
     second = [(vocabulary // 3 + 5 * token) % vocabulary for token in range(LENGTHS[1])]
     batch = FlatCollator()([{"input_ids": ids, "labels": ids} for ids in (first, second)])
     inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     del inputs["labels"]
-    logits: torch.Tensor = model(**inputs).logits
-    return logits[0, LENGTHS[0] :]
+    return read(model, inputs)[0, LENGTHS[0] :]
 
 
 def _plain(model: Any) -> Any:

@@ -18,13 +18,27 @@ from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
+from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.finite import FiniteMixin
+from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
+from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
 
 
-class HftuneTrainerMixin(CheckpointMixin, OptimizerMixin, RouterLossMixin, DropoutMixin, AdapterPrecisionMixin):
+class HftuneTrainerMixin(
+    FiniteMixin,
+    CheckpointMixin,
+    ResumeMixin,
+    WholeEpochMixin,
+    OptimizerMixin,
+    RouterLossMixin,
+    DropoutMixin,
+    AdapterPrecisionMixin,
+    GradNormMixin,
+):
     """Put before a `Trainer` subclass.
 
     Evaluation returns all that it measured, and perplexity beside a token loss. Several sources are drawn as the
@@ -153,11 +167,3 @@ def own_words(error: UserError) -> UserError:
     if not error.cause.startswith("Caught ") or name not in error.cause:
         return error
     return type(error)(error.cause.rsplit(name, 1)[1].rstrip())
-
-
-def innermost_sampler(dataloader: DataLoader) -> Any:
-    """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
-    batches: Any = getattr(dataloader, "batch_sampler", None)
-    while hasattr(batches, "batch_sampler"):
-        batches = batches.batch_sampler
-    return getattr(batches, "sampler", None)

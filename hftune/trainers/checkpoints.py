@@ -43,6 +43,7 @@ class CheckpointMixin:
         name = f"checkpoint-{self.state.global_step}"
         with self._writing_aside(output / PARTIAL):
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        self._finish_writing()
         self._save_beside(output / PARTIAL / name)
         self._remember_best(output, name)
         ranks.barrier()
@@ -51,6 +52,16 @@ class CheckpointMixin:
         if self.args.should_save:
             remove_leftovers(output)
             remove_old(output, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _finish_writing(self: Any) -> None:
+        """Nothing may be in flight when a checkpoint is checked; called on all ranks, for mixins to extend.
+
+        DeepSpeed's decoupled writers would go on until a later step, in a folder that has another name by then.
+        """
+        engine = self.model_wrapped if self.is_deepspeed_enabled else None
+        writer = getattr(engine, "checkpoint_engine", None)
+        if engine is not None and writer is not None and writer.is_decoupled():
+            engine._commit_decoupled_checkpoint()
 
     def _save_beside(self: Any, folder: Path) -> None:
         """What else belongs into a checkpoint; called on all ranks before it is published, for mixins to extend."""

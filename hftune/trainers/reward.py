@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 import trl
+from datasets import Dataset
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
+from hftune.data.reward_pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
+from hftune.models.vocabulary import vocabulary_rows
+from hftune.trainers.apart import prove_apart
 from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.metrics import load_metric
+from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
+from hftune.trainers.reward_losses import bradley_terry, centring
+from hftune.trainers.scales import ScaleMixin, numbered
 
 
-class RewardTrainer(HftuneTrainerMixin, trl.RewardTrainer):
-    """TRL's trainer, with accuracy and margin taken over the held-out pairs as a whole.
+class RewardTrainer(ScaleMixin, HftuneTrainerMixin, trl.RewardTrainer):
+    """TRL's trainer with score differences, label smoothing and rows without padding.
 
-    TRL averages the averages of batches, which is another number when the last batch is smaller or ranks differ.
+    Figures of held-out pairs, the loss as well, are taken over all pairs at once: means of batches' means are other
+    numbers where the last batch is smaller or ranks differ.
     """
 
     def __init__(
@@ -30,34 +39,129 @@ class RewardTrainer(HftuneTrainerMixin, trl.RewardTrainer):
         data: Splits,
         **kwargs: Any,
     ) -> None:
+        pad = tokenizer.pad_token_id
+        collator = FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of)
         super().__init__(
             model=model,
             args=args,
             processing_class=tokenizer,
             train_dataset=data.train,
-            eval_dataset=data.evaluation,
-            compute_metrics=pairwise_metrics,
+            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            data_collator=collator,
+            compute_metrics=self.score_figures,
             **kwargs,
         )
         self.mixture = data.mixture
 
+    def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
+        """Pairs are tokenised and within their limits already; TRL would go through all of them to see that."""
+        return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        if "index" not in self._signature_columns:
+            self._signature_columns.append("index")
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
+        difference = inputs.pop("margin", None)
+        inputs.pop("index", None)
+        chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
+        loss = self.pair_losses(chosen, rejected, difference).mean()
+        if self.model.training:
+            self._count(inputs, chosen.detach(), rejected.detach())
+        return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
+
+    def conversation_scores(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The score of each conversation in a batch, (conversations,), float32."""
+        ends = inputs.pop("ends", None)
+        if ends is None:
+            return model(**inputs, use_cache=False).logits.squeeze(-1).float()
+        with token_scores(self.model) as heard:
+            model(**inputs)
+        return heard[-1][0, ends, 0].float()
+
+    def pair_losses(
+        self, chosen: torch.Tensor, rejected: torch.Tensor, difference: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One loss a pair, (pairs,), as the arguments say."""
+        how = self.args
+        given = {}
+        if difference is not None and how.score_difference != "none":
+            given[how.score_difference] = difference * how.score_difference_scale
+        losses = bradley_terry(chosen, rejected, label_smoothing=how.label_smoothing, **given)
+        if how.center_rewards_coefficient is not None:
+            losses = losses + how.center_rewards_coefficient * centring(chosen, rejected)
+        return losses
+
+    def _count(self, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
+        """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
+        tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        scores = torch.cat([chosen, rejected])
+        mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
+        mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
+        counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
+        self._total_train_tokens += int(counted.sum()) // self._tp_size
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        found = {"min_reward": low.min(), "mean_reward": mean.mean(), "max_reward": high.max()}
+        found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
+        for name, value in found.items():
+            self._metrics["train"][name].append(float(value))
+
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Loss, scores (pairs, 2) as chosen and rejected, and a label a pair, so that ranks can be gathered by pair."""
+        """Loss, scores (pairs, 2) as chosen and rejected, and the number of each pair, so that ranks are gathered."""
+        self._prove_apart(model)
         inputs = self._prepare_inputs(inputs)
+        index = inputs["index"]
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
-        # TRL stacks a batch as all chosen, then all rejected: (2 * pairs, 1).
-        chosen, rejected = outputs.logits.squeeze(-1).float().chunk(2)
-        scores = torch.stack([chosen, rejected], dim=1)
-        labels = torch.zeros_like(chosen)
-        return (loss, None, None) if prediction_loss_only else (loss, scores, labels)
+            loss, scores = self.compute_loss(model, inputs, return_outputs=True)
+        # The loss of all pairs comes from their scores (`score_figures`); the Trainer only wants scores with this.
+        return loss, scores, index
+
+    def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Figures over all held-out pairs; the report of them is kept for the manifest."""
+        scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
+        pairs: Dataset = self.scored[index]
+        self.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
+        self.all_scores = scores.flatten()
+        difference = torch.tensor(pairs["margin"]) if "margin" in pairs else None
+        chosen, rejected = torch.tensor(scores).unbind(1)
+        self.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
+        return pair_figures(scores)
+
+    def describe(self) -> str:
+        """The last evaluation, in lines."""
+        return describe_pairs(self.report)
+
+    def _prove_apart(self, model: Any) -> None:
+        """As the mixin's, by the scores of tokens: a reward model gives one of a row."""
+        if self.args.flat_batches and not self._proven_apart:
+            self._proven_apart = True
+            attention = self.model.config._attn_implementation
+            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read=self._scores_of_tokens)
+
+    def _scores_of_tokens(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """(1, tokens, 1)"""
+        with token_scores(self.model) as heard:
+            model(**inputs)
+        return heard[-1]
 
 
-def pairwise_metrics(prediction: EvalPrediction) -> dict[str, float]:
-    """Accuracy and mean margin from scores (pairs, 2)."""
-    scores = np.asarray(prediction.predictions, dtype=np.float64)
-    chosen, rejected = scores[:, 0], scores[:, 1]
-    accuracy = load_metric("pairwise_accuracy").compute(predictions=chosen, references=rejected)
-    return accuracy | load_metric("reward_margin").compute(predictions=chosen, references=rejected)
+@contextmanager
+def token_scores(model: Any) -> Iterator[list[torch.Tensor]]:
+    """What the score head says of every token while the block runs: (rows, tokens, labels), one a forward pass.
+
+    transformers scores all tokens of a row, and then gives the last one's alone. The model is called as ever, so that
+    DeepSpeed's and DDP's own hooks have their way.
+    """
+    heard: list[torch.Tensor] = []
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    handle = plain.score.register_forward_hook(lambda module, args, output: heard.append(output))
+    try:
+        yield heard
+    finally:
+        handle.remove()

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
 
 from hftune.arguments import ModelArguments
 from hftune.arguments.training import RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.reward_scale import RewardScale, read_scale
+from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
@@ -22,6 +26,7 @@ from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
 from hftune.models.folding import fold_adapters
 from hftune.preflight.checks import check_rewards
+from hftune.trainers.score_batches import StepReward
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., list[float]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
@@ -45,8 +50,8 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
     for path in model_paths or []:
-        model, tokenizer = load_reward_model(path, dtype)
-        sources.append(model)
+        source, tokenizer = _reward_of(path, dtype, training_args)
+        sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions or []:
         sources.append(load_function(name))
@@ -54,25 +59,120 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     return sources, tokenizers
 
 
-def load_reward_model(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A reward model whole: an adapter is folded into its base in memory. It is never trained here."""
+def _reward_of(
+    path: str, dtype: torch.dtype, training_args: RLFields
+) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
+    """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
+    model, tokenizer = load_reward_model(path, dtype)
+    scale = _said_scale(path) if training_args.normalize_rewards else None
+    if reward_head(path) == "steps":
+        device = getattr(training_args, "device", "cpu")
+        separator, name = step_separator(path), Path(path).name
+        return StepReward(model, tokenizer, separator=separator, scale=scale, device=device, name=name), None
+    if scale is not None:
+        apply_scale(model, scale)
+    return model, tokenizer
+
+
+def reward_head(path: str, flag: str = "--reward_model_path") -> str:
+    """What a reward model scores: "score" (conversations) or "steps".
+
+    Raises:
+        ArgumentError: There is no such model, or it has no score head.
+    """
+    if (Path(path) / "adapter_config.json").is_file():
+        task = read_lora_config(path, flag).task_type
+        head = next((head for head, kind in TASK_TYPES.items() if kind == task), "causal_lm")
+    else:
+        try:
+            names = AutoConfig.from_pretrained(path).architectures or [""]
+        except (OSError, ValueError) as error:
+            raise ArgumentError(
+                f"no model could be loaded from {path}: {str(error).splitlines()[0]}", place=flag, fix="check it"
+            ) from error
+        heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
+        head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
+    if head == "causal_lm":
+        raise ArgumentError(
+            f"{path} has no score head", place=flag, fix="give the output folder of run_rm.py, or its merged model"
+        )
+    return head
+
+
+def load_reward_model(
+    path: str, dtype: torch.dtype, *, flag: str = "--reward_model_path"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A reward model whole: an adapter is folded into its base in memory. It is never trained here.
+
+    Args:
+        path: Of an outcome or a process reward model.
+        dtype: Of the weights.
+        flag: What named it, for errors.
+    """
+    head = reward_head(path, flag)
+    auto: Any = getattr(transformers, AUTO_CLASSES[head])
+    labels = len(STEP_LABELS) if head == "steps" else 1
     tokenizer = AutoTokenizer.from_pretrained(path)
     with not_partitioned():
         if (Path(path) / "adapter_config.json").is_file():
             base = (read_manifest(path) or {}).get("base", {}).get("name")
-            base = base or read_lora_config(path, "--reward_model_path").base_model_name_or_path
+            base = base or read_lora_config(path, flag).base_model_name_or_path
             folders = whole_chain([path])
             notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
-            model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=dtype)
+            model = _from_base(auto, base, labels, dtype)
             grow_as_recorded(model, folders)
             model = fold_adapters(model, folders)
         else:
-            model = AutoModelForSequenceClassification.from_pretrained(path, num_labels=1, dtype=dtype)
+            model = auto.from_pretrained(path, num_labels=labels, dtype=dtype)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     model.requires_grad_(False)
     return model.eval(), tokenizer
+
+
+def _from_base(auto: Any, base: str, labels: int, dtype: torch.dtype) -> PreTrainedModel:
+    level = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
+    try:
+        return auto.from_pretrained(base, num_labels=labels, dtype=dtype)
+    finally:
+        hf_logging.set_verbosity(level)
+
+
+def step_separator(path: str) -> str:
+    """What stands between steps, as a process reward model was trained; a line break where nobody has said."""
+    manifest = read_manifest(path) or {}
+    for folder in [path, *(parent["folder"] for parent in manifest.get("parents") or [])]:
+        trained = ((read_manifest(folder) or {}).get("arguments") or {}).get("training") or {}
+        if trained.get("reward_kind") == "process":
+            return str(trained["step_separator"])
+    return "\n"
+
+
+def _said_scale(path: str) -> RewardScale | None:
+    """The scale that is stored with a model, said."""
+    scale = read_scale(path)
+    if scale is None:
+        notice(f"{path} has no scale stored with it: its scores are the rewards as they are")
+    else:
+        notice(f"{path}: rewards are (score - {scale.mean:.4g}) / {scale.std:.4g}, by its {scale.measured_on}")
+    return scale
+
+
+def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
+    """Have the model give (score - mean) / std from now on; its weights stay as they are.
+
+    Args:
+        model: With `logits` of shape (batch, 1) in its outputs.
+        scale: Of its raw scores.
+    """
+
+    def normalise(module: Any, args: Any, output: Any) -> Any:
+        output.logits = (output.logits.float() - scale.mean) / scale.std
+        return output
+
+    model.register_forward_hook(normalise)
 
 
 def load_function(name: str) -> Callable[..., list[float]]:

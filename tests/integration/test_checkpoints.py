@@ -105,7 +105,10 @@ def test_whole_weights_from_the_pieces(
     name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
     exported, whole = load_file(checkpoint / name), load_file(tmp_path / "whole" / name)
     for key, tensor in exported.items():
-        torch.testing.assert_close(whole[key], tensor, atol=0, rtol=0)
+        # The head is the embeddings once more, where an export has it at all.
+        torch.testing.assert_close(
+            whole[key if key != "lm_head.weight" else "model.embed_tokens.weight"], tensor, atol=0, rtol=0
+        )
     if method == "full":
         _, info = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", output_loading_info=True)
         assert not info["missing_keys"] and not info["unexpected_keys"]

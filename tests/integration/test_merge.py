@@ -40,13 +40,23 @@ def test_causal_lm(stage_run: Callable, merge: Callable, tiny_model: Path, stage
     assert merged.generate(IDS, **greedy).tolist() == adapted.generate(input_ids=IDS, **greedy).tolist()
 
 
-def test_score_head(stage_run: Callable, merge: Callable, tiny_model: Path) -> None:
-    adapter = stage_run("rm", "lora", "zero3").folder
+@pytest.mark.parametrize("method, mode", [("lora", "zero3"), pytest.param("qlora4", "zero3", marks=pytest.mark.slow)])
+def test_score_head(stage_run: Callable, merge: Callable, tiny_model: Path, method: str, mode: str) -> None:
+    """Head and scale of two processes, bit for bit, once merged and loaded again."""
+    trained = stage_run("rm", method, mode)
+    adapter = trained.folder
     merged_folder = merge(adapter)
     merged, info = AutoModelForSequenceClassification.from_pretrained(merged_folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     base = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
     adapted = PeftModel.from_pretrained(base, adapter)
+    head = adapted.get_base_model().score.modules_to_save["default"].weight
+    assert torch.equal(merged.score.weight, head)
+    scale = trained.manifest["reward_scale"]
+    assert scale["std"] > 0 and scale["scores"] == 8
+    assert (
+        merged.config.reward_scale == scale == json.loads((merged_folder / "hftune.json").read_text())["reward_scale"]
+    )
     with torch.no_grad():
         torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
 

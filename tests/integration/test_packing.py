@@ -30,8 +30,9 @@ def test_recomputing_changes_nothing(stage_run: Callable, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["single", "zero2"])
 def test_without_padding_the_losses_are_those_with(stage_run: Callable, mode: str) -> None:
-    padded = stage_run("sft", "full", "single")
-    flat = stage_run("sft", "full", mode, ("--padding_free", "True"))
+    padded = stage_run("sft", "full", "single", ("--padding_free", "False"))
+    flat = stage_run("sft", "full", mode)
+    assert flat.manifest["arguments"]["training"]["padding_free"] is True
     assert flat.losses == pytest.approx(padded.losses, abs=1e-4 if mode == "zero2" else 2e-5)
     name = "eval_loss"
     assert flat.manifest["metrics"][name] == pytest.approx(padded.manifest["metrics"][name], abs=1e-4)
@@ -40,6 +41,7 @@ def test_without_padding_the_losses_are_those_with(stage_run: Callable, mode: st
 def test_one_step_over_everything_is_the_same_packed(stage_run: Callable) -> None:
     """All conversations in one step, by accumulation: same loss and same held-out loss after it."""
     common = ("--max_length", "176", "--max_steps", "1")
+    common = (*common, "--padding_free", "False")
     padded = stage_run("sft", "full", "single", (*common, "--gradient_accumulation_steps", "5"))
     packed = stage_run("sft", "full", "single", (*common, "--packing", "True"))
     assert packed.losses == pytest.approx(padded.losses, abs=1e-5)

@@ -5,7 +5,8 @@ python -m tests.table.drive --cells CELLS.jsonl --work FOLDER
 A fork costs milliseconds where a launcher costs twelve seconds, and a cell can neither see nor disturb another: no
 state of transformers, accelerate or DeepSpeed has to be reset, and a cell that hangs or dies is ended alone. What a
 launcher tells its processes (rank, world size, where to meet) is told here by the same variables. `CELLS.jsonl` has a
-line a cell: {"name", "script", "flags", "processes", "reload": ...}. Cells that have a result are not run again.
+line a cell: {"name", "script", "flags", "processes", "reload": ...}; with "reload" null nothing is reloaded. Cells that
+have a result are not run again.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def run_cell(cell: dict[str, Any], folder: Path, made_by: str | None) -> dict[st
     log = folder / "log.txt"
     flags = [*cell["flags"], "--output_dir", str(folder / "out")]
     code = fork_and_wait(lambda: witness.run(cell["script"], flags, folder), log, cell["processes"])
-    if code == 0:
+    if code == 0 and cell["reload"]:
         code = fork_and_wait(lambda: reload.run(cell["reload"], folder), log, 1)
     said = log.read_text(encoding="utf-8", errors="replace")
     result = {

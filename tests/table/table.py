@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tests.architectures import make_model
 from tests.conftest import ROOT, without_launcher
@@ -61,18 +62,29 @@ def run_cells(
     """Run those that have no result of the present code in `work`, and read them all; `stale`: of any code."""
     cells = list(cells)
     prepare(cells, work)
-    lines = work / f"cells-{os.getpid()}.jsonl"
-    lines.write_text("".join(json.dumps(cell.as_line(work)) + "\n" for cell in cells), encoding="utf-8")
-    command = [sys.executable, "-m", "tests.table.drive", "--cells", str(lines), "--work", str(work / "cells")]
     code = None if stale else code_fingerprint()
-    if code is not None:
-        command += ["--code", code]
-    if seconds is not None:
-        command += ["--seconds", str(seconds)]
-    subprocess.run(command, cwd=ROOT, check=True, env=environment(work))
-    lines.unlink()
+    drive([cell.as_line(work) for cell in cells], work, seconds, code)
     read = {cell: read_outcome(cell, work, code) for cell in cells}
     return {cell: outcome for cell, outcome in read.items() if outcome is not None}
+
+
+def drive(cells: list[dict[str, Any]], work: Path, seconds: float | None = None, code: str | None = None) -> None:
+    """Have the driver run what has no result in `work` yet, in a process of its own.
+
+    Args:
+        cells: Lines for the driver.
+        work: Results go below `work/cells`.
+        seconds: Stop after the cell in which this time is over.
+        code: Only results made by this code count; None: any.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    lines = work / f"cells-{os.getpid()}.jsonl"
+    lines.write_text("".join(json.dumps(cell) + "\n" for cell in cells), encoding="utf-8")
+    command = [sys.executable, "-m", "tests.table.drive", "--cells", str(lines), "--work", str(work / "cells")]
+    command += ["--code", code] if code is not None else []
+    command += ["--seconds", str(seconds)] if seconds is not None else []
+    subprocess.run(command, cwd=ROOT, check=True, env=environment(work))
+    lines.unlink()
 
 
 def code_fingerprint() -> str:

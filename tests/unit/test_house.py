@@ -15,7 +15,8 @@ FLOORS = [
     {"data", "models", "checkpoints"},
     {"preflight", "reporting"},
     {"trainers", "merging", "vocabulary"},
-    {"stage"},
+    {"stage", "scoring"},
+    {"pipeline"},
     {"cli"},
 ]
 FILES = sorted((ROOT / "hftune").rglob("*.py"))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
@@ -30,23 +32,50 @@ def compare(folder: Path, result: Path, trust_remote_code: bool = False) -> dict
     return distance(before, logits_of(load(result, trust_remote_code, dtype="auto"), folder))
 
 
-def read_back(folder: Path, gguf: Path, trust_remote_code: bool = False) -> dict[str, Any]:
-    """The difference between a model and its GGUF file.
+def read_back(folder: Path, file: Path, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The difference between a model and its GGUF file, or the first of several.
 
     The file is read by llama.cpp where `llama_cpp` is installed, else its tensors are read by transformers into the
     model that they came from, of whose config transformers' reader knows but a part.
     """
     before = logits_of(load(folder, trust_remote_code), folder)
     if importlib.util.find_spec("llama_cpp") is not None:
-        return {"read_by": "llama.cpp", **distance(before, _llama_cpp_logits(gguf, folder))}
+        return {"read_by": "llama.cpp", **distance(before, _llama_cpp_logits(file, folder))}
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if config.model_type in _NOT_READ:
         notice(f"not read back: transformers reads no GGUF of {config.model_type}; install llama-cpp-python for that")
         return {}
     if config.model_type == "mistral":  # llama.cpp's name for it is llama, and so is the computation
         config = LlamaConfig.from_dict(config.to_dict() | {"model_type": "llama"})
-    model = load(gguf.parent, gguf_file=gguf.name, config=config)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as room:
+        whole = file if "-of-" not in file.name else join(file, Path(room) / "whole.gguf")
+        model = load(whole.parent, gguf_file=whole.name, config=config)
     return {"read_by": "transformers", **distance(before, logits_of(model, folder))}
+
+
+def join(first: Path, target: Path) -> Path:
+    """Several GGUF files as one, for readers that know of one alone.
+
+    Args:
+        first: NAME-00001-of-0000N.gguf; the others lie beside it.
+        target: The file to write.
+    """
+    stem = first.name.rsplit("-00001-of-", 1)[0]
+    readers = [gguf.GGUFReader(file) for file in sorted(first.parent.glob(f"{stem}-*-of-*.gguf"))]
+    fields = [field for field in readers[0].fields.values() if not field.name.startswith(("GGUF.", "split."))]
+    kind = next(field.contents() for field in fields if field.name == "general.architecture")
+    writer = gguf.GGUFWriter(target, kind)
+    for field in fields:
+        inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+        if field.name != "general.architecture":
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for tensor in (tensor for reader in readers for tensor in reader.tensors):
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def logits_of(model: Any, tokenizer_folder: Path) -> list[torch.Tensor]:
@@ -89,11 +118,11 @@ def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
         )
 
 
-def _llama_cpp_logits(gguf: Path, folder: Path) -> list[torch.Tensor]:
+def _llama_cpp_logits(file: Path, folder: Path) -> list[torch.Tensor]:
     from llama_cpp import Llama
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = Llama(str(gguf), logits_all=True, n_ctx=512, verbose=False)
+    model = Llama(str(file), logits_all=True, n_ctx=512, verbose=False)
     found = []
     for text in TEXTS:
         ids = tokenizer(text).input_ids

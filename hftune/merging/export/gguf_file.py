@@ -25,6 +25,7 @@ from hftune.merging.export import architectures
 from hftune.merging.export.architectures import Architecture
 from hftune.merging.export.limits import check_llama_cpp
 from hftune.merging.export.vocabulary import read_vocabulary
+from hftune.merging.shards import parse_size
 from hftune.weight_files import read_header, weight_files
 
 TYPES: dict[str, Type] = {
@@ -81,17 +82,26 @@ class Piece:
         return quants.quantize(tensor.numpy(), self.type)
 
 
-def write_gguf(folder: Path, file: Path, outtype: str = "auto", *, trust_remote_code: bool = False) -> dict[str, Any]:
+def write_gguf(
+    folder: Path,
+    file: Path,
+    outtype: str = "auto",
+    *,
+    max_shard_size: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
     """Write the model in `folder` to `file`; memory is that of its largest tensor, a few times.
 
     Args:
         folder: A full or merged model with safetensors and a tokenizer.
         file: Written whole or not at all.
         outtype: A key of `TYPES`, or auto for the checkpoint's own dtype.
+        max_shard_size: Where the tensors take more bytes: several files, NAME-00001-of-00003.gguf and so on, of which
+            llama.cpp is given the first.
         trust_remote_code: For the config and the tokenizer.
 
     Returns:
-        `architecture`, `type`, `tensors`, `rows` of the embedding, and `bytes`.
+        `architecture`, `type`, `tensors`, `rows` of the embedding, `files` by name, the first one first, and `bytes`.
 
     Raises:
         ArgumentError: An architecture, tokenizer or tensor that hftune does not write.
@@ -103,25 +113,27 @@ def write_gguf(folder: Path, file: Path, outtype: str = "auto", *, trust_remote_
     chosen = TYPES[outtype] if outtype != "auto" else _checkpoint_type(folder)
     pieces = list(_pieces(folder, config, known, chosen))
     rows = next(piece.shape[0] for piece in pieces if piece.name == "token_embd.weight")
-    writer = gguf.GGUFWriter(None, known.name)
+    writer = gguf.GGUFWriter(None, known.name, split_max_size=parse_size(max_shard_size) if max_shard_size else 0)
     writer.add_name(folder.resolve().name)
     writer.add_file_type(_FILE_TYPES[chosen])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     architectures.add_parameters(writer, config, known, rows)
     adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     read_vocabulary(folder, rows).write(writer, folder, adds_bos=adds_bos)
-    _write(writer, pieces, file)
+    files = _write(writer, pieces, file)
     _say_what_stayed_wider(pieces, chosen)
     return {
         "architecture": known.name,
         "type": chosen.name.lower(),
         "tensors": len(pieces),
         "rows": rows,
-        "bytes": file.stat().st_size,
+        "files": [written.name for written in files],
+        "bytes": sum(written.stat().st_size for written in files),
     }
 
 
-def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> None:
+def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> list[Path]:
+    """Write all files aside, and rename them when the last one is whole; returns them."""
     for piece in pieces:
         dtype = _FLOATS.get(piece.type)
         if dtype is not None:
@@ -129,14 +141,17 @@ def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> None:
         else:  # the package counts such tensors in bytes
             stored = quants.quant_shape_to_byte_shape(piece.shape, piece.type)
             writer.add_tensor_info(piece.name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=piece.type)
-    aside = file.with_name(f".{file.name}.partial")
+    aside = file.with_name(f".{file.stem}.partial.gguf")
+    written, files = writer.format_shard_names(aside), writer.format_shard_names(file)
     writer.write_header_to_file(aside)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for piece in tqdm(pieces, desc="writing GGUF", unit="tensor", disable=None):
         writer.write_tensor_data(piece.bytes())
     writer.close()
-    aside.replace(file)
+    for partial, whole in zip(written, files, strict=True):
+        partial.replace(whole)
+    return files
 
 
 _FLOATS: dict[Type, np.dtype] = {Type.F32: np.dtype(np.float32), Type.F16: np.dtype(np.float16)}

@@ -17,6 +17,7 @@ from hftune.arguments.export import (
     HubArguments,
     OllamaArguments,
     QuantisedArguments,
+    ServedAdapterArguments,
     ServingArguments,
 )
 from hftune.checkpoints import manifest as manifests
@@ -59,11 +60,16 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             place="--model_name_or_path",
             fix="give the folder of a model",
         )
+    elif isinstance(args, ServedAdapterArguments):
+        from hftune.merging.export.adapter import check_served_adapter
+
+        yield from check_served_adapter(folder, args)
     elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
+        beside = "; or hftune export vllm-lora serves it beside its base" if isinstance(args, ServingArguments) else ""
         yield ArgumentError(
             f"{folder} holds a LoRA adapter, not a model",
             place="--model_name_or_path",
-            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED",
+            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{beside}",
         )
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
@@ -71,6 +77,12 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
         if not args.hub_model_id and not args.card_only:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
         return
+    if isinstance(args, OllamaArguments) and args.max_shard_size:
+        yield ArgumentError(
+            "Ollama takes a model of one file",
+            place=f"--max_shard_size {args.max_shard_size}",
+            fix="leave it out",
+        )
     if not args.output_dir:
         yield ArgumentError("no output folder was named", place="--output_dir", fix="give one")
     elif manifests.is_complete(args.output_dir) and not args.overwrite_output_dir:
@@ -91,6 +103,10 @@ def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
 
         figures = write_quantised(folder, aside, args)
         return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+    if isinstance(args, ServedAdapterArguments):
+        from hftune.merging.export.adapter import write_served_adapter
+
+        return write_served_adapter(folder, aside, args)
     assert isinstance(args, ServingArguments)
     from hftune.merging.export.serving import write_serving_folder
 
@@ -103,11 +119,18 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
     from hftune.merging.export.ollama import write_modelfile
 
     name = f"{folder.resolve().name}-{args.outtype}.gguf" if args.outtype != "auto" else f"{folder.resolve().name}.gguf"
-    figures = write_gguf(folder, aside / name, args.outtype, trust_remote_code=args.trust_remote_code)
+    figures = write_gguf(
+        folder,
+        aside / name,
+        args.outtype,
+        max_shard_size=args.max_shard_size,
+        trust_remote_code=args.trust_remote_code,
+    )
     if isinstance(args, OllamaArguments):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
         write_modelfile(aside, name, tokenizer, folder, args.system)
-    return figures | (read_back(folder, aside / name, args.trust_remote_code) if args.verify else {})
+    first = aside / figures["files"][0]
+    return figures | (read_back(folder, first, args.trust_remote_code) if args.verify else {})
 
 
 def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any]:
@@ -126,7 +149,7 @@ def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any
     scores = "score.weight" in weight_shapes(folder)
     save_extracted(found, aside, base, args.lora_r, scores=scores)
     AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
-    figures = found.to_dict()
+    figures = found.to_dict() | {"base": base}
     if args.verify and not scores:
         adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
         tuned = load(folder, args.trust_remote_code)
@@ -147,6 +170,7 @@ def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
 
 
 def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
+    base = figures.pop("base", str(folder))  # of an adapter, the model that it is for
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "export",
@@ -154,9 +178,9 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
         "status": manifests.COMPLETE,
         "arguments": manifests.without_secrets(vars(args)),
         "versions": manifests.library_versions(),
-        "base": {"name": str(folder), "fingerprint": fingerprint(folder)},
+        "base": {"name": base, "fingerprint": fingerprint(base)},
         "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],
-        "kind": "adapter" if isinstance(args, ExtractArguments) else "full",
+        "kind": "adapter" if isinstance(args, ExtractArguments | ServedAdapterArguments) else "full",
         "figures": figures,
     }
 
@@ -166,6 +190,7 @@ FORMATS: dict[str, type[ExportArguments]] = {
     "ollama": OllamaArguments,
     "quantized": QuantisedArguments,
     "vllm": ServingArguments,
+    "vllm-lora": ServedAdapterArguments,
     "lora": ExtractArguments,
     "hub": HubArguments,
 }

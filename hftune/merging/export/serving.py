@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from hftune.arguments.export import ServingArguments
 from hftune.logging import notice
 from hftune.merging.export.turns import terminator
-from hftune.weight_files import weight_files
-
-INDEX = "model.safetensors.index.json"
+from hftune.merging.shards import parse_size
+from hftune.merging.tensors import FLOATS
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
 
 
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:
@@ -33,33 +35,63 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
     tokenizer.save_pretrained(output)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
-    sizes = {file.name: _copy_weights(file, output / file.name, dtype) for file in weight_files(folder)}
-    _copy_index(folder, output, sum(sizes.values()))
+    size = _write_weights(folder, output, dtype, args.max_shard_size)
     if dtype is not None:
         config.dtype = dtype
     config.use_cache = True
     config.save_pretrained(output)
     ends = _write_generation_config(folder, output, tokenizer)
-    return {"dtype": args.dtype, "ends": ends, "bytes": sum(sizes.values())}
+    return {"dtype": args.dtype, "ends": ends, "bytes": size}
 
 
-def _copy_weights(source: Path, target: Path, dtype: torch.dtype | None) -> int:
-    """Copy one file in another dtype; returns the bytes of its tensors."""
-    tensors = load_file(source)
-    cast = {
-        name: tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
-    save_file(cast, target, metadata={"format": "pt"})
-    return sum(tensor.nbytes for tensor in cast.values())
+def _write_weights(folder: Path, output: Path, dtype: torch.dtype | None, limit: str | None) -> int:
+    """Copy all weights in another dtype, file by file or into files of another size; returns their bytes."""
+    files = _lay_out(stored_tensors(folder), dtype, limit)
+    for name, tensors in files.items():
+        save_file(_read(tensors, dtype), output / name, metadata={"format": "pt"})
+    size = sum(_nbytes(tensor, dtype) for tensors in files.values() for tensor in tensors.values())
+    if len(files) > 1:
+        where = {tensor: name for name, tensors in files.items() for tensor in tensors}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        (output / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return size
 
 
-def _copy_index(folder: Path, output: Path, size: int) -> None:
-    if not (folder / INDEX).is_file():
-        return
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    index["metadata"] = index.get("metadata", {}) | {"total_size": size}
-    (output / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+def _lay_out(
+    tensors: dict[str, StoredTensor], dtype: torch.dtype | None, limit: str | None
+) -> dict[str, dict[str, StoredTensor]]:
+    """File name -> its tensors."""
+    groups: list[dict[str, StoredTensor]] = []
+    sizes: list[int] = []
+    most = parse_size(limit) if limit else None
+    for name, tensor in tensors.items():
+        size = _nbytes(tensor, dtype)
+        file = next(iter(groups[-1].values())).file if groups else None
+        if not groups or (sizes[-1] + size > most if most else tensor.file != file):
+            groups.append({})
+            sizes.append(0)
+        groups[-1][name] = tensor
+        sizes[-1] += size
+    if len(groups) == 1:
+        return {WEIGHTS_NAME: groups[0]}
+    stem, count = WEIGHTS_NAME.removesuffix(".safetensors"), len(groups)
+    return {f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, start=1)}
+
+
+def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
+    if dtype is None or tensor.dtype not in FLOATS:
+        return tensor.nbytes
+    return math.prod(tensor.shape) * dtype.itemsize
+
+
+def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in {tensor.file for tensor in tensors.values()}:
+        with safe_open(file, framework="pt") as stored:
+            for name in (name for name, tensor in tensors.items() if tensor.file == file):
+                tensor = stored.get_tensor(name)
+                found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return found
 
 
 def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:

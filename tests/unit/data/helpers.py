@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.encoder import tokenise_rows
 from hftune.data.encoding import Counts
-from hftune.data.pairs import PairEncoder, PromptEncoder, RewardPairEncoder
+from hftune.data.pairs import PairEncoder, PromptEncoder
+from hftune.data.reward_pairs import RewardPairEncoder
 from hftune.data.sources import Row
 from hftune.data.tokenization import ChatEncoder, TextEncoder
 

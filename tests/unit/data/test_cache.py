@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from datasets import Dataset
+from filelock import FileLock
 
 from hftune.data.cache import cached, fingerprint
 from hftune.data.encoding import Counts
+from hftune.distributed import ranks
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, make_tokenizer
 
@@ -144,3 +147,33 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write the cache"):
         cached("k", Build(), str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_ranks_wait_at_a_file_and_not_in_a_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_rank: str
+) -> None:
+    """LF2424, LF662: a collective that waits for an hour of tokenising is ended by NCCL's watchdog."""
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    events: list[str] = []
+    done = threading.Event()
+    (tmp_path / "datasets").mkdir()
+    other = FileLock(tmp_path / "datasets" / ".key.lock")
+    if local_rank == "1":  # the first rank of the machine is at work
+        other.acquire()
+    monkeypatch.setattr(ranks, "barrier", lambda: events.append("barrier"))
+    build = Build()
+
+    def work() -> None:
+        cached("key", lambda folder: (events.append("write"), build(folder))[1], str(tmp_path))
+        done.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    if local_rank == "1":
+        assert not done.wait(0.3)
+        assert events == ["barrier"]  # passed, before anything is tokenised: it waits for the lock now
+        build(tmp_path / "datasets" / "fresh")
+        other.release()
+    worker.join()
+    assert events == ["barrier", "write"]

@@ -111,7 +111,7 @@ def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) ->
     assert decoded(chatml, dataset[0]) == {
         "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>\n", "rejected_ids": PROMPT + "\n\nno<|im_end|>\n",
     }  # fmt: skip
-    assert dataset.column_names == ["chosen_ids", "rejected_ids", "length"]
+    assert dataset.column_names == ["chosen_ids", "rejected_ids", "source", "length"]
     assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
 
 

@@ -10,8 +10,9 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments import DataArguments, parse_arguments
-from hftune.data.pairs import PairEncoder, PromptEncoder, RewardPairEncoder
+from hftune.data.pairs import PairEncoder, PromptEncoder
 from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview, recognised
+from hftune.data.reward_pairs import RewardPairEncoder
 from hftune.data.splits import load_splits
 from hftune.data.tokenization import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
@@ -74,8 +75,8 @@ def test_formats_are_explained(tmp_path: Path) -> None:
 
 
 def test_encoders_read_their_flags(chatml: PreTrainedTokenizerFast) -> None:
-    *_, args = parse_arguments("dpo", ["--output_dir", "o", "--max_length", "64", "--max_prompt_length", "9"])
-    for encoder in (PairEncoder, RewardPairEncoder):
+    for stage, encoder in (("dpo", PairEncoder), ("rm", RewardPairEncoder)):
+        *_, args = parse_arguments(stage, ["--output_dir", "o", "--max_length", "64", "--max_prompt_length", "9"])
         assert "total=64, prompt=9" in str(encoder.from_arguments(chatml, args).settings())
     assert PromptEncoder.from_arguments(chatml, SimpleNamespace(max_prompt_length=7)).settings() == {  # type: ignore[arg-type]
         "encoder": "prompts",

@@ -8,24 +8,37 @@ from pathlib import Path
 import pytest
 
 from hftune.distributed.ds_config import check_ds_config, offload_device, read_ds_config, resolve_ds_config, zero_stage
+from hftune.distributed.ds_features import Setting
 from hftune.errors import ArgumentError
 
-SHIPPED = sorted((Path(__file__).parents[3] / "ds_configs").glob("*.json"))
+FOLDER = Path(__file__).parents[3] / "ds_configs"
+SHIPPED = sorted(FOLDER.rglob("*.json"))
+OFFLOADED = {"offload": "cpu", "superoffload": "cpu", "nvme": "nvme"}
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_shipped_configs(file: Path) -> None:
-    config = read_ds_config(str(file))
-    assert check_ds_config(config) == []
+def test_shipped_configs(file: Path, tmp_path: Path) -> None:
+    """On a GPU with all that there is, every one is right; its name says its stage and where the optimizer lies."""
+    config, words = read_ds_config(str(file)), file.stem.split("_")
+    nvme = str(tmp_path) if "nvme" in words else None
+    assert check_ds_config(config, Setting(on_cpu=False, world_size=4, bf16=True, nvme_path=nvme)) == []
     assert zero_stage(config) == int(file.stem[4])
-    assert offload_device(config, "optimizer") == ("cpu" if "offload" in file.stem else None)
+    (device,) = [OFFLOADED[word] for word in words if word in OFFLOADED] or [None]
+    assert offload_device(config, "optimizer") == device
     assert config["gradient_clipping"] == "auto", "DeepSpeed would clip at 1.0"
-    assert resolve_ds_config(config, has_compiler=True, on_cpu=True) == (config, [])
+    resolved, changes = resolve_ds_config(config, has_compiler=True, on_cpu=True, nvme_path=nvme, machine=2)
+    assert len(changes) == ("auto" in json.dumps(config["zero_optimization"].get("zero_hpz_partition_size", 1)))
+    for block in ("offload_optimizer", "offload_param"):
+        if nvme and block in resolved["zero_optimization"]:
+            assert resolved["zero_optimization"][block]["nvme_path"] == nvme
+    assert resolved["zero_optimization"].get("zero_hpz_partition_size", 2) == 2
+    assert changes or nvme or resolved == config
 
 
-def test_five_configs_are_shipped() -> None:
+def test_configs_that_are_shipped() -> None:
     names = {file.stem for file in SHIPPED}
-    assert names >= {"zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"}
+    assert names >= {"zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "zero3_nvme", "zero3_hpz"}
+    assert all(read_ds_config(name) == json.loads((FOLDER / f"{name}.json").read_text()) for name in names)
 
 
 def test_inline_json_and_broken_json(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hftune.distributed.ds_config import check_ds_config, read_ds_config
+from hftune.distributed.ds_features import Setting
 from hftune.distributed.ds_keys import REMOVED_KEYS, TOP_KEYS, check_against_arguments
 from hftune.errors import ArgumentError
 
@@ -58,7 +59,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults(fault: str) -> None:
     config, says = FAULTS[fault]
-    (problem,) = check_ds_config(config, world_size=6)
+    (problem,) = check_ds_config(config, Setting(on_cpu=False, world_size=6))
     for words in says:
         assert words in str(problem)
 

@@ -8,23 +8,29 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from hftune.arguments.merging import MergeArguments
 from hftune.merging.merge import merge_adapter
 
 IDS = (torch.arange(24) * 7 % 250 + 3)[None]
+AUTO: dict[str, Any] = {
+    "CAUSAL_LM": AutoModelForCausalLM,
+    "SEQ_CLS": AutoModelForSequenceClassification,
+    "TOKEN_CLS": AutoModelForTokenClassification,
+}
 ATTENTION = ["q_proj", "v_proj", "o_proj"]
 
 
 def auto(config: LoraConfig) -> Any:
     """The class that a task is loaded with."""
-    return AutoModelForSequenceClassification if config.task_type == "SEQ_CLS" else AutoModelForCausalLM
+    return AUTO[config.task_type]
 
 
 def load(base: Path, config: LoraConfig, **options: Any) -> Any:
     """The base in float32, as its task needs it."""
-    extra = {"num_labels": 1} if config.task_type == "SEQ_CLS" else {}
+    labels = {"SEQ_CLS": 1, "TOKEN_CLS": 2}.get(config.task_type)
+    extra = {} if labels is None else {"num_labels": labels}
     return auto(config).from_pretrained(base, dtype=torch.float32, **extra, **options).eval()
 
 
@@ -74,8 +80,7 @@ def adapted_logits(base: Path, *adapters: Path, rows: int | None = None) -> torc
 
 def merged_logits(folder: Path, task: str = "CAUSAL_LM") -> torch.Tensor:
     """What the merged folder says; missing and left-over weights fail."""
-    chosen: Any = AutoModelForSequenceClassification if task == "SEQ_CLS" else AutoModelForCausalLM
-    model, info = chosen.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, info = AUTO[task].from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
         return model.eval()(IDS).logits

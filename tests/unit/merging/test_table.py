@@ -95,6 +95,9 @@ CASES = {
     "head of a tied base": Case(
         "qwen2", {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
     ),
+    "head for steps": Case(
+        config={"target_modules": ATTENTION, "task_type": "TOKEN_CLS", "modules_to_save": ["score"]}
+    ),
     "head of mixtral": Case("mixtral", {**EXPERTS, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}),
     "shards as in the base": Case(changes={"shard": "60KB"}),
     "shards of another size": Case(arguments={"max_shard_size": "40KB"}),
@@ -116,7 +119,14 @@ def test_says_what_base_and_adapter_say(name: str, make_base: Callable, tmp_path
     torch.testing.assert_close(plain, wanted, atol=1e-5, rtol=1e-5)
     config = settings(tmp_path / "merged")
     names, before = (weight_shapes(folder).keys() for folder in (tmp_path / "merged", base))
-    added = {"score.weight"} if "score" in str(case.config) else {"lm_head.weight"} if case.tied is False else set()
+    heads = {"SEQ_CLS": {"score.weight"}, "TOKEN_CLS": {"score.weight", "score.bias"}}
+    added = (
+        heads[case.config["task_type"]]
+        if "score" in str(case.config)
+        else {"lm_head.weight"}
+        if case.tied is False
+        else set()
+    )
     dropped = {"lm_head.weight"} if "score" in str(case.config) else set()
     assert names == (before - dropped) | added
     if case.tied is not None:

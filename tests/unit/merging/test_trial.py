@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,13 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hftune.errors import ManifestError, UserError
 from hftune.merging import merge as merging
 from hftune.merging.progress import Progress
 from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
-from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits
+from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
 
 @pytest.fixture
@@ -59,6 +61,39 @@ def test_a_reward_model(make_base: Callable, tmp_path: Path) -> None:
     assert manifest["verified"]["largest"] < 1e-4
 
 
+def test_a_process_reward_model(make_base: Callable, tmp_path: Path) -> None:
+    """Head, bias and classes, and the scale that is stored beside them, bit for bit."""
+    config = {"target_modules": ATTENTION, "task_type": "TOKEN_CLS", "modules_to_save": ["score"]}
+    adapter = make_adapter(make_base("llama"), tmp_path / "adapter", **config)
+    scale = {"mean": 0.1 + 0.2, "std": 1 / 3, "scores": 7, "measured_on": "held-out records"}
+    (adapter / "hftune.json").write_text(json.dumps({"head": "steps", "status": "complete", "reward_scale": scale}))
+    manifest = merge(adapter, tmp_path / "merged", verify="true")
+    assert manifest["head"] == "steps" and manifest["verified"]["largest"] < 1e-4
+    assert manifest["reward_scale"] == scale == settings(tmp_path / "merged")["reward_scale"]
+    assert settings(tmp_path / "merged")["id2label"] == {"0": "wrong", "1": "right"}
+    trained, merged = load_file(adapter / "adapter_model.safetensors"), load_file(tmp_path / "merged/model.safetensors")
+    for name in ("score.weight", "score.bias"):
+        assert torch.equal(trained[f"base_model.model.{name}"], merged[name])
+
+
+def test_a_scale_is_not_kept_where_it_does_not_hold(make_base: Callable, tmp_path: Path) -> None:
+    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    scale = {"mean": 1.0, "std": 2.0, "scores": 7, "measured_on": "held-out records"}
+    base = make_base("llama")
+    for seed in (1, 2):
+        adapter = make_adapter(base, tmp_path / str(seed), seed=seed, **config)
+        (adapter / "hftune.json").write_text(json.dumps({"head": "score", "reward_scale": scale}))
+    merge(tmp_path / "1", tmp_path / "merged")
+    assert settings(tmp_path / "merged")["reward_scale"] == scale
+    # On a base that was a reward model, an adapter without a scale must not inherit that of the base.
+    (tmp_path / "2" / "hftune.json").write_text(json.dumps({"head": "score"}))
+    other = tmp_path / "base"
+    shutil.copytree(base, other)
+    (other / "config.json").write_text(json.dumps(settings(base) | {"reward_scale": scale}))
+    merge(tmp_path / "2", tmp_path / "again", base_model_name_or_path=str(other))
+    assert "reward_scale" not in settings(tmp_path / "again")
+
+
 def test_a_reward_model_upon_an_adapter(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama")
     below = make_adapter(base, tmp_path / "sft", target_modules=["q_proj", "down_proj", "lm_head"])
@@ -96,11 +131,11 @@ def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> N
     stored = load_file(tmp_path / "model.safetensors")
     save_file(stored | {"model.extra.weight": torch.ones(2)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ManifestError, match=r"model\.extra\.weight"):
-        reload_strictly(tmp_path, scores=False)
+        reload_strictly(tmp_path)
     del stored["model.norm.weight"]
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ManifestError, match=r"model\.norm\.weight"):
-        reload_strictly(tmp_path, scores=False)
+        reload_strictly(tmp_path)
 
 
 def test_large_models_are_checked_without_logits(

@@ -19,6 +19,7 @@ from hftune.models.attention import (
     choose,
     refuse_attention,
     refuse_unless_apart,
+    settle_batches,
 )
 from hftune.models.loading import load_causal_lm
 from hftune.models.segments import SEGMENTS
@@ -147,6 +148,38 @@ def test_a_run_on_a_cpu(tiny_model: Path, stage: str, flags: list[str], expected
     assert attention_for(model_args, training) == expected
     if expected == SEGMENTS:
         assert any(SEGMENTS in line for line in notices())
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "expected"),
+    [
+        ("sft", [], True),
+        ("sft", ["--padding_free", "False"], False),
+        ("sft", ["--packing"], False),  # nothing is padded then
+        ("sft", ["--attn_implementation", "sdpa"], False),
+        ("sft", ["--torch_compile"], False),
+        ("pt", [], False),
+        ("pt", ["--cross_document_attention", "True"], False),
+        ("pt", ["--packing", "False"], True),
+    ],
+)
+def test_rows_are_padded_only_where_they_must_be(
+    tiny_model: Path, stage: str, flags: list[str], expected: bool
+) -> None:
+    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
+    model_args, _, _, training = parse_arguments(stage, given)
+    settle_batches(model_args, training)
+    assert training.padding_free is expected
+    if expected:
+        assert any("side by side" in line for line in notices())
+
+
+def test_models_that_cannot_keep_documents_apart_get_padded_rows(tmp_path: Path) -> None:
+    transformers.MambaConfig(num_hidden_layers=2, hidden_size=32).save_pretrained(tmp_path)
+    given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
+    model_args, _, _, training = parse_arguments("sft", given)
+    settle_batches(model_args, training)
+    assert training.padding_free is False
 
 
 def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def by_hand(folder: Path) -> tuple[float, float, float]:
 @pytest.mark.parametrize("stage", ["pt", "sft"])
 def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path, tmp_path: Path) -> None:
     flags = {
-        "padded": ["--packing", "False"],
+        "padded": ["--packing", "False", "--padding_free", "False"],
         "padding_free": ["--packing", "False", "--padding_free", "True"],
         "packed": ["--packing", "True"],
     }[layout]
@@ -81,7 +81,22 @@ def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path
     logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert logged == [metrics["eval_loss"]]
     # TRL was told a white lie about what is packed; it must not last.
-    assert (args.packing, args.padding_free) == (layout == "packed", layout == "padding_free")
+    assert (args.packing, bool(args.padding_free)) == (layout == "packed", layout == "padding_free")
+
+
+@pytest.mark.parametrize(("stage", "kept"), [("pt", (5, max(LENGTHS))), ("sft", None)])
+def test_no_logits_pile_up(stage: str, kept: tuple[int, int] | None, tiny_model: Path, tmp_path: Path) -> None:
+    """LF5419, LF1595: a row of logits is a thousand times the size of its tokens."""
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "5"]
+    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
+        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
+    )
+    only_loss = trainer.compute_metrics is None
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", prediction_loss_only=only_loss)
+    assert (None if output.predictions is None else output.predictions.shape) == kept
 
 
 def test_filling_trains_nothing(tiny_model: Path) -> None:

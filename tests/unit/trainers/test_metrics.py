@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import EvalPrediction
 
+from hftune.trainers.held_out import pair_figures
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.pt import token_accuracy
-from hftune.trainers.reward import pairwise_metrics
 
 
 def test_token_accuracy_leaves_out_what_is_not_trained() -> None:
@@ -35,4 +35,17 @@ def test_perplexity_weighs_by_tokens() -> None:
 
 def test_pairs() -> None:
     scores = np.array([[2.0, 1.0], [0.0, 0.5], [1.0, 1.0], [3.0, 0.0]])  # right, wrong, a tie, right
-    assert pairwise_metrics(EvalPrediction(scores, np.zeros(4))) == {"accuracy": 0.5, "margin": pytest.approx(0.875)}
+    figures = pair_figures(scores)
+    assert figures["accuracy"] == 0.5 and figures["margin"] == pytest.approx(0.875)
+
+
+def test_calibration() -> None:
+    metric = load_metric("calibration_error")
+    # Sure by 0.9 four times and right three times: |0.75 - 0.9|, in whichever direction the outcomes lie.
+    result = metric.compute(predictions=[0.9, 0.9, 0.1, 0.1], references=[1, 1, 0, 1], bins=10)
+    assert result["ece"] == pytest.approx(0.15)
+    # Two bins: (|1 - 0.95| + |0 - 0.6|) / 2; one bin: |0.5 - 0.775|.
+    for bins, expected in ((10, 0.325), (1, 0.275)):
+        result = metric.compute(predictions=[0.95, 0.6], references=[1, 0], bins=bins)
+        assert result["ece"] == pytest.approx(expected)
+    assert metric.compute(predictions=[1.0, 0.5], references=[1, 0], bins=10)["ece"] == 0.0

@@ -40,10 +40,11 @@ def preference_loss(ask: Ask) -> Answer:
 
 def _loss_type_alone(ask: Ask) -> Answer:
     """In other stages `loss_type` is the trainer's own; the rest has no meaning there."""
+    own = ("loss_type", "label_smoothing") if ask.stage == "rm" else ("loss_type",)
     for name in ask.given:
-        if name != "loss_type":
+        if name not in own:
             raise cannot(name, ask.text(name), "it belongs to run_dpo.py")
-    return Answer([("loss_type", list(ask.given["loss_type"]))])
+    return Answer([(name, list(ask.given[name])) for name in own if name in ask.given])
 
 
 def _check_smoothing(ask: Ask, kinds: list[str]) -> None:

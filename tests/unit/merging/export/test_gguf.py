@@ -105,6 +105,31 @@ def test_types(outtype: str, tmp_path: Path) -> None:
     assert manifest["status"] == "complete" and manifest["format"] == "gguf"
 
 
+def test_several_files_are_one_model(tmp_path: Path) -> None:
+    """Named and marked as llama.cpp's gguf-split does, so that it finds the others from the first."""
+    folder = make_model("llama", tmp_path / "model")
+    args = GgufArguments(
+        model_name_or_path=str(folder), output_dir=str(tmp_path / "g"), outtype="f32", max_shard_size="40KB"
+    )
+    figures = export(args)["figures"]
+    files = sorted(file.name for file in (tmp_path / "g").glob("*.gguf"))
+    count = len(files)
+    assert count > 2 and files == [f"model-f32-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
+    assert figures["files"] == files and figures["logits_largest_difference"] < 1e-2 and figures["same_choice"] == 1.0
+    for number, name in enumerate(files):
+        fields = gguf.GGUFReader(tmp_path / "g" / name).fields
+        assert [fields[f"split.{key}"].contents() for key in ("no", "count", "tensors.count")] == [
+            number,
+            count,
+            figures["tensors"],
+        ]
+    write_gguf(folder, tmp_path / "whole.gguf", "f32")
+    whole = {name: tensor.data.tobytes() for name, tensor in tensors(tmp_path / "whole.gguf").items()}
+    parts = [tensors(tmp_path / "g" / name) for name in files]
+    assert {name: tensor.data.tobytes() for part in parts for name, tensor in part.items()} == whole
+    assert sum(map(len, parts)) == len(whole)
+
+
 def test_rows_that_fill_no_block_stay_wider(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_model("llama", tmp_path / "model", intermediate_size=48)
     write_gguf(folder, tmp_path / "m.gguf", "q8_0")

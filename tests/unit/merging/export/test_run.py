@@ -76,6 +76,20 @@ def test_serving_folder_of_shards(model: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("limit", "least"), [(None, 1), ("30KB", 3)])
+def test_serving_folder_in_files_of_a_size(model: Path, tmp_path: Path, limit: str | None, least: int) -> None:
+    export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), max_shard_size=limit))
+    files = list((tmp_path / "s").glob("*.safetensors"))
+    assert len(files) >= least if limit else len(files) == 1
+    assert not limit or all(file.stat().st_size < 34_000 for file in files)
+    torch.testing.assert_close(logits(tmp_path / "s"), logits(model), atol=0.1, rtol=0.1)
+
+
+def test_ollama_takes_one_file(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one file"):
+        export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), max_shard_size="1GB"))
+
+
 def test_ollama(model: Path, tmp_path: Path) -> None:
     export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), system="Be brief."))
     text = (tmp_path / "o" / "Modelfile").read_text()
@@ -110,6 +124,7 @@ def test_a_lora_of_enough_rank_is_the_tuned_model(tmp_path: Path, tied: bool) ->
     with torch.no_grad():
         torch.testing.assert_close(adapted(IDS).logits, tuned(IDS).logits, atol=1e-4, rtol=1e-4)
     assert manifest["kind"] == "adapter" and figures["logits_largest_difference"] < 1e-4
+    assert manifest["base"]["name"] == str(base)  # a later stage compares its fingerprint
 
 
 def test_a_lora_of_less_rank_keeps_what_it_can_and_says_what_it_lost(tmp_path: Path) -> None:

@@ -1,0 +1,183 @@
+"""The state of a live optimizer, filled from elsewhere: ZeRO's flat shares of this rank, or plain parameters.
+
+What is given to DeepSpeed is what it would have written on this rank itself, through its own `load_state_dict`, so
+that offloading, precisions and the 16-bit copies are its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of a parameter's elements in a flat tensor: elements `begin` on, at `start`."""
+
+    name: str
+    begin: int
+    start: int
+    numel: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that the optimizer updates: a flat share of a group, or a parameter.
+
+    Attributes:
+        number: Under which the optimizer's state dict has its states.
+        weights: The tensor itself.
+        parts: What lies in it.
+        members: Names of all parameters of its group, also of those that lie on other ranks.
+    """
+
+    number: int
+    weights: Tensor
+    parts: list[Part]
+    members: list[str]
+
+
+KINDS = {"DeepSpeedZeroOptimizer": 2, "BF16_Optimizer": 2, "DeepSpeedZeroOptimizer_Stage3": 3}
+"""ZeRO's optimizers whose layout is known here, and whether they are cut as stage 2 or as stage 3 does it."""
+
+Read = Callable[[str, int, int], Tensor]
+"""(name, first element, elements) to a flat tensor."""
+
+
+def kind(optimizer: Any) -> int | None:
+    """2 or 3 for ZeRO's optimizers, 0 for one of torch's; None for any other."""
+    name = type(optimizer).__name__
+    if name in KINDS:
+        return KINDS[name]
+    return 0 if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
+def slots(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
+    """Every tensor that an optimizer updates on this rank.
+
+    Args:
+        optimizer: ZeRO's, or torch's.
+        names: Of the model's parameters.
+    """
+    found = {0: _plain, 2: _stage_2, 3: _stage_3}
+    layout = kind(optimizer)
+    assert layout is not None, type(optimizer)
+    return found[layout](optimizer, names)
+
+
+def _plain(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> list[Slot]:
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [
+        Slot(number, parameter, [Part(names[parameter], 0, 0, parameter.numel())], [names[parameter]])
+        for number, parameter in enumerate(members)
+    ]
+
+
+def _stage_2(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
+    groups = getattr(optimizer, "bf16_groups", None) or optimizer.bit16_groups
+    result = []
+    for number, (flat, group) in enumerate(zip(_flat_weights(optimizer), groups, strict=True)):
+        parts = []
+        for parameter in group:
+            mapping = parameter._hp_mapping
+            if mapping is not None:
+                model, flat_place = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
+                parts.append(Part(names[parameter], model.start, flat_place.start, flat_place.numel))
+        result.append(Slot(number, flat, parts, [names[each] for each in group]))
+    return result
+
+
+def _flat_weights(optimizer: Any) -> list[Tensor]:
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):
+        return list(optimizer.single_partition_of_fp32_groups)
+    return list(optimizer.fp32_groups_flat_partition)
+
+
+def _stage_3(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
+    rank = dist.get_rank(group=optimizer.dp_process_group)
+    # The optimizer's state dict counts sub-groups group by group.
+    order = sorted(range(len(optimizer.fp16_groups)), key=lambda number: optimizer.sub_group_to_group_id[number])
+    result = []
+    for place, number in enumerate(order):
+        parts, offset = [], 0
+        group = optimizer.fp16_groups[number]
+        for parameter in group:
+            size = parameter.partition_numel()
+            held = max(0, min(size, parameter.ds_numel - rank * size))
+            parts.append(Part(names[parameter], rank * size, offset, held))
+            offset += size
+        flat = optimizer.fp32_partitioned_groups_flat[number]
+        result.append(Slot(place, flat, parts, [names[each] for each in group]))
+    return result
+
+
+def filled(slot: Slot, read: Read, dtype: torch.dtype) -> Tensor:
+    """What lies in a slot, read part by part; padding is zero. Of the slot's shape, on the CPU."""
+    flat = torch.zeros(slot.weights.numel(), dtype=dtype)
+    for part in slot.parts:
+        if part.numel:
+            flat[part.start : part.start + part.numel] = read(part.name, part.begin, part.numel)
+    return flat.reshape(slot.weights.shape)
+
+
+def filled_whole(slot: Slot, read: Read, sizes: dict[str, int]) -> Tensor:
+    """All parameters of which a part lies in a slot, each as a whole, end to end."""
+    ordered = sorted((part for part in slot.parts if part.numel), key=lambda part: part.start)
+    return torch.cat([read(part.name, 0, sizes[part.name]) for part in ordered])
+
+
+def put_back(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+    """Give an optimizer the weights and states of its slots; under ZeRO every rank must.
+
+    Args:
+        optimizer: As in `slots`.
+        weights: For each slot.
+        states: For each slot's number.
+        rates: Learning rate of each group, with which the next step is made.
+    """
+    put = {0: _put_plain, 2: _put_stage_2, 3: _put_stage_3}
+    layout = kind(optimizer)
+    assert layout is not None, type(optimizer)
+    put[layout](optimizer, weights, states, rates)
+
+
+def _put_plain(
+    optimizer: torch.optim.Optimizer, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]
+) -> None:
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    with torch.no_grad():
+        for parameter, value in zip(members, weights, strict=True):
+            parameter.copy_(value)
+    optimizer.load_state_dict({"state": states, "param_groups": _groups(optimizer.state_dict(), rates)})
+
+
+def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+    own = optimizer.state_dict()
+    own["single_partition_of_fp32_groups"] = weights
+    own["base_optimizer_state"] = {"state": states, "param_groups": _groups(own["base_optimizer_state"], rates)}
+    rank = dist.get_rank(group=optimizer.dp_process_group)
+    optimizer.load_state_dict({rank: own}, load_optimizer_states=True, load_from_fp32_weights=True)
+    optimizer.update_lp_params()
+
+
+def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+    optimizer.checkpoint_event_prologue()
+    own = optimizer.state_dict()
+    order = sorted(range(len(weights)), key=lambda number: optimizer.sub_group_to_group_id[number])
+    own["fp32_flat_groups"] = [value for _, value in sorted(zip(order, weights, strict=True), key=lambda pair: pair[0])]
+    own["optimizer_state_dict"] = {"state": states, "param_groups": _groups(own["optimizer_state_dict"], rates)}
+    rank = dist.get_rank(group=optimizer.dp_process_group)
+    optimizer.load_state_dict({rank: own}, load_optimizer_states=True)
+    optimizer.checkpoint_event_epilogue()
+
+
+def _groups(state: dict[str, Any], rates: list[float]) -> list[dict[str, Any]]:
+    """The groups as the run has them (decay, betas, ...), with the rates of the schedule where it stands."""
+    groups = state["param_groups"]
+    assert len(groups) == len(rates), f"{len(groups)} groups, {len(rates)} rates"
+    return [{**group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]

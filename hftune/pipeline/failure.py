@@ -1,0 +1,90 @@
+"""The few lines of a log that say why a stage failed, without what launchers say around them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_NOISE = re.compile(
+    r"^\[?\d{4}-\d\d-\d\d .*\[(INFO|WARNING)\]"  # deepspeed's launcher
+    r"|^[WEI]\d{4} [\d:.]+ .*torch/distributed"  # torchrun's agent
+    r"|^\s*(warnings\.warn|frame #\d+)|FutureWarning|UserWarning|DeprecationWarning"
+    r"|^\s*\d+%\|.*\||^\s*$|^=+$|^-+$|^\*+$"
+    r"|Killing subprocess|exits with return code|^Traceback \(most recent call last\):$"
+)
+_TAIL_BYTES = 1 << 18
+_LINES = 12
+
+_CAUSES: tuple[tuple[str, str, str], ...] = (
+    (r"No space left on device|os error 28|PytorchStreamWriter failed writing", "the disk is full", "make room"),
+    (r"File too large|os error 27", "a file grew beyond the limit that is set here (ulimit -f)", "raise the limit"),
+    (r"Read-only file system|os error 30", "the folder is on a read-only file system", "make it writable"),
+    (r"Permission denied|os error 13", "a file or folder may not be written or read", "give the rights to it"),
+    (
+        r"OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|^MemoryError",
+        "out of memory",
+        "--gradient_checkpointing True, a smaller --per_device_train_batch_size with more "
+        "--gradient_accumulation_steps, or another ZeRO stage (hftune plan)",
+    ),
+)
+_KILLED = (
+    "a process was killed from outside (SIGKILL); most often the machine has run out of memory",
+    "see `dmesg`; less memory: a smaller --per_device_train_batch_size, --gradient_checkpointing True",
+)
+
+
+def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None]:
+    """Why a stage failed.
+
+    Args:
+        log: Its output.
+        code: Its exit code, negative for a signal.
+        start: Where its output begins in the log.
+
+    Returns:
+        The lines to show, and what to do where that is known.
+    """
+    text = _end_of(log, start)
+    own = _own_message(text)
+    if own:
+        return own, None
+    for pattern, cause, remedy in _CAUSES:
+        if re.search(pattern, text, re.MULTILINE):
+            return [cause, *_last_words(text, 3)], remedy
+    if code == -9 or re.search(r"return code = -9|exitcode\s*: -9|Signal 9", text):
+        return [_KILLED[0], *_last_words(text, 3)], _KILLED[1]
+    return _last_words(text, _LINES) or ["it said nothing"], None
+
+
+def _end_of(log: Path, start: int) -> str:
+    if not log.is_file():
+        return ""
+    with log.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(start, size - _TAIL_BYTES))
+        return stream.read().decode(errors="replace").replace("\r", "\n")
+
+
+def _own_message(text: str) -> list[str] | None:
+    """The message of `run_script`: from `error:` to the next empty line."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        match = re.match(r"(\[rank \d+\] )?error: (.*)", line)
+        if match:
+            end = next((place for place in range(number + 1, len(lines)) if not lines[place].strip()), len(lines))
+            return [match[2], *lines[number + 1 : end]]
+    return None
+
+
+def _last_words(text: str, count: int) -> list[str]:
+    """The last lines that are no noise; those of the first traceback where there is one, which came first."""
+    lines = text.splitlines()
+    begins = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]
+    if begins:
+        for number in range(begins[0] + 1, len(lines)):
+            bare = re.sub(r"^\[?rank\d+\]?:\s?", "", lines[number])
+            if bare and not bare[0].isspace():  # the exception itself
+                lines = lines[begins[0] : number + 1]
+                break
+    told = [line.rstrip() for line in lines if not _NOISE.search(line)]
+    return told[-count:]

@@ -1,0 +1,135 @@
+"""How a script is started: plain python, deepspeed, torchrun, or srun with a torchrun on each machine."""
+
+from __future__ import annotations
+
+import difflib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hftune.errors import ArgumentError, UserError
+from hftune.pipeline.placed import Placed
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "python": (),
+    "deepspeed": (
+        *("num_gpus", "num_nodes", "hostfile", "include", "exclude", "master_addr", "master_port", "node_rank"),
+        *("no_ssh", "no_ssh_check", "force_multi", "ssh_port", "launcher", "launcher_args", "venv_script"),
+        *("bind_cores_to_rank", "bind_core_list", "enable_each_rank_log"),
+    ),
+    "torchrun": (
+        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone", "max_restarts"),
+        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "log_dir", "redirects", "tee", "local_addr"),
+        *("monitor_interval", "role", "numa_binding"),
+    ),
+    "srun": (
+        *("nodes", "gpus_per_node", "nproc_per_node", "master_port", "partition", "account", "qos", "time", "gres"),
+        *("gpus", "cpus_per_task", "mem", "mem_per_gpu", "exclusive", "constraint", "nodelist", "exclude"),
+        *("reservation", "job_name", "export", "kill_on_bad_exit", "overlap", "cpu_bind", "container_image"),
+    ),
+}
+"""Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
+
+_SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
+_MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What goes before `run_sft.py`.
+
+    Args:
+        kind: A key of `OPTIONS`.
+        options: Its options, in the order of the file.
+    """
+
+    kind: str = "python"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def wrap(self, script: str, argv: list[str]) -> list[str]:
+        """The command that runs a script."""
+        if self.kind == "srun":
+            return self._srun(script, argv)
+        first = ["python"] if self.kind == "python" else [self.kind, *_flags(self.options)]
+        return [*first, script, *argv]
+
+    def _srun(self, script: str, argv: list[str]) -> list[str]:
+        """One task a machine; srun tells each which machine it is, torchrun starts its processes."""
+        told = {name: value for name, value in self.options.items() if name not in _SRUN_OWN}
+        flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in told.items()]
+        processes = self.options.get("nproc_per_node") or self.options.get("gpus_per_node") or 1
+        port = self.options.get("master_port") or 29500
+        inner = (
+            'exec torchrun --nnodes "$SLURM_NNODES" --node_rank "$SLURM_NODEID"'
+            f" --nproc_per_node {processes}"
+            f' --master_addr "${{MASTER_ADDR:-$SLURM_LAUNCH_NODE_IPADDR}}" --master_port {port} "$@"'
+        )
+        return ["srun", "--ntasks-per-node=1", *flags, "bash", "-c", inner, "hftune", script, *argv]
+
+    def with_free_port(self) -> Launcher:
+        """The same on a free port of this machine: several runs would meet at the launchers' one default."""
+        alone = self.kind in ("deepspeed", "torchrun") and not any(name in self.options for name in _MANY_MACHINES)
+        if not alone or {"master_port", "standalone"} & {*self.options}:
+            return self
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return replace(self, options={**self.options, "master_port": probe.getsockname()[1]})
+
+    @property
+    def processes(self) -> tuple[int, int] | None:
+        """Processes in all and on each machine; None where only the launcher knows."""
+        options = self.options
+        if self.kind == "python":
+            return 1, 1
+        if self.kind == "deepspeed":
+            each, machines = options.get("num_gpus"), options.get("num_nodes", 1)
+            if "hostfile" in options or "include" in options:
+                machines = options.get("num_nodes")
+        elif self.kind == "torchrun":
+            each, machines = options.get("nproc_per_node", 1), options.get("nnodes", 1)
+        else:
+            each = options.get("nproc_per_node") or options.get("gpus_per_node") or 1
+            machines = options.get("nodes", 1)
+        if not isinstance(each, int) or not isinstance(machines, int):
+            return None
+        return each * machines, each
+
+
+def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
+    """`python`, or `deepspeed: {num_gpus: 2}`; what is wrong goes to `problems`."""
+    if isinstance(placed.value, str):
+        kind, options = placed, Placed({}, placed.place)
+    elif isinstance(placed.value, dict) and len(placed.value) == 1:
+        ((name, options),) = placed.value.items()
+        kind = Placed(name, options.named)
+    else:
+        problems.append(
+            ArgumentError("launcher needs one name", place=placed.place, fix="python, or deepspeed: {num_gpus: 2}")
+        )
+        return Launcher()
+    if kind.value not in OPTIONS:
+        problems.append(
+            ArgumentError(f"there is no launcher {kind.value}", place=kind.place, fix=f"one of: {', '.join(OPTIONS)}")
+        )
+        return Launcher()
+    found = options.mapping(f"launcher {kind.value}", problems)
+    problems += _unknown(kind.value, found)
+    return Launcher(kind.value, {name: child.plain for name, child in found.items() if child.value is not None})
+
+
+def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
+    for name, child in options.items():
+        if name not in OPTIONS[kind]:
+            near = difflib.get_close_matches(name, OPTIONS[kind], n=1)
+            fix = f"did you mean {near[0]}?" if near else f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
+            yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
+
+
+def _flags(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is False:
+            continue
+        yield f"--{name}"
+        if value is not True:
+            yield str(value)

@@ -1,0 +1,70 @@
+"""One runner at a time in a pipeline's folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+NAME = "hftune.lock"
+_PATIENCE = 60.0
+
+
+@contextmanager
+def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
+    """Hold the folder's lock. It is the operating system's: it ends with the last process that shares it.
+
+    Processes of a runner that was killed may need a moment to end; those of a living one are not waited for.
+
+    Raises:
+        ArgumentError: Another runner works in the folder, or it cannot be written.
+    """
+    file = folder / NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ArgumentError(
+            f"{folder} cannot be written: {error.strerror}", place="output_dir", fix="another folder, or other rights"
+        ) from error
+    try:
+        _acquire(handle, file, patience)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _acquire(handle: int, file: Path, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            alive = holder.isdigit() and _runs(int(holder))
+            if alive or time.monotonic() > until:
+                raise ArgumentError(
+                    f"another `hftune pipeline` works in this folder (process {holder or 'unknown'})",
+                    place=str(file.parent),
+                    fix="wait for it, or end it; or give this pipeline another output_dir",
+                ) from None
+            notice("waiting for the processes of an interrupted run to end")
+            time.sleep(0.2)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,92 @@
+"""A YAML file as values that know their lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hftune.errors import ArgumentError, UserError
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A value and where it stands.
+
+    Args:
+        value: A text, number, bool or None; for a mapping a dict of name to `Placed`, for a list a list of them.
+        place: `file:line`.
+        named: Where its name stands, if it has one; else `place`.
+    """
+
+    value: Any
+    place: str
+    named: str = ""
+
+    @property
+    def plain(self) -> Any:
+        """The value without places."""
+        if isinstance(self.value, dict):
+            return {name: child.plain for name, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain for child in self.value]
+        return self.value
+
+    def mapping(self, what: str, problems: list[UserError]) -> dict[str, Placed]:
+        """The value as names and values; an empty one, and a problem, where it is something else."""
+        if isinstance(self.value, dict):
+            return self.value
+        if self.value is not None:
+            problems.append(ArgumentError(f"{what} must hold names and values", place=self.place, fix="NAME: VALUE"))
+        return {}
+
+
+def read_yaml(file: Path) -> Placed:
+    """The whole file.
+
+    Raises:
+        ArgumentError: No such file, not YAML, a name twice in one mapping.
+    """
+    if not file.is_file():
+        raise ArgumentError(f"there is no file {file}", fix="hftune pipeline run PIPELINE.yaml; see examples/pipelines")
+    loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
+    try:
+        node = loader.get_single_node()
+        return Placed({}, f"{file}:1") if node is None else _placed(loader, node, str(file))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ArgumentError(f"not valid YAML: {error.problem or error}", place=place, fix="mend the file") from error
+    finally:
+        loader.dispose()
+
+
+def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = "") -> Placed:
+    place = f"{file}:{node.start_mark.line + 1}"
+    named = named or place
+    if isinstance(node, yaml.SequenceNode):
+        return Placed([_placed(loader, child, file) for child in node.value], place, named)
+    if not isinstance(node, yaml.MappingNode):
+        return Placed(loader.construct_object(node), place, named)  # type: ignore[no-untyped-call]
+    _refuse_repeats(node, file)
+    loader.flatten_mapping(node)  # `<<: *other`
+    found = {}
+    for key, child in node.value:
+        # Of a name that `<<` brings and the mapping has itself, the own one is last.
+        found[str(key.value)] = _placed(loader, child, file, f"{file}:{key.start_mark.line + 1}")
+    return Placed(found, place, named)
+
+
+def _refuse_repeats(node: yaml.MappingNode, file: str) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        line = key.start_mark.line + 1
+        if key.value in seen and key.value != "<<":
+            raise ArgumentError(
+                f"{key.value} stands here twice, first in line {seen[key.value]}",
+                place=f"{file}:{line}",
+                fix="remove one",
+            )
+        seen[key.value] = line

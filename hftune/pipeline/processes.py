@@ -1,0 +1,161 @@
+"""Processes of a stage: started so that none outlives the runner, ended so that none is left behind.
+
+Between the runner and the launcher stands a small process, the keeper: launchers leave their ranks running when they
+are killed themselves. The keeper hears when the runner dies, adopts whatever the launcher leaves, and ends all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, Protocol
+
+import psutil
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Started(Protocol):
+    """A running step, as the runner sees it."""
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+
+    def ask_to_stop(self) -> None:
+        """Let it save a checkpoint and end."""
+
+    def kill(self) -> None:
+        """End it, and all that it started, now."""
+
+
+class Kept:
+    """A command under a keeper."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code of the command, negative for a signal; None while it runs."""
+        if self._code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                self._code = 128 - code if code > 128 else code
+        return self._code
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM to one rank, which tells the others; to the launcher where no rank is on this machine."""
+        below = descendants(self.pid)
+        scripts = {process.pid: process for process in below if _is_rank(process)}
+        # Workers that a rank forks for its data look like it.
+        ranks = [process for process in scripts.values() if _parent(process) not in scripts]
+        for process in (ranks or below)[:1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+
+    def kill(self) -> None:
+        """The keeper ends everything, and then itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+
+
+def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
+    """Run a command with its output in a log, and nothing to read."""
+    runner = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Kept(pid)
+    _keep(command, env, log, runner)
+
+
+def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int) -> NoReturn:
+    """The keeper's life, in a forked process. A signal of the command becomes an exit code above 128."""
+    os.setsid()  # Ctrl-C in the terminal is the runner's alone
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _end_all)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != runner:
+        os._exit(1)
+    try:
+        with log.open("ab") as stream:
+            child = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+        code = child.wait()
+    except OSError as error:
+        with log.open("a") as stream:
+            stream.write(f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n")
+        code = 127
+    _kill_below()
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_all(number: int, frame: FrameType | None) -> None:
+    _kill_below()
+    os._exit(128 + number)
+
+
+def _kill_below() -> None:
+    """Kill until nothing is left: a process that forks while it is killed leaves another."""
+    while below := descendants(os.getpid()):
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(below, timeout=1)
+        _reap()
+
+
+def _reap() -> None:
+    """Adopted processes that have ended wait for their exit code to be read."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            time.sleep(0)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes below one that still run, the oldest first."""
+    try:
+        below = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in below if _alive(process)]
+
+
+def _parent(process: psutil.Process) -> int | None:
+    try:
+        return int(process.ppid())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    """Whether a process runs one of the scripts itself: launchers name them too, but not as what python runs."""
+    try:
+        words = [Path(word).name for word in process.cmdline()]
+    except psutil.Error:
+        return False
+    after = [word for word in words[1:] if not word.startswith("-")]
+    return bool(after) and words[0].startswith("python") and after[0].startswith(("run_", "merge_"))
+
+
+def _prctl(option: int, value: int) -> None:
+    """Only Linux has it; elsewhere a killed runner may leave a stage running, which the folder's lock shows."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

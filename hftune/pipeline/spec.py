@@ -1,0 +1,137 @@
+"""What a pipeline file says: shared settings, then stages with their arguments. Nothing is resolved yet."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.pipeline.placed import Placed, read_yaml
+
+SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
+KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages")
+OF_STAGE = ("script", "from", "merge", "launcher", "env")
+"""Keys of a stage that are no arguments of its script."""
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as it was written.
+
+    Args:
+        name: Also the name of its folder.
+        script: One of `SCRIPTS`.
+        place: `file:line` of its name.
+        settings: Keys of `OF_STAGE`.
+        arguments: Everything else, under the names of the script's arguments.
+    """
+
+    name: str
+    script: str
+    place: str
+    settings: dict[str, Placed]
+    arguments: dict[str, Placed]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A pipeline as it was written."""
+
+    file: Path
+    model: Placed | None
+    output_dir: Placed
+    values: dict[str, Placed] = field(default_factory=dict)
+    env: dict[str, Placed] = field(default_factory=dict)
+    launcher: Placed | None = None
+    shared: dict[str, Placed] = field(default_factory=dict)
+    merge: Placed | None = None
+    matrix: Placed | None = None
+    stages: list[StageSpec] = field(default_factory=list)
+
+
+def read_spec(file: str | Path) -> Spec:
+    """Read a pipeline file.
+
+    Raises:
+        ArgumentError: Everything whose shape is wrong, in one message, each with its line.
+    """
+    file = Path(file)
+    problems: list[UserError] = []
+    top = read_yaml(file)
+    found = top.mapping("a pipeline", problems)
+    problems += _strangers(found, KEYS, "a pipeline")
+    problems += [
+        ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
+        for name in ("output_dir", "stages")
+        if name not in found
+    ]
+    stages = [
+        stage
+        for name, placed in (found["stages"].mapping("stages", problems) if "stages" in found else {}).items()
+        if (stage := _stage(name, placed, problems)) is not None
+    ]
+    groups = {
+        name: found[name].mapping(name, problems) if name in found else {} for name in ("values", "env", "shared")
+    }
+    problems += _hidden(groups["values"])
+    problems += _folders(groups["shared"], "shared")
+    raise_together(problems)
+    optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
+    return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]
+
+
+_FIXES = {
+    "output_dir": "output_dir: outputs/NAME; every stage gets a folder in it",
+    "stages": "stages: {sft: {train_file_dir: DATA}}; see examples/pipelines",
+}
+
+
+def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | None:
+    found = placed.mapping(f"stage {name}", problems)
+    settings = {key: child for key, child in found.items() if key in OF_STAGE}
+    script = settings.get("script") or Placed(name, placed.named)
+    text = str(script.value).removesuffix(".py").removeprefix("run_")
+    if text not in SCRIPTS:
+        near = difflib.get_close_matches(text, SCRIPTS, n=1)
+        scripts = f"one of: {', '.join(SCRIPTS)}"
+        fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
+        fix = f"did you mean {near[0]}? {fix}" if near else fix
+        problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
+        return None
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
+        problems.append(
+            ArgumentError(f"{name} cannot be the name of a folder", place=placed.named, fix="letters, digits, - _ .")
+        )
+    arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
+    problems += _folders(arguments, f"stage {name}")
+    return StageSpec(name, text, placed.named, settings, arguments)
+
+
+def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
+    """Arguments that the pipeline gives itself."""
+    reasons = {
+        "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
+        "resume_from_checkpoint": "an interrupted stage goes on from its newest whole checkpoint",
+        "overwrite_output_dir": "a former result is moved aside when its stage runs again",
+    }
+    for name, why in reasons.items():
+        if name in arguments:
+            yield ArgumentError(f"{what} cannot set {name}", place=arguments[name].named, fix=f"leave it out: {why}")
+
+
+def _hidden(values: dict[str, Placed]) -> Iterator[UserError]:
+    for name, child in values.items():
+        if name in ("model", "output_dir") or "." in name:
+            yield ArgumentError(f"{name} cannot be the name of a value", place=child.named, fix="choose another")
+
+
+def _strangers(found: dict[str, Placed], known: tuple[str, ...], what: str) -> Iterator[UserError]:
+    for name, child in found.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = (
+                f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}; arguments of scripts go to shared"
+            )
+            yield ArgumentError(f"{what} has no {name}", place=child.named, fix=fix)

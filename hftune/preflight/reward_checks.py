@@ -1,0 +1,44 @@
+"""Rules of run_rm.py: one function a rule; each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments import RMArguments, StageArguments
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+
+# Of the other kind of reward model: what the flag does there, by its name.
+_OUTCOME_ONLY = ("score_difference", "score_difference_scale", "center_rewards_coefficient", "max_prompt_length")
+_PROCESS_ONLY = ("step_separator", "train_on_last_step_only")
+
+
+def check_reward(training_args: StageArguments) -> Iterator[UserError]:
+    """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
+    if not isinstance(training_args, RMArguments):
+        return
+    if not 0 <= training_args.label_smoothing < 0.5:
+        yield ArgumentError(
+            f"with {training_args.label_smoothing} of the labels wrong, nothing can be learned from them",
+            place="--label_smoothing",
+            fix="give a share from 0 to below 0.5",
+        )
+    if not training_args.score_difference_scale > 0:
+        yield ArgumentError(
+            f"a difference of scores times {training_args.score_difference_scale} says nothing, or the opposite",
+            place="--score_difference_scale",
+            fix="give a number above 0, or --score_difference none",
+        )
+    if training_args.reward_kind == "process" and not training_args.step_separator:
+        yield ArgumentError(
+            "nothing would stand between the steps of an answer", place="--step_separator", fix="give a text"
+        )
+    _say_idle(training_args)
+
+
+def _say_idle(training_args: RMArguments) -> None:
+    process = training_args.reward_kind == "process"
+    fields = type(training_args).__dataclass_fields__
+    for name in _OUTCOME_ONLY if process else _PROCESS_ONLY:
+        if getattr(training_args, name) != fields[name].default:
+            notice(f"--{name} has no effect with --reward_kind {training_args.reward_kind}")

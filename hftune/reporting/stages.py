@@ -1,0 +1,159 @@
+"""Everything that a report shows of a folder: its stages, their curves, counts, samples, answers and commands."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.manifest import Manifest, read_manifest
+from hftune.constants import MANIFEST_NAME
+from hftune.errors import ManifestError
+from hftune.reporting.history import StageSummary, read_history, series, summary
+
+PROGRESS, SAMPLES, ANSWERS = "progress.jsonl", "samples.json", "answers.json"
+_SKIPPED = {"previous", "logs"}
+_DEPTH = 3
+
+CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Loss", (("loss", "training"), ("eval_loss", "held out"))),
+    ("Reward", (("reward", "mean reward"), ("eval_reward", "held out"))),
+    ("Reward margin", (("margin", "training"), ("rewards/margins", "training"), ("eval_margin", "held out"))),
+    ("Accuracy", (("accuracy", "pairs"), ("rewards/accuracies", "pairs"), ("mean_token_accuracy", "tokens"))),
+    ("KL to the reference", (("kl", "kl"),)),
+    ("Completion length (tokens)", (("completions/mean_length", "mean"),)),
+    ("Entropy", (("entropy", "entropy"),)),
+    ("Learning rate", (("learning_rate", "learning rate"),)),
+    ("Gradient norm", (("grad_norm", "gradient norm"),)),
+    ("Tokens per second", (("tokens_per_second", "tokens/s"),)),
+    ("Peak memory (GB)", (("memory_gb", "rank 0"),)),
+)
+"""Title to logged names and what they are called; what was not logged is left out."""
+
+Points = tuple[list[int], list[float]]
+
+
+@dataclass
+class Stage:
+    """One folder.
+
+    Args:
+        name: The folder relative to what is reported.
+        curves: Title to label to steps and values; empty ones are left out.
+        samples: What was trained on: for each sample its pieces of text and whether they were trained.
+        answers: Questions, and what each model answered, where the stage has written them.
+    """
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    summary: StageSummary
+    curves: dict[str, dict[str, Points]] = field(default_factory=dict)
+    samples: list[list[tuple[str, bool]]] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """What was typed, as far as the manifest knows it."""
+        words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
+        return shlex.join(words)
+
+
+def read_stages(folder: str | Path) -> list[Stage]:
+    """All stages and merges at or below a folder, in the order in which they were made from each other.
+
+    Raises:
+        ManifestError: There are none.
+    """
+    folder = Path(folder)
+    found = list(_folders(folder, _DEPTH))
+    if not found:
+        raise ManifestError(
+            f"there is no {MANIFEST_NAME} in {folder} or below it"
+            if folder.is_dir()
+            else f"there is no folder {folder}",
+            place=str(folder),
+            fix="give the output folder of a stage or of a pipeline",
+        )
+    stages = [_read(place, folder) for place in found]
+    return _in_order(stages)
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / MANIFEST_NAME).is_file():
+        yield folder
+        return
+    if depth and folder.is_dir():
+        for child in sorted(folder.iterdir()):
+            if child.is_dir() and child.name not in _SKIPPED and not child.name.startswith((".", "checkpoint-")):
+                yield from _folders(child, depth - 1)
+
+
+def _read(folder: Path, top: Path) -> Stage:
+    manifest = read_manifest(folder) or {}
+    history = read_history(folder)
+    name = folder.name if folder == top else str(folder.relative_to(top))
+    stage = Stage(name, folder, manifest, summary(manifest, history))
+    logged = read_progress(folder) or history
+    for title, names in CURVES:
+        found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
+        if found and any(any(points[1]) for points in found.values()):
+            stage.curves[title] = dict(reversed(found.items()))
+    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES) or []]
+    stage.answers = _json(folder / ANSWERS) or {}
+    return stage
+
+
+def _in_order(stages: list[Stage]) -> list[Stage]:
+    """Parents first; stages that do not build on each other by the time at which their manifest was written."""
+    waiting = sorted(stages, key=lambda stage: (stage.folder / MANIFEST_NAME).stat().st_mtime)
+    places = {stage.folder.resolve() for stage in stages}
+    done: list[Stage] = []
+    made: set[Path] = set()
+    while waiting:
+        ready = next((s for s in waiting if all(p in made for p in _parents(s) & places)), waiting[0])
+        waiting.remove(ready)
+        done.append(ready)
+        made.add(ready.folder.resolve())
+    return done
+
+
+def _parents(stage: Stage) -> set[Path]:
+    named = [parent.get("folder") for parent in stage.manifest.get("parents") or []]
+    named += [(stage.manifest.get("base") or {}).get("name")]
+    return {Path(name).resolve() for name in named if name} - {stage.folder.resolve()}
+
+
+def read_progress(folder: Path) -> list[dict[str, Any]]:
+    """`progress.jsonl` with the speed between logs; a step that was done again after an interruption counts once."""
+    file = folder / PROGRESS
+    if not file.is_file():
+        return []
+    lines: list[dict[str, Any]] = []
+    before: dict[str, Any] | None = None
+    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:  # a run was killed while it wrote
+            continue
+        if line.get("began"):
+            before = None
+        tokens, speed = line.get("tokens"), None
+        if before is not None and tokens is not None and before.get("tokens") is not None:
+            seconds = line["time"] - before["time"]
+            speed = (tokens - before["tokens"]) / seconds if seconds > 0 and line["step"] > before["step"] else None
+        lines.append({**line, **({"tokens_per_second": speed} if speed is not None else {})})
+        before = line
+    return lines
+
+
+def _json(file: Path) -> Any:
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ManifestError(f"not valid JSON: {error.msg}", place=f"{file}:{error.lineno}", fix="delete it") from error

@@ -1,0 +1,1 @@
+"""Scores of files of conversations."""

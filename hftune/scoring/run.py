@@ -1,0 +1,166 @@
+"""`hftune score`: a file of conversations through a reward model, in constant memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from hftune.arguments.scoring import ScoreArguments
+from hftune.checkpoints.reward_scale import RewardScale, read_scale
+from hftune.data.readers.base import Row
+from hftune.data.scored import CHOSEN, REJECTED, Conversations, Scored
+from hftune.data.sources import chunks, find_files
+from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.logging import get_logger, notice
+from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
+from hftune.trainers.score_batches import run_batches
+
+WINDOW = 1024
+"""Records in memory at a time; those are batched by length."""
+
+
+def score(args: ScoreArguments) -> dict[str, float]:
+    """Score all records of a file or folder; each is written with its scores, in the order that they came in.
+
+    A conversation gets `score`, a preference pair `score_chosen` and `score_rejected`, raw; where the model knows its
+    scale also `normalized_score...`. A process model gives `step_scores`, the probability that each step is right,
+    and their least as `score`.
+
+    Returns:
+        records, and for pairs accuracy and margin.
+
+    Raises:
+        ArgumentError: No input, no reward model, or an output that is there already.
+        DataError: A record that cannot be used, unless they are dropped.
+    """
+    raise_together(check_score(args))
+    assert args.model is not None and args.input is not None
+    files = find_files(args.input, "--input")
+    steps = reward_head(args.model, "--model") == "steps"
+    model, tokenizer = load_reward_model(args.model, getattr(torch, args.dtype), flag="--model")
+    model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
+    separator = args.step_separator or step_separator(args.model)
+    make = Conversations(tokenizer, steps=steps, separator=separator, max_length=args.max_length)
+    scale, tally = read_scale(args.model), Tally()
+    with _opened(args.output) as out:
+        rows = _good_rows((row for chunk in chunks(files) for row in chunk.rows()), make, args, tally)
+        while window := list(islice(rows, WINDOW)):
+            run_batches(model, [one for _, found in window for one in found], tokenizer.pad_token_id, args.batch_tokens)
+            for row, found in window:
+                scores = scores_of(found, scale)
+                tally.add(scores, found)
+                out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
+    tally.say(args.output)
+    return tally.figures()
+
+
+def check_score(args: ScoreArguments) -> Iterator[UserError]:
+    """All that is wrong with the arguments."""
+    if not args.input:
+        yield ArgumentError("no file was named", place="--input", fix="hftune score FILE --model FOLDER")
+    if not args.model:
+        yield ArgumentError("no reward model was named", place="--model", fix="give an output folder of run_rm.py")
+    if args.output and Path(args.output).exists() and not args.overwrite_output:
+        yield ArgumentError(f"{args.output} is there already", place="--output", fix="add --overwrite_output")
+    if args.batch_tokens < 1:
+        yield ArgumentError(f"--batch_tokens is {args.batch_tokens}", place="--batch_tokens", fix="give 1 or more")
+    if args.max_length is not None and args.max_length < 1:
+        yield ArgumentError(f"--max_length is {args.max_length}", place="--max_length", fix="give 1 or more")
+
+
+def _good_rows(
+    rows: Iterable[Row | DataError], make: Conversations, args: ScoreArguments, tally: Tally
+) -> Iterator[tuple[Row, list[Scored]]]:
+    """Records and their conversations; bad ones stop the run, or are counted."""
+    for row in rows:
+        try:
+            if isinstance(row, DataError):
+                raise row
+            found = make(row)
+        except DataError as error:
+            if args.on_bad_record != "drop":
+                raise
+            tally.dropped[error.kind] += 1
+            continue
+        yield row, found
+
+
+@contextmanager
+def _opened(output: str | None) -> Iterator[TextIO]:
+    """The output, published under its name once it is whole; standard output for none."""
+    if output is None:
+        yield sys.stdout
+        return
+    aside = Path(output).with_name(f".{Path(output).name}.partial")
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            yield file
+        aside.replace(output)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
+    """What is written into a record."""
+    written: dict[str, Any] = {}
+    for one in found:
+        assert one.outputs is not None
+        value = min(one.outputs) if one.outputs else None
+        written[f"score{one.name}"] = value
+        if scale is not None and value is not None:
+            written[f"normalized_score{one.name}"] = scale.normalise(value)
+        if one.ends is not None:
+            written[f"step_scores{one.name}"] = one.outputs
+    return written
+
+
+class Tally:
+    """What there is to say at the end."""
+
+    def __init__(self) -> None:
+        self.records = self.pairs = self.right = self.truncated = 0
+        self.total = self.margin = 0.0
+        self.conversations = 0
+        self.dropped: Counter[str] = Counter()
+
+    def add(self, scores: dict[str, Any], found: list[Scored]) -> None:
+        """Count a record in."""
+        self.records += 1
+        self.truncated += sum(one.truncated for one in found)
+        values = [scores[f"score{one.name}"] for one in found]
+        self.total += sum(value for value in values if value is not None)
+        self.conversations += len(values)
+        chosen, rejected = scores.get(f"score{CHOSEN}"), scores.get(f"score{REJECTED}")
+        if chosen is not None and rejected is not None:
+            self.pairs += 1
+            self.right += chosen > rejected
+            self.margin += chosen - rejected
+
+    def figures(self) -> dict[str, float]:
+        """Plain values."""
+        found: dict[str, float] = {"records": self.records}
+        if self.pairs:
+            found |= {"accuracy": self.right / self.pairs, "margin": self.margin / self.pairs}
+        return found
+
+    def say(self, output: str | None) -> None:
+        """Counts and means, beside the scores themselves."""
+        if self.dropped:
+            why = ", ".join(f"{number} x {kind}" for kind, number in self.dropped.items())
+            notice(f"{sum(self.dropped.values())} records left out: {why}")
+        if self.truncated:
+            notice(f"{self.truncated} conversations lost their beginning (--max_length)")
+        mean = f", mean score {self.total / self.conversations:.4g}" if self.conversations else ""
+        of = max(self.pairs, 1)
+        pairs = f"; {self.pairs} pairs: accuracy {self.right / of:.3f}, margin {self.margin / of:.4g}"
+        where = f" -> {output}" if output else ""
+        get_logger().info("%s records scored%s%s%s", self.records, mean, pairs if self.pairs else "", where)

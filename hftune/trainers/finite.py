@@ -1,0 +1,110 @@
+"""A loss or a gradient that is no number ends a run, before anything broken is saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.distributed import ranks, zero
+from hftune.errors import UserError, shown
+from hftune.logging import notice
+
+_IDS = ("input_ids", "prompt_ids", "chosen_ids", "completion_ids")
+
+
+class FiniteMixin:
+    """Put before a `Trainer` subclass.
+
+    The Trainer logs the mean of earlier losses in the place of a NaN (`--logging_nan_inf_filter`, off here), which
+    reads like a loss of 0 for ever, and saves what such a step has made of the weights.
+    """
+
+    _last_norm: float | None = None
+
+    def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the Trainer's.
+
+        Raises:
+            UserError: The loss of this micro batch is NaN or infinite on this rank.
+        """
+        step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
+        loss = step(model, inputs, *args, **kwargs)
+        if not math.isfinite(loss):
+            self._stop(f"the loss is {float(loss)}", inputs)
+        return loss
+
+    def _maybe_log_save_evaluate(self: Any, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
+        """As the Trainer's, unless the step that it would save had gradients that are no numbers.
+
+        Raises:
+            UserError: It had. Steps that a loss scale for float16 has left out are no such steps.
+        """
+        norm = None if grad_norm is None else float(grad_norm)
+        # DeepSpeed writes -1 for a norm that is NaN or infinite.
+        if norm is not None and (norm < 0 or not math.isfinite(norm)) and not _was_left_out(self):
+            self._stop("the gradient is not finite", {})
+        self._last_norm = norm
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)  # type: ignore[misc]
+
+    def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        """As the Trainer's; a held-out loss that is no number is said."""
+        metrics = super().evaluate(*args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[misc]
+        loss = metrics.get(f"{metric_key_prefix}_loss")
+        if loss is not None and not math.isfinite(loss):
+            notice(f"{metric_key_prefix}_loss is {loss} at step {self.state.global_step}")
+        return metrics
+
+    def _stop(self: Any, what: str, inputs: Mapping[str, Any]) -> None:
+        begun = self.state.global_step + (1 if inputs else 0)
+        place = [f"step {begun} of {self.state.max_steps}, rank {ranks.rank()}"]
+        place += [f"learning rate {rate:.3g}" for rate in self.lr_scheduler.get_last_lr()[:1]]
+        place += [f"gradient norm of the step before {self._last_norm:.3g}"] if self._last_norm is not None else []
+        place += describe_batch(inputs, self.processing_class)
+        raise UserError(
+            f"{what}: training has broken down, and nothing was saved of this step",
+            place="; ".join(place),
+            fix=self._way_out(),
+        )
+
+    def _way_out(self: Any) -> str:
+        # DeepSpeed has made its step with these gradients already: only what is frozen still tells of the base.
+        broken = list(broken_parameters(self.model, frozen_alone=self.is_deepspeed_enabled))
+        if broken and not self.state.global_step and self._last_norm is None:
+            return f"the base has weights that are no numbers ({', '.join(broken[:3])}): get it anew"
+        lower = "lower --learning_rate, or raise --warmup_steps"
+        if self.args.fp16:
+            lower = "use --bf16 or float32 instead of --fp16, whose numbers end at 65504; " + lower
+        if any(Path(self.args.output_dir).glob("checkpoint-*")):
+            return f"{lower}; --resume_from_checkpoint auto goes on from the last checkpoint"
+        return lower
+
+
+def describe_batch(inputs: Mapping[str, Any], tokenizer: Any) -> Iterator[str]:
+    """Shape, trained tokens and first words of a batch, as far as it has them."""
+    labels = inputs.get("labels")
+    if torch.is_tensor(labels):
+        yield f"{int((labels != IGNORE_INDEX).sum())} trained tokens"
+    name = next((name for name in _IDS if torch.is_tensor(inputs.get(name))), None)
+    if name is not None:
+        ids = inputs[name]
+        text = tokenizer.decode(ids[0][:64].tolist(), skip_special_tokens=True) if len(ids) else ""
+        yield f"a batch of {' x '.join(map(str, ids.shape))} tokens that begins with {shown(text)!r}"
+
+
+def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> Iterator[str]:
+    """Names of parameters with a value that is no number; of ZeRO-3's, this rank's part is looked at."""
+    for name, parameter in model.named_parameters():
+        if frozen_alone and parameter.requires_grad:
+            continue
+        values = zero.local_part(parameter)
+        if values.is_floating_point() and not values.isfinite().all():
+            yield name
+
+
+def _was_left_out(trainer: Any) -> bool:
+    return bool(trainer.accelerator.optimizer_step_was_skipped)

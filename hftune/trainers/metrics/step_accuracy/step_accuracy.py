@@ -1,0 +1,25 @@
+"""Share of steps that are judged as they are labelled."""
+
+import datasets
+import evaluate
+import numpy as np
+
+
+class StepAccuracy(evaluate.Metric):
+    """`predictions`: probabilities that steps are right; `references`: labels from 0 to 1, 0.5 of which is left out."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        value = datasets.Value("float64")
+        return evaluate.MetricInfo(
+            description=__doc__,
+            citation="",
+            inputs_description=self.__class__.__doc__,
+            features=datasets.Features({"predictions": value, "references": value}),
+        )
+
+    def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
+        labels = np.asarray(references)
+        sure = labels != 0.5
+        if not sure.any():
+            return {"step_accuracy": float("nan")}
+        return {"step_accuracy": float(((np.asarray(predictions) > 0.5) == (labels > 0.5))[sure].mean())}

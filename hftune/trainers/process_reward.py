@@ -1,0 +1,119 @@
+"""Process reward model: each step of an answer is right or wrong (arXiv:2305.20050)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
+from trl.trainer.utils import disable_dropout_in_model
+
+from hftune.arguments import RMArguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.splits import Splits
+from hftune.data.steps import StepCollator
+from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
+from hftune.trainers.reward_losses import step_loss
+from hftune.trainers.scales import ScaleMixin, numbered
+
+
+class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, Trainer):
+    """`transformers.Trainer` on answers in steps; TRL (1.16) has none.
+
+    The loss is a mean over all steps of a global batch, however they are spread over answers, ranks and accumulation.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: RMArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        **kwargs: Any,
+    ) -> None:
+        if args.disable_dropout:
+            disable_dropout_in_model(model)
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=data.train,
+            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            data_collator=StepCollator(tokenizer.pad_token_id, flat=args.flat_batches),
+            compute_metrics=self.score_figures,
+            **kwargs,
+        )
+        self.mixture = data.mixture
+        # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `compute_loss`.
+        self.model_accepts_loss_kwargs = True
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns += [
+            name for name in ("ends", "step_labels", "index") if name not in self._signature_columns
+        ]
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
+        labels = inputs.pop("labels")
+        logits = self.step_logits(model, inputs)
+        losses = step_loss(logits, labels, label_smoothing=self.args.label_smoothing)
+        if num_items_in_batch is None:
+            loss = losses.mean()
+        else:
+            loss = losses.sum() / num_items_in_batch
+            if self.args.average_tokens_across_devices:
+                loss = loss * self.accelerator.num_processes  # which the mean over ranks divides by again
+        return (loss, logits[:, 1].float() - logits[:, 0].float()) if return_outputs else loss
+
+    def step_logits(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits of the classes wrong and right of each step in a batch, (steps, 2)."""
+        ends = inputs.pop("ends")
+        for name in ("steps", "index"):
+            inputs.pop(name, None)
+        logits: torch.Tensor = model(**{**inputs, "use_cache": False}).logits
+        return logits.flatten(0, 1)[ends]
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Loss; log-odds of the steps, (answers, steps), padded; and the number of each answer before its labels."""
+        self._prove_apart(model)
+        inputs = self._prepare_inputs(inputs)
+        index, labels, sizes = inputs["index"], inputs["labels"], inputs["steps"].tolist()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, odds = self.compute_loss(model, inputs, return_outputs=True)
+        said = [torch.cat([torch.ones_like(part[:1]), part]) for part in odds.split(sizes)]
+        wanted = [torch.cat([n[None], part.double()]) for n, part in zip(index, labels.split(sizes), strict=True)]
+        return loss, _rows(said), _rows(wanted)
+
+    def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Figures over all held-out answers; the report of them is kept for the manifest."""
+        numbered_labels, odds = np.asarray(prediction.label_ids), np.asarray(prediction.predictions)
+        answers: Dataset = self.scored[numbered_labels[:, 0].astype(int)]
+        labels = [np.asarray(each, dtype=np.float32) for each in answers["step_labels"]]
+        found = [row[1 : 1 + len(each)] for row, each in zip(odds, labels, strict=True)]
+        with np.errstate(over="ignore"):
+            right = [1 / (1 + np.exp(-each.astype(np.float64))) for each in found]
+        self.report = step_report(right, labels, answers["source"])
+        self.all_scores = np.array([each.min() for each in right])
+        flat = torch.tensor(np.concatenate(found)).float()
+        logits = torch.stack([torch.zeros_like(flat), flat], dim=1)
+        losses = step_loss(logits, torch.tensor(np.concatenate(labels)), label_smoothing=self.args.label_smoothing)
+        self.whole_loss = float(losses.double().mean())
+        return step_figures(right, labels)
+
+    def describe(self) -> str:
+        """The last evaluation, in lines."""
+        return describe_steps(self.report)
+
+
+def _rows(parts: list[torch.Tensor]) -> torch.Tensor:
+    """(answers, longest), filled up as the Trainer fills what it gathers."""
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=IGNORE_INDEX)

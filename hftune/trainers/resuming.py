@@ -1,0 +1,276 @@
+"""Going on from a checkpoint that other processes, or another ZeRO stage, have written.
+
+DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a
+command of their own; loading them fails from ZeRO-1 or 2 into 3, gives all groups the decay and rates of the first
+under ZeRO-3, and knows no states but Adam's (DeepSpeed 0.19.8). So state is dealt out here, by the names of
+parameters, exactly: every number that an optimizer holds is one that the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import transformers.trainer
+from safetensors import safe_open
+from torch import Tensor
+
+from hftune.checkpoints.consolidate import exported_name
+from hftune.checkpoints.pieces import (
+    MODEL_FILE,
+    UNIVERSAL,
+    WEIGHTS,
+    Pieces,
+    engine_folder,
+    from_optimizer,
+    load,
+    open_engine,
+)
+from hftune.distributed import ranks, zero_state
+from hftune.distributed.zero_groups import optimizer_members
+from hftune.distributed.zero_state import Slot
+from hftune.errors import ManifestError
+from hftune.logging import notice
+from hftune.models.initialisation import started_from, trained_factors
+from hftune.weight_files import read_header, weight_files
+
+OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
+MOMENTUM = "momentum_buffer"
+"""Muon's, which ZeRO-1 and 2 keep for whole matrices on every rank that has a part of them (DeepSpeed 0.19.8)."""
+
+
+class ResumeMixin:
+    """Put before a `Trainer` subclass."""
+
+    def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """As `Trainer.train`, from any checkpoint."""
+        with self._loading_anywhere():
+            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+
+    @contextmanager
+    def _loading_anywhere(self: Any) -> Iterator[None]:
+        """Let the Trainer's one call of DeepSpeed's loader pass through here."""
+        loader = transformers.trainer.deepspeed_load_checkpoint
+
+        def load_anywhere(engine: Any, checkpoint: str, **kwargs: Any) -> None:
+            if is_of_this_world(engine, checkpoint):
+                loader(engine, checkpoint, **kwargs)
+            else:
+                self._deal_out(checkpoint)
+
+        with mock.patch.object(transformers.trainer, "deepspeed_load_checkpoint", load_anywhere):
+            yield
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
+        """As the Trainer's; without DeepSpeed, a checkpoint of DeepSpeed's is dealt out first."""
+        if checkpoint is None or self.is_deepspeed_enabled or engine_folder(checkpoint) is None:
+            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            return
+        self._deal_out(checkpoint)
+        self.lr_scheduler.load_state_dict(_scheduler(checkpoint))
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        """As the Trainer's; processes that the checkpoint does not know keep the state they began with."""
+        super()._load_rng_state(checkpoint)  # type: ignore[misc]
+        if checkpoint and not (Path(checkpoint) / self._rng_file()).is_file() and ranks.is_main():
+            notice(
+                f"{checkpoint} has no random state for {ranks.world_size()} process(es): dropout and other noise go on "
+                "from the seed; the order of the data does not depend on it"
+            )
+
+    def _rng_file(self: Any) -> str:
+        alone = self.args.world_size <= 1
+        return "rng_state.pth" if alone else f"rng_state_{self.args.process_index}.pth"
+
+    def _deal_out(self: Any, checkpoint: str) -> None:
+        """Fill this rank's share of weights and optimizer state."""
+        engine = self.model_wrapped if self.is_deepspeed_enabled else None
+        optimizer = engine.optimizer if engine is not None else self.optimizer.optimizer
+        check_layout(engine, optimizer, checkpoint)
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        pieces = self._open(checkpoint, optimizer, names)
+        check_pieces(pieces, optimizer, names, checkpoint)
+        now = f"ZeRO-{self.args.zero_stage}" if self.is_deepspeed_enabled else "no DeepSpeed"
+        notice(
+            f"{checkpoint} was written by {describe(pieces)}; its weights and optimizer state are dealt out "
+            f"anew to {ranks.world_size()} process(es) with {now}"
+        )
+        deal_out(pieces, optimizer, names, rates=list(_scheduler(checkpoint)["_last_lr"]))
+        for name, value in pieces.buffers.items():
+            self.model.get_buffer(name).copy_(value)
+        if engine is not None:
+            for counter, value in pieces.counters.items():
+                setattr(engine, counter, value)
+
+    def _open(self: Any, checkpoint: str, optimizer: Any, names: dict[Tensor, str]) -> Pieces:
+        """Pieces of ZeRO's, or of a torch optimizer, whose numbers mean the groups that this run has as well."""
+        folder = engine_folder(checkpoint)
+        if folder is not None and ((folder / UNIVERSAL).is_dir() or any(folder.glob("*_optim_states.pt"))):
+            return open_engine(folder)
+        grouped = [[names[parameter] for parameter in group] for group in optimizer_members(optimizer)]
+        if folder is not None:
+            about = load(folder / MODEL_FILE)
+            pieces = from_optimizer(about["optimizer"], grouped, _from_module(about["module"]))
+            pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps")}
+            return pieces
+        state = torch.load(Path(checkpoint) / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
+        return from_optimizer(state, grouped, _exported(checkpoint, self.model, grouped))
+
+
+def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
+    """Whether DeepSpeed itself can load a checkpoint: as many processes, and the same stage."""
+    folder = engine_folder(checkpoint)
+    if folder is None:
+        return False
+    files = sorted(folder.glob("*_optim_states.pt"))
+    if not files:
+        # Without ZeRO nothing is dealt out, and any number of processes loads it.
+        return (folder / MODEL_FILE).is_file() and not engine.zero_optimization()
+    stage = int(load(files[0])["optimizer_state_dict"].get("zero_stage", 1))
+    return engine.zero_optimization_stage() == stage and engine.seq_dp_world_size == len(files)
+
+
+def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
+    """State can be dealt out to this run's optimizer.
+
+    Raises:
+        ManifestError: It lies where it cannot be reached, or in a way that is not known here.
+    """
+    reason = None
+    if zero_state.kind(optimizer) is None:
+        reason = f"of {type(optimizer).__name__}, whose layout is not known"
+    elif engine is not None and engine.zero_nvme_offload_optimizer():
+        reason = "with the optimizer on NVMe"
+    elif engine is not None and engine.mp_world_size > 1:
+        reason = "with tensor parallel processes"
+    if reason:
+        raise ManifestError(
+            f"the state in {checkpoint}, written in another world or ZeRO stage, cannot be dealt out to a run {reason}",
+            place="--resume_from_checkpoint",
+            fix="go on with the number of processes and the --deepspeed config that wrote it, or with ZeRO 1 to 3",
+        )
+
+
+def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], checkpoint: str) -> None:
+    """A checkpoint has all that this run trains, and in a form that can be cut.
+
+    Raises:
+        ManifestError: It has not.
+    """
+    odd = pieces.cannot_be_cut()
+    trained = {names[member]: member for group in optimizer_members(optimizer) for member in group}
+    shapes = {name: tuple(getattr(member, "ds_shape", member.shape)) for name, member in trained.items()}
+    wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
+    if odd:
+        cause = (
+            f"the optimizer's state in {checkpoint} is quantised block by block ({odd[0]}), and blocks cannot be cut"
+        )
+        fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
+        fix += "give the folder as --model_name_or_path (an adapter's: --peft_path)"
+    elif wrong:
+        cause = f"{checkpoint} has no state for {len(wrong)} of {len(shapes)} trained parameters ({wrong[0]}, ...)"
+        fix = "go on with the adapter, the frozen parameters and the base of the run that wrote it"
+    else:
+        return
+    raise ManifestError(cause, place="--resume_from_checkpoint", fix=fix)
+
+
+def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: list[float]) -> None:
+    """Fill an optimizer's weights and states from the pieces of a checkpoint; under ZeRO every rank must.
+
+    Args:
+        pieces: Weights and states by parameter.
+        optimizer: ZeRO's or torch's, which has not made a step.
+        names: Of the model's parameters.
+        rates: Learning rate of each group.
+    """
+    flat_whole = zero_state.kind(optimizer) == 2
+    weights, states = [], {}
+    for slot in zero_state.slots(optimizer, names):
+        weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
+        states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
+    zero_state.put_back(optimizer, weights, states, rates)
+
+
+def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
+    """The optimizer's states of a slot, as its state dict has them."""
+    kept = [name for name in slot.members if len(pieces.states(name)) > 1 or pieces.scalars(name)]
+    if not kept:  # no step has touched these
+        return {}
+    # Copied, since torch counts the steps of each parameter in place.
+    states: dict[str, Any] = copy.deepcopy(pieces.scalars(kept[0]))
+    for key in pieces.states(kept[0]):
+        read = _reader(pieces, key)
+        if key == WEIGHTS:
+            continue
+        if key == MOMENTUM and flat_whole:
+            sizes = {name: torch.Size(pieces.shapes[name]).numel() for name in slot.members}
+            states[key] = zero_state.filled_whole(slot, read, sizes)
+        else:
+            states[key] = zero_state.filled(slot, read, pieces.read(kept[0], key, 0, 0).dtype)
+    return states
+
+
+def _reader(pieces: Pieces, key: str) -> Callable[[str, int, int], Tensor]:
+    def read(name: str, begin: int, numel: int) -> Tensor:
+        if key not in pieces.states(name):
+            return torch.zeros(numel)
+        return pieces.read(name, key, begin, numel)
+
+    return read
+
+
+def describe(pieces: Pieces) -> str:
+    """Who wrote a checkpoint, in words."""
+    if pieces.stage is None:
+        return "processes that held all of it"
+    return f"{pieces.world_size} process(es) under ZeRO-{pieces.stage}"
+
+
+def _scheduler(checkpoint: str) -> dict[str, Any]:
+    file = Path(checkpoint) / SCHEDULER
+    if not file.is_file():
+        raise ManifestError(
+            f"{checkpoint} has no {SCHEDULER}, so it is not known where the learning rate stands",
+            place="--resume_from_checkpoint",
+            fix="go on with the number of processes and the ZeRO stage that wrote it",
+        )
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    return state
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+def _from_module(module: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
+    return {name: partial(_same, value) for name, value in module.items()}
+
+
+def _stored(name: str, file: Path) -> Tensor:
+    with safe_open(file, "pt") as content:
+        tensor: Tensor = content.get_tensor(name)
+    return tensor
+
+
+def _exported(checkpoint: str, model: Any, grouped: list[list[str]]) -> dict[str, Callable[[], Tensor]]:
+    """Readers of the weights that were exported with a checkpoint, by the names of the live model."""
+    files = {name: file for file in weight_files(checkpoint) for name in read_header(file)}
+    readers: dict[str, Callable[[], Tensor]] = {name: partial(_stored, name, file) for name, file in files.items()}
+    if started_from(model):  # saved as an adapter of the whole base
+        readers = _from_module(trained_factors({name: read() for name, read in readers.items()})[0])
+    wanted = [name for group in grouped for name in group]
+    lost = [name for name in wanted if exported_name(name) not in readers]
+    if lost:
+        raise ManifestError(
+            f"{checkpoint} has no weights for {len(lost)} of {len(wanted)} trained parameters ({lost[0]}, ...)",
+            place="--resume_from_checkpoint",
+            fix="go on with the adapter and the frozen parameters of the run that wrote it",
+        )
+    return {name: readers[exported_name(name)] for name in wanted}

@@ -1,0 +1,137 @@
+"""A pipeline's runner and its stages as forks of one process that has imported everything: seconds, not minutes.
+
+python tests/faults/warm_pipeline.py KILLS SEED SECONDS UNHARMED.yaml HARMED.yaml
+
+The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment,
+again and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from hftune.arguments import parse_arguments  # noqa: F401  imported before the fork
+from hftune.checkpoints.manifest import is_complete
+from hftune.errors import run_script
+from hftune.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
+from hftune.pipeline.runner import Runner
+from hftune.pipeline.spec import read_spec
+from hftune.pipeline.state import damage
+from hftune.pipeline.steps import Step, steps_of
+from tests.forks import fork, import_everything
+
+MODULES = ("hftune.data.pairs", "hftune.merging.merge", "hftune.merging.trial", "hftune.trainers.rewards")
+
+
+class Forked:
+    """A script in a fork, as the runner sees it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal."""
+        if self.code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self.code = os.waitstatus_to_exitcode(status) if done else None
+        return self.code
+
+    def ask_to_stop(self) -> None:
+        """A checkpoint, then the end."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Now."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def warm_start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
+    """`python run_sft.py ...` without the imports."""
+    runner = os.getpid()
+
+    def work() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # as the keeper does for a launcher
+        if os.getppid() != runner:
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.update(env)
+        script = Path(command[1])
+        sys.argv = [script.name, *command[2:]]
+        run_script(importlib.import_module(script.stem).main)
+
+    return Forked(fork(work, log, 0, 1, 0))
+
+
+def start_runner(steps: list[Step], folder: Path) -> int:
+    """`hftune pipeline run` in a fork; returns its pid."""
+
+    def work() -> None:
+        # The parsers have nothing new to say, and take longer than a stage.
+        run_script(lambda: Runner(folder, start=warm_start, check=lambda steps: None).run(steps))
+
+    return fork(work, folder.with_name(f"{folder.name}.log"), 0, 1, 0)
+
+
+def run_once(steps: list[Step], folder: Path, moments: random.Random, seconds: float | None) -> dict:
+    """One run, killed after up to `seconds`; what was killed, and what is finished and whole after it."""
+    pid = start_runner(steps, folder)
+    victim = None
+    if seconds is not None:
+        until = time.monotonic() + moments.uniform(0.0, seconds)
+        whom = moments.choice(["runner", "stage"])
+        while time.monotonic() < until and _runs(pid):
+            time.sleep(0.005)
+        victim = _kill(pid, whom)
+    _, status = os.waitpid(pid, 0)
+    complete = [step.name for step in steps if is_complete(step.folder)]
+    return {
+        "victim": victim,
+        "code": os.waitstatus_to_exitcode(status),
+        "complete": complete,
+        "damaged": [fault for step in steps if is_complete(step.folder) for fault in damage(step.folder)],
+    }
+
+
+def _runs(pid: int) -> bool:
+    return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _kill(pid: int, whom: str) -> str | None:
+    """SIGKILL to the runner, or to the script that it has started."""
+    if not _runs(pid):
+        return None
+    below = psutil.Process(pid).children()
+    target = below[0] if whom == "stage" and below else psutil.Process(pid)
+    target.kill()
+    return "runner" if target.pid == pid else "stage"
+
+
+def main(kills: int, seed: int, seconds: float, unharmed: Path, harmed: Path) -> None:
+    """Run one pipeline to its end; kill the other `kills` times, then let it finish, too."""
+    import_everything()
+    for module in MODULES:
+        importlib.import_module(module)
+    sys.path.insert(0, os.getcwd())
+    moments = random.Random(seed)
+    for file, number in ((unharmed, 0), (harmed, kills)):
+        spec = read_spec(file)
+        steps, folder = steps_of(spec), Path(str(spec.output_dir.value))
+        for left in range(number, -1, -1):
+            report = run_once(steps, folder, moments, seconds if left else None)
+            print("RUN " + json.dumps({"folder": folder.name, **report}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]))

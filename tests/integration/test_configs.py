@@ -1,0 +1,57 @@
+"""Every config of ds_configs/, trained with by the real script under the real launcher, or refused by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hftune.distributed.launch import has_async_files
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "ds_configs"
+BF16 = ("--bf16", "True")
+# Path below ds_configs/: flags beside it, and what a CPU must be told; None: it trains.
+CASES: dict[str, tuple[tuple[str, ...], str | None]] = {
+    "zero0.json": ((), None),
+    "zero1.json": ((), None),
+    "zero2.json": ((), None),
+    "zero2_offload.json": ((), None),
+    "zero2_bf16_states.json": (BF16, None),
+    "zero3.json": ((), None),
+    "zero3_offload.json": ((), None),
+    "zero3_bf16_states.json": (BF16, None),
+    "zero3_hpz.json": ((), None),
+    "zero3_nvme.json": (("--nvme_path", "."), None if has_async_files() else "libaio"),
+    "zero3_nvme_optimizer.json": (("--nvme_path", "."), None if has_async_files() else "libaio"),
+    "zero3_zeropp.json": ((), "CUDA kernel"),
+    "zero3_superoffload.json": ((), "NVIDIA GPU"),
+    "zero3_deepcompile.json": (("--activation_checkpointing", "none"), "CUDA operators"),
+}
+
+
+def test_every_config_has_a_case() -> None:
+    assert {str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.json")} == set(CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CASES)
+def test_it_trains_or_is_refused(config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    flags, refusal = CASES[config]
+    finished = run(
+        "run_sft.py",
+        *("--deepspeed", f"ds_configs/{config}", "--model_name_or_path", str(tiny_model)),
+        *("--train_file_dir", str(tiny_data / "sft"), "--output_dir", str(tmp_path / "out")),
+        *("--per_device_train_batch_size", "2", "--max_steps", "3", "--logging_steps", "1", "--learning_rate", "1e-3"),
+        *("--save_strategy", "no", "--report_to", "none"),
+        *flags,
+        launcher="deepspeed --num_gpus 2",
+    )
+    if refusal is None:
+        finished.check()
+        assert (tmp_path / "out" / "model.safetensors").is_file()
+    else:
+        assert finished.code == 2, finished.output[-3000:]
+        assert refusal in finished.output and "Traceback" not in finished.output
+        assert not (tmp_path / "out").exists()

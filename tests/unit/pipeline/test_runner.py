@@ -1,0 +1,286 @@
+"""The runner on steps that are shell commands: order, failure, signals, the lock, and processes that leave nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, ManifestError, Preempted
+from hftune.pipeline import processes
+from hftune.pipeline.lock import locked
+from hftune.pipeline.progress import Screen
+from hftune.pipeline.runner import Choice, Runner, StageFailed
+from hftune.pipeline.steps import Step
+from tests.unit.pipeline.files import finish, model, steps
+
+
+class Ended:
+    """A command that has ended at once."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+    def ask_to_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Bench:
+    """A pipeline of pt and sft with adapters, whose commands finish at once and are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        model(folder / "base")
+        (folder / "data").mkdir()
+        (folder / "data" / "a.jsonl").write_text("one\n")
+        self.lr = "1e-3"
+        self.started: list[str] = []
+        self.fails: dict[str, tuple[int, str]] = {}
+        self.said = io.StringIO()
+
+    @property
+    def steps(self) -> list[Step]:
+        stage = f"{{use_peft: true, train_file_dir: {self.folder}/data"
+        return steps(
+            self.folder,
+            f"model: {self.folder}/base\noutput_dir: {self.folder}/out\nstages:\n"
+            f"  pt: {stage}}}\n  sft: {stage}, learning_rate: {self.lr}}}\n",
+        )
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
+        step = next(step for step in self.steps if f"--output_dir {step.folder} " in f"{' '.join(command)} ")
+        self.started.append(step.name)
+        code, words = self.fails.get(step.name, (0, ""))
+        with log.open("a") as stream:
+            stream.write(words)
+        if code == 0:
+            finish(step)
+        return Ended(code)
+
+    def run(self, choice: Choice | None = None) -> list[str]:
+        """Names of the steps that were started."""
+        self.started = []
+        screen = Screen(Console(file=self.said, width=200, highlight=False, markup=False, soft_wrap=True))
+        runner = Runner(self.folder / "out", screen, start=self.start, check=lambda steps: None)
+        runner.run(self.steps, choice or Choice())
+        return self.started
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+ALL = ["pt", "merge pt", "sft", "merge sft"]
+
+
+def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
+    assert bench.run() == ALL
+    assert bench.run() == []
+    assert "nothing had changed" in bench.said.getvalue()
+    bench.lr = "2e-3"
+    assert bench.run() == ["sft", "merge sft"]
+    assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
+    former = read_manifest(bench.folder / "out" / "previous" / "sft")
+    assert former is not None and "1e-3" in former["command"], "the former result is kept"
+
+
+def test_a_part(bench: Bench) -> None:
+    with pytest.raises(ManifestError, match="pt is not finished"):
+        bench.run(Choice(first="sft"))
+    assert bench.run(Choice(last="pt")) == ["pt", "merge pt"]
+    assert bench.run(Choice(only="sft")) == ["sft", "merge sft"]
+    assert bench.run(Choice(only="pt", force=("*",))) == ["pt", "merge pt"]
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
+    with pytest.raises(ArgumentError, match="there is no stage dpo"):
+        bench.run(Choice(last="dpo"))
+
+
+def test_a_failure_is_told_in_its_own_words(bench: Bench) -> None:
+    bench.fails["sft"] = (
+        2,
+        "loading\n[2026-01-01 00:00:00,1] [INFO] [launch.py:1] noise\n\n"
+        "error: no such thing\n  to do: mend it\n\nmore noise\n",
+    )
+    with pytest.raises(StageFailed) as caught:
+        bench.run()
+    assert bench.started == ["pt", "merge pt", "sft"]
+    text = caught.value.render()
+    assert "sft failed (exit code 2)" in text and "    no such thing\n      to do: mend it" in text
+    assert "noise" not in text and "run_sft.py --model_name_or_path" in text and "--resume_from_checkpoint auto" in text
+    del bench.fails["sft"]
+    assert bench.run() == ["sft", "merge sft"], "the same command goes on"
+
+
+@pytest.mark.parametrize(
+    "code, words, told",
+    [
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a"\nOSError: [Errno 28] No space left on device\n',
+            "disk is full",
+        ),
+        (-9, "step 3\n", "killed from outside"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "out of memory"),
+        (1, "OSError: [Errno 30] Read-only file system: 'x'\n", "read-only file system"),
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a", line 1\nValueError: odd\n[rank1]: Traceback\nlater\n',
+            "odd",
+        ),
+    ],
+)
+def test_known_causes(bench: Bench, code: int, words: str, told: str) -> None:
+    bench.fails["pt"] = (code, words)
+    with pytest.raises(StageFailed, match=told):
+        bench.run()
+
+
+def test_a_damaged_result_stops_what_would_build_on_it(bench: Bench) -> None:
+    bench.run(Choice(last="pt"))
+    weights = bench.folder / "out" / "pt-merged" / "model.safetensors"
+    good, stamp = weights.read_bytes(), weights.stat()
+    weights.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as a failing disk does it
+    with pytest.raises(ManifestError, match="changed after it was written") as caught:
+        bench.run()
+    assert "--force pt" in caught.value.render() and bench.started == []
+    weights.write_bytes(good)
+    assert bench.run() == ["sft", "merge sft"]
+
+
+def test_one_runner_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ArgumentError, match=f"process {os.getpid()}"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot be written"), locked(tmp_path / "file" / "out"):
+        pass
+
+
+# --- real processes ---
+
+
+def below(pid: int) -> list[psutil.Process]:
+    return processes.descendants(pid)
+
+
+def wait(condition: object, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+LAUNCHER = """
+import subprocess, sys, time
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleeper, start_new_session=True) for _ in "ab"]
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> list[str]:
+    """Something that starts two ranks in sessions of their own, as torchrun does."""
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    return [sys.executable, str(tmp_path / "launcher.py")]
+
+
+def test_killing_takes_everything(launcher: list[str], tmp_path: Path) -> None:
+    kept = processes.start(launcher, os.environ, tmp_path / "log")
+    wait(lambda: len(below(kept.pid)) == 3)
+    found = below(kept.pid)
+    kept.kill()
+    wait(lambda: kept.poll() is not None)
+    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_launcher_that_dies_leaves_no_ranks(launcher: list[str], tmp_path: Path) -> None:
+    kept = processes.start(launcher, os.environ, tmp_path / "log")
+    wait(lambda: len(below(kept.pid)) == 3)
+    found = below(kept.pid)
+    found[0].kill()
+    wait(lambda: kept.poll() is not None)
+    assert kept.poll() == -9
+    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_runner_that_dies_leaves_nothing_and_no_lock(launcher: list[str], tmp_path: Path) -> None:
+    code = f"""
+import os, time
+from pathlib import Path
+from hftune.pipeline import processes
+from hftune.pipeline.lock import locked
+with locked(Path({str(tmp_path)!r})):
+    kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
+    while True:
+        time.sleep(0.1)
+"""
+    runner = subprocess.Popen([sys.executable, "-c", code])
+    wait(lambda: len(below(runner.pid)) == 4)
+    found = below(runner.pid)
+    with pytest.raises(ArgumentError, match="another"), locked(tmp_path):
+        pass
+    runner.kill()
+    runner.wait()
+    with locked(tmp_path):
+        assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_codes_and_what_cannot_start(tmp_path: Path) -> None:
+    for command, code in ((["sh", "-c", "exit 75"], 75), (["no-such-command"], 127)):
+        kept = processes.start(command, os.environ, tmp_path / "log")
+        wait(lambda kept=kept: kept.poll() is not None)
+        assert kept.poll() == code
+    assert "no-such-command cannot be started" in (tmp_path / "log").read_text()
+
+
+SCRIPT = """
+import signal, sys, time
+def note(number, frame):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_first_signal_asks_a_rank_to_save(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "run_pt.py").write_text(SCRIPT)
+    log = bench.folder / "out" / "logs" / "pt.log"
+    bench.start = lambda command, env, log: processes.start(  # type: ignore[assignment, method-assign]
+        [sys.executable, str(tmp_path / "run_pt.py")], env, log
+    )
+
+    def tell() -> None:
+        wait(lambda: log.is_file() and "ready" in log.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    with pytest.raises(Preempted, match="a checkpoint is saved"):
+        bench.run()
+    teller.join()
+    assert "saved" in log.read_text()

@@ -1,0 +1,87 @@
+"""A loss or a gradient that is no number ends a run with one message, and nothing broken is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hftune import logging
+from hftune.arguments import parse_arguments
+from hftune.data.splits import Splits
+from hftune.errors import UserError
+from hftune.trainers.pt import PTTrainer
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import to_dataset
+
+IDS = [[5, 6, 7, 8], [9, 10, 11, 12], [40, 41, 42, 43]]
+
+
+def trainer_for(stage: str, folder: Path, out: Path, *flags: str) -> Any:
+    fixed = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--output_dir", str(out)]
+    fixed += ["--per_device_train_batch_size", "1", "--max_steps", "3", "--save_steps", "1", "--max_grad_norm", "0"]
+    *_, args = parse_arguments(stage, [*fixed, "--lr_scheduler_type", "constant", "--logging_steps", "1", *flags])
+    data = to_dataset({"input_ids": IDS, "labels": IDS})
+    kind = {"pt": PTTrainer, "sft": SFTTrainer}[stage]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return kind(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, data))
+
+
+def checkpoints(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("stage", ["pt", "sft"])
+def test_a_base_that_is_broken(stage: str, tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(stage, tiny_model, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.layers[1].mlp.up_proj.weight[3, 4] = float("inf")
+    with pytest.raises(UserError, match="the loss is nan") as raised:
+        trainer.train()
+    said = str(raised.value)
+    assert "step 1 of 3, rank 0" in said and "learning rate" in said and "4 trained tokens; a batch of 1 x 4" in said
+    assert "the base has weights that are no numbers (model.layers.1.mlp.up_proj.weight)" in said
+    assert checkpoints(tmp_path) == []
+
+
+def test_a_rate_that_is_too_high(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_for("sft", tiny_model, tmp_path, "--learning_rate", "1e30")
+    with pytest.raises(UserError, match="step 2 of 3") as raised:
+        trainer.train()
+    assert "learning rate 1e+30; gradient norm of the step before" in str(raised.value)
+    assert "lower --learning_rate" in str(raised.value) and "--resume_from_checkpoint auto" in str(raised.value)
+    assert checkpoints(tmp_path) == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf"), -1.0])
+def test_a_gradient_that_is_no_number(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: float
+) -> None:
+    """The loss of that step is still good; what the step made of the weights is not. DeepSpeed says -1."""
+    trainer = trainer_for("pt", tiny_model, tmp_path)
+    measured = iter([1.0, norm])
+    monkeypatch.setattr(trainer, "_get_grad_norm", lambda *args, **kwargs: next(measured))
+    with pytest.raises(UserError, match="the gradient is not finite") as raised:
+        trainer.train()
+    assert "step 2 of 3" in str(raised.value)
+    assert checkpoints(tmp_path) == ["checkpoint-1"]
+
+
+def test_a_step_that_is_left_out_is_none(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """float16's loss scale is lowered after an overflow; the step is not made."""
+    trainer = trainer_for("pt", tiny_model, tmp_path, "--save_strategy", "no")
+    monkeypatch.setattr(trainer, "_get_grad_norm", lambda *args, **kwargs: float("inf"))
+    monkeypatch.setattr(type(trainer.accelerator), "optimizer_step_was_skipped", True)
+    trainer.train()
+
+
+def test_a_held_out_loss_is_said(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    trainer = trainer_for("sft", tiny_model, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.norm.weight.fill_(float("nan"))
+    trainer.evaluate()
+    assert logging.notices() == ["eval_loss is nan at step 0"]

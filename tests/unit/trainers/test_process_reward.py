@@ -1,0 +1,128 @@
+"""The trainer of process reward models: batches that must not matter, held-out figures, and its head once merged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from hftune.arguments import parse_arguments
+from hftune.data.reward_data import RewardEncoder
+from hftune.data.splits import Splits, load_splits
+from hftune.models.adapters import add_adapter
+from hftune.models.loading import load_reward_model
+from hftune.models.tokenizer import load_tokenizer
+from hftune.trainers.held_out_steps import first_wrong, step_figures
+from hftune.trainers.process_reward import ProcessRewardTrainer
+from hftune.trainers.reward_trainers import reward_trainer
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven answers of one to four steps."""
+    folder = tmp_path_factory.mktemp("steps")
+    records = [
+        {
+            "prompt": f"Count to {number}.",
+            "completions": [f"{step} is next" + " indeed" * (number % 3) for step in range(1 + number % 4)],
+            "labels": [step != 1 for step in range(1 + number % 4)],
+        }
+        for number in range(7)
+    ]
+    (folder / "steps.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def trainer(model: Path, steps: Path, folder: Path, *flags: str) -> tuple[ProcessRewardTrainer, Splits]:
+    argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--train_file_dir", str(steps)]
+    argv += ["--validation_file_dir", str(steps), "--per_device_eval_batch_size", "3", "--report_to", "none"]
+    argv += ["--gradient_checkpointing", "False", "--save_strategy", "no", "--preprocessing_num_workers", "1"]
+    argv += ["--data_cache_dir", str(folder / "cache"), "--reward_kind", "process", "--learning_rate", "1e-3"]
+    model_args, data_args, adapter_args, training_args = parse_arguments("rm", [*argv, *flags])
+    tokenizer = load_tokenizer(model_args, training_args)
+    data = load_splits(RewardEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
+    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    made = reward_trainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data)
+    assert isinstance(made, ProcessRewardTrainer)
+    return made, data
+
+
+def by_hand(made: ProcessRewardTrainer, data: Splits) -> list[np.ndarray]:
+    """P(right) of each step, an answer at a time, with what plain transformers gives."""
+    found = []
+    for example in data.train:
+        with torch.no_grad():
+            logits = made.model.eval()(torch.tensor([example["input_ids"]])).logits[0]
+        found.append(logits[example["ends"]].float().softmax(-1)[:, 1].numpy().astype(np.float64))
+    return found
+
+
+@pytest.mark.parametrize("flags", [(), ("--padding_free", "False")])
+def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    made, data = trainer(tiny_model, steps, tmp_path, *flags)
+    metrics = made.evaluate()
+    right, labels = by_hand(made, data), [np.array(each) for each in data.train["step_labels"]]
+    for name, value in step_figures(right, labels).items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-5, nan_ok=True), name
+    said, wanted = np.concatenate(right), np.concatenate(labels)
+    expected = -np.log(np.where(wanted == 1, said, 1 - said)).mean()
+    assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
+    assert made.report["answers"] == 7 and made.report["steps"] == sum(map(len, labels))
+    assert "steps.jsonl" in made.describe()
+    made.before_saving()
+    assert made.reward_scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
+
+
+def losses(made: ProcessRewardTrainer) -> list[float]:
+    made.train()
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+def test_batches_do_not_matter(tiny_model: Path, steps: Path, tmp_path: Path) -> None:
+    """Steps count alike, in whichever micro batch or row they lie; answers differ in their number of steps."""
+    common = ("--max_steps", "4", "--logging_steps", "1", "--lr_scheduler_type", "constant")
+    whole, _ = trainer(tiny_model, steps, tmp_path / "a", *common, "--per_device_train_batch_size", "4")
+    parts, _ = trainer(
+        tiny_model, steps, tmp_path / "b", *common, "--per_device_train_batch_size", "1",
+        "--gradient_accumulation_steps", "4", "--padding_free", "False",
+    )  # fmt: skip
+    expected = losses(whole)
+    assert len(expected) == 4 and expected[-1] != expected[0]
+    assert losses(parts) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_head_is_saved_for_plain_transformers(tiny_model: Path, steps: Path, tmp_path: Path) -> None:
+    made, data = trainer(tiny_model, steps, tmp_path)
+    made.save_model(str(tmp_path / "out"))
+    model, info = AutoModelForTokenClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert model.config.id2label == {0: "wrong", 1: "right"}
+    ids = torch.tensor([data.train[0]["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids).logits, made.model.eval()(ids).logits)
+
+
+def test_a_head_of_another_kind_is_refused(tiny_model: Path, steps: Path, tmp_path: Path) -> None:
+    made, _ = trainer(tiny_model, steps, tmp_path)
+    made.save_model(str(tmp_path / "out"))
+    made.processing_class.save_pretrained(tmp_path / "out")
+    argv = ["--model_name_or_path", str(tmp_path / "out"), "--output_dir", str(tmp_path / "o")]
+    model_args, _, adapter_args, training_args = parse_arguments("rm", argv)
+    with pytest.raises(Exception, match="a score head of 2 outputs, and one of 1 is trained"):
+        load_reward_model(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
+
+
+def test_figures_by_hand() -> None:
+    right = [np.array([0.9, 0.2, 0.8]), np.array([0.9, 0.8]), np.array([0.4])]
+    labels = [np.array([1.0, 0.0, 0.0]), np.array([1.0, 0.0]), np.array([1.0])]
+    assert [first_wrong(each) for each in right] == [1, -1, 0]
+    figures = step_figures(right, labels)
+    assert figures["step_accuracy"] == pytest.approx(3 / 6)
+    assert figures["first_error_accuracy"] == pytest.approx(1 / 3)
+    # One of the two answers with an error, none of the one without.
+    assert (figures["first_error_with"], figures["first_error_without"]) == (0.5, 0.0)
+    assert figures["first_error_f1"] == 0.0

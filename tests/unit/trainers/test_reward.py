@@ -1,0 +1,163 @@
+"""The trainer of reward models: rows without padding, held-out figures over all pairs, and the scale it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trl
+from transformers import AutoModelForSequenceClassification
+
+from hftune.arguments import parse_arguments
+from hftune.checkpoints.reward_scale import read_scale
+from hftune.data.reward_pairs import RewardPairEncoder
+from hftune.data.splits import Splits, load_splits
+from hftune.models.adapters import add_adapter
+from hftune.models.loading import load_reward_model
+from hftune.models.tokenizer import load_tokenizer
+from hftune.trainers.held_out import pair_figures, pair_report
+from hftune.trainers.reward import RewardTrainer
+
+WORDS = ["one", "two three", "four five six seven", "eight " * 12]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eleven pairs of many lengths from two sources, with scores."""
+    folder = tmp_path_factory.mktemp("pairs")
+    records = [
+        {
+            "source": "left" if number % 3 else "right",
+            "prompt": f"Say {number}? {WORDS[number % 4]}",
+            "chosen": f"{number} it is. {WORDS[(number + 1) % 4]}",
+            "rejected": f"No. {WORDS[(number + 2) % 4]}",
+            "score_chosen": 3.0 + number % 2,
+            "score_rejected": 2.5,
+        }
+        for number in range(11)
+    ]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def trainer(model: Path, pairs: Path, folder: Path, *flags: str) -> tuple[RewardTrainer, Splits]:
+    argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--train_file_dir", str(pairs)]
+    argv += ["--validation_file_dir", str(pairs), "--per_device_eval_batch_size", "4", "--report_to", "none"]
+    argv += ["--per_device_train_batch_size", "3", "--gradient_checkpointing", "False", "--save_strategy", "no"]
+    argv += ["--preprocessing_num_workers", "1", "--data_cache_dir", str(folder / "cache")]
+    model_args, data_args, adapter_args, training_args = parse_arguments("rm", [*argv, *flags])
+    tokenizer = load_tokenizer(model_args, training_args)
+    data = load_splits(RewardPairEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
+    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    return RewardTrainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data), data
+
+
+def loss_and_gradients(made: RewardTrainer, data: Splits) -> tuple[float, dict[str, torch.Tensor]]:
+    features = [data.train[number] for number in range(5)]
+    made.model.zero_grad()
+    loss = made.compute_loss(made.model.train(), made.data_collator(features))
+    loss.backward()
+    return loss.item(), {name: p.grad.clone() for name, p in made.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--score_difference", "weight", "--score_difference_scale", "0.5"),
+        ("--score_difference", "none", "--label_smoothing", "0.1", "--center_rewards_coefficient", "0.1"),
+        ("--use_peft",),
+    ],
+)
+def test_rows_without_padding_are_exact(tiny_model: Path, pairs: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    flat, data = trainer(tiny_model, pairs, tmp_path, *flags)
+    padded, _ = trainer(tiny_model, pairs, tmp_path, *flags, "--padding_free", "False")
+    assert flat.args.flat_batches and not padded.args.flat_batches
+    assert "ends" in flat.data_collator([data.train[0]])
+    (loss, gradients), (other_loss, other_gradients) = loss_and_gradients(flat, data), loss_and_gradients(padded, data)
+    assert loss == pytest.approx(other_loss, abs=1e-6)
+    assert gradients.keys() == other_gradients.keys() and len(gradients) > 2
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, other_gradients[name], atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_is_trls(tiny_model: Path, pairs: Path, tmp_path: Path) -> None:
+    made, data = trainer(tiny_model, pairs, tmp_path, "--padding_free", "False", "--center_rewards_coefficient", "0.2")
+    batch = made.data_collator([data.train[number] for number in range(5)])
+    ours = made.compute_loss(made.model, dict(batch)).item()
+    assert trl.RewardTrainer.compute_loss(made, made.model, dict(batch)).item() == pytest.approx(ours, abs=1e-6)
+    without = {name: value for name, value in batch.items() if name != "margin"}
+    assert made.compute_loss(made.model, without).item() != pytest.approx(ours, abs=1e-3)
+
+
+@pytest.mark.parametrize("flags", [(), ("--padding_free", "False", "--per_device_eval_batch_size", "3")])
+def test_held_out_figures_are_over_all_pairs(
+    tiny_model: Path, pairs: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    made, data = trainer(tiny_model, pairs, tmp_path, *flags)
+    metrics = made.evaluate()
+    scores = by_hand(made.model, data)
+    figures = pair_figures(scores)
+    for name, value in figures.items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-5), name
+    distance = torch.tensor(scores[:, 0] - scores[:, 1] - np.array(data.train["margin"][:]))
+    expected = -torch.nn.functional.logsigmoid(distance).mean().item()
+    assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
+    assert made.report["pairs"] == 11
+    assert {name: part["pairs"] for name, part in made.report["by_source"].items()} == {"left": 7, "right": 4}
+    right = scores[[source == "right" for source in data.train["source"]]]
+    assert made.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
+    assert ("left" in made.describe() and "▁" in made.describe()) or "█" in made.describe()
+
+
+def by_hand(model: Any, data: Splits) -> np.ndarray:
+    """(pairs, 2), a conversation at a time, with what plain transformers gives."""
+    with torch.no_grad():
+        return np.array(
+            [
+                [model.eval()(torch.tensor([row[side]])).logits.item() for side in ("chosen_ids", "rejected_ids")]
+                for row in data.train
+            ]
+        )
+
+
+@pytest.mark.parametrize("held_out", [True, False])
+def test_the_scale_is_stored_with_the_model(tiny_model: Path, pairs: Path, tmp_path: Path, held_out: bool) -> None:
+    made, data = trainer(tiny_model, pairs, tmp_path)
+    if not held_out:
+        made.eval_dataset = None
+    made.before_saving()
+    scores = by_hand(made.model, data)
+    scale = made.figures()["reward_scale"]
+    assert scale["mean"] == pytest.approx(scores.mean(), abs=1e-5)
+    assert scale["std"] == pytest.approx(scores.std(), abs=1e-5)
+    assert scale["scores"] == 22
+    assert scale["measured_on"] == ("held-out records" if held_out else "training records")
+    made.save_model(str(tmp_path))
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert again.config.reward_scale == scale  # bit for bit, and plain transformers carries it along
+    assert read_scale(tmp_path).to_dict() == scale
+    torch.testing.assert_close(torch.tensor(by_hand(again, data)), torch.tensor(scores))
+
+
+def test_evaluation_is_not_repeated_after_the_scale(tiny_model: Path, pairs: Path, tmp_path: Path) -> None:
+    made, _ = trainer(tiny_model, pairs, tmp_path)
+    made.before_saving()
+    logged = len(made.state.log_history)
+    assert made.evaluate()["eval_accuracy"] == made.report["accuracy"]
+    assert len(made.state.log_history) == logged
+
+
+def test_report_by_hand() -> None:
+    scores = np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 4.0]], dtype=np.float32)
+    report = pair_report(scores, ["b", "a", "b"])
+    assert report["accuracy"] == pytest.approx(1 / 3) and report["margin"] == pytest.approx(-2 / 3)
+    # Confidences 1 / (1 + e^-2) = 0.8808 (right), 0.5 (half right), 1 / (1 + e^-4) = 0.9820 (wrong), each in a bin of
+    # its own: (0.1192 + 0 + 0.9820) / 3.
+    assert report["ece"] == pytest.approx(0.36707, abs=1e-4) and report["ece_bins"] == 10
+    assert report["edges"][0] == 0.0 and report["edges"][-1] == 4.0
+    assert sum(report["by_source"]["b"]["chosen"]) == 2 and report["by_source"]["b"]["rejected"][-1] == 1

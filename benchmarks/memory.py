@@ -236,6 +236,9 @@ def plan_of(case: Case, flags: list[str]) -> Any:
 
 def import_all(stage: str) -> None:
     """What the script imports itself, and what a first training step loads, so that neither is counted."""
+    # accelerate and peft import these two when a step asks them for the model, or for its kind.
+    import bitsandbytes  # noqa: F401
+    import deepspeed  # noqa: F401
     import torch
     from torch.optim import AdamW
 

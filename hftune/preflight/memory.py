@@ -79,6 +79,7 @@ class Setup:
         adapter_bytes: Of an adapter's weight, where it is not that of the others.
         spare_bytes: Of a quantised base's other weights (embeddings, head, norms), likewise: peft makes them float32.
         state_bytes: Of the optimizer's states for a trained parameter.
+        copy_bytes: Of DeepSpeed's copy of a trained parameter: 2 with `bf16_master_weights_and_grads`.
         offload_optimizer: Copy, states and gradients lie in the machine's memory.
         offload_weights: Weights do.
         on_disk: Offloaded to NVMe: neither memory holds it.
@@ -95,6 +96,7 @@ class Setup:
     adapter_bytes: float | None = None
     spare_bytes: float | None = None
     state_bytes: float = ADAM_BYTES
+    copy_bytes: float = 4.0
     offload_optimizer: bool = False
     offload_weights: bool = False
     on_disk: bool = False
@@ -161,7 +163,7 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     weights = (packed + plain * spare + size.adapter * adapter + size.reference * kept) / by_weights
     gradients = size.trained * setup.gradient_bytes / by_gradients
     # DeepSpeed keeps a float32 copy of what it partitions, also where the weights are float32 themselves.
-    copy = 4.0 if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
+    copy = setup.copy_bytes if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
     optimizer = size.trained * (copy + setup.state_bytes) / by_optimizer
     host = 0.0
     if setup.offload_optimizer:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.distributed import ds_config, ranks, zero
+from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapters import lora_config
 from hftune.models.freezing import plan_freezing
 from hftune.models.loading import weight_dtype
@@ -88,7 +89,8 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
         adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
         spare_bytes=4.0 if adapter_args.quantised and not half else None,
-        state_bytes=state_bytes(training_args),
+        state_bytes=state_bytes(training_args) / (2 if _in_bf16(config, "bf16_optimizer_states") else 1),
+        copy_bytes=2.0 if _in_bf16(config, "bf16_master_weights_and_grads") else 4.0,
         offload_optimizer=offloads["optimizer"] is not None,
         offload_weights=offloads["param"] is not None,
         on_disk="nvme" in offloads.values(),
@@ -102,6 +104,11 @@ def packed_bytes(adapter_args: AdapterArguments) -> float:
     if adapter_args.use_bnb_nested_quant:
         return 0.5 + (1.0 + 4.0 / _NESTED_BLOCK) / _BLOCK
     return 0.5 + 4.0 / _BLOCK
+
+
+def _in_bf16(config: DsConfig | None, what: str) -> bool:
+    """Whether DeepSpeed keeps this in bf16 instead of float32."""
+    return bool(((config or {}).get("bf16") or {}).get(what))
 
 
 def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int) -> float | None:

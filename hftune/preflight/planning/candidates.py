@@ -10,7 +10,7 @@ from hftune.arguments.checkpointing import Recomputation
 from hftune.distributed import ds_config
 from hftune.preflight.memory import Setup
 from hftune.preflight.planning.planner import Choice, Planner
-from hftune.preflight.sizes import adapter_bytes, packed_bytes
+from hftune.preflight.sizes import adapter_bytes, packed_bytes, state_bytes
 
 STAGES = ("zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 """Names of `ds_configs/`."""
@@ -79,6 +79,8 @@ def staged(planner: Planner, choice: Choice, name: str) -> Choice:
         offload_optimizer=ds_config.offload_device(config, "optimizer") is not None,
         offload_weights=ds_config.offload_device(config, "param") is not None,
         on_disk=False,
+        state_bytes=state_bytes(planner.training_args),
+        copy_bytes=4.0,
     )
     return _changed(choice, f"--deepspeed {name}", setup=setup, deepspeed=config)
 

@@ -44,6 +44,9 @@ CONTEXT = 0.55 * 2**30
 
 COMMUNICATOR = 0.35 * 2**30
 
+LIBRARIES = 0.25 * 2**30
+"""Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
+
 
 @dataclass(frozen=True)
 class Degrees:
@@ -157,9 +160,9 @@ class Planner:
         return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
 
     def context(self, setup: Setup) -> float:
-        """Bytes on a GPU that no allocator counts; on a CPU what the process is itself is not free any more."""
+        """Bytes on a GPU that no allocator counts; on a CPU what is still to be imported: the rest is not free now."""
         if setup.on_cpu:
-            return 0.0
+            return LIBRARIES
         return CONTEXT + (COMMUNICATOR if setup.processes > 1 else 0.0)
 
     def numerics(self, choice: Choice) -> Numerics:

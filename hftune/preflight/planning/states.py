@@ -75,8 +75,8 @@ def _stages_1_and_2(size: ModelSize, setup: Setup, config: DsConfig | None, larg
     doubled = 2 if zero.get("overlap_comm", False) else 1
     standing = reduced * kept * doubled if zero.get("contiguous_gradients", True) else 0.0
     # The optimizer's share of the gradients becomes float32 when it runs.
-    step = 0.0 if setup.offload_optimizer else size.trained * 4.0 / setup.processes
-    pinned = size.trained * 4.0 / setup.processes if setup.offload_optimizer else 0.0
+    step = 0.0 if setup.offload_optimizer else size.trained * setup.copy_bytes / setup.processes
+    pinned = size.trained * setup.copy_bytes / setup.processes if setup.offload_optimizer else 0.0
     return Buffers(standing=standing, step=step, pinned=pinned)
 
 
@@ -88,7 +88,7 @@ def _stage_3(size: ModelSize, setup: Setup, config: DsConfig | None, largest: La
     # The module at work is gathered whatever the bound; what is fetched ahead of it keeps to the bound.
     needed = max(largest.layer, largest.module)
     gathered = min(max(live, needed), needed + prefetched, size.weights + size.adapter)
-    step = 0.0 if setup.offload_optimizer else size.trained * 4.0 / setup.processes
+    step = 0.0 if setup.offload_optimizer else size.trained * setup.copy_bytes / setup.processes
     pinned = 0.0
     if setup.on_disk:
         block = zero_block(config).get("offload_param") or {}

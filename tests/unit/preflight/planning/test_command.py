@@ -190,7 +190,7 @@ def test_a_line_before_every_run(
         assert list(check_model(model_args, adapter_args, args)) == []
     line = next(record.message for record in caplog.records if record.message.startswith("memory: "))
     assert "GiB a process planned at the peak" in line and "activations" in line and not said
-    # 100k weights take 2 MB, and a step some 100: 20 MB are enough for the one and not for the other.
+    # 100k weights take 2 MB, and a step and the libraries some 300: 20 MB are enough for the one alone.
     small = Free(device=20e6, host=20e6)
     monkeypatch.setattr(model_checks, "free_memory", lambda **_: small)
     assert list(check_model(model_args, adapter_args, args)) == []

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from transformers import AutoConfig
 
+from hftune.arguments import parse_arguments
+from hftune.distributed import ranks
 from hftune.distributed.ds_config import read_ds_config
-from hftune.preflight.memory import ModelSize, Setup
+from hftune.preflight.memory import ModelSize, Setup, estimate
 from hftune.preflight.planning.generating import cache_bytes
 from hftune.preflight.planning.states import Largest, buffers, step_extra
 from hftune.preflight.planning.work import Generation
+from hftune.preflight.sizes import run_setup
+from tests.architectures import make_config
 
 GPUS = Setup(deepspeed=True, half=True, zero_stage=2, processes=8, local_processes=8)
 LARGEST = Largest(layer=200_000_000, module=500_000_000, hidden=4096)
@@ -73,3 +78,14 @@ def test_optimizers_that_are_not_fused_make_denominators() -> None:
 def test_keys_and_values(name: str, fields: dict[str, int], numbers: int) -> None:
     config = AutoConfig.for_model(name, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **fields)
     assert cache_bytes(config, Generation(rows=8, prompt=30, tokens=70), 2) == 8 * 100 * numbers * 2
+
+
+def test_states_in_bf16_are_halved(tmp_path: Path) -> None:
+    make_config("llama").save_pretrained(tmp_path)
+    flags = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--deepspeed", "zero2_bf16_states"]
+    with ranks.imagine(ranks.Imagined(8, 8)):
+        model_args, _, adapter_args, training_args = parse_arguments("sft", flags)
+        setup = run_setup(model_args, adapter_args, training_args)
+    assert (setup.copy_bytes, setup.state_bytes, setup.half, setup.processes) == (2, 4, True, 8)
+    need = estimate(ModelSize(800, 800), setup)
+    assert need.optimizer == 800 * (2 + 4) / 8

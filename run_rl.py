@@ -5,6 +5,8 @@ deepspeed --num_gpus 2 run_rl.py --deepspeed ds_configs/zero2.json --model_name_
     --output_dir outputs/rl
 """
 
+from functools import partial
+
 from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
@@ -19,7 +21,7 @@ def main() -> None:
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
-    from hftune.trainers.rewards import load_rewards
+    from hftune.trainers.rewards import load_judges, load_rewards
     from hftune.trainers.rl import rl_trainer
 
     run = start_run("rl", model_args, data_args, adapter_args, training_args)
@@ -27,11 +29,14 @@ def main() -> None:
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = PromptEncoder.from_arguments(tokenizer, training_args)
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
-    rewards = load_rewards(training_args, model_args)
+    rewards, judges = load_rewards(training_args, model_args), load_judges(training_args, model_args)
 
-    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
-    model = add_adapter(model, adapter_args, training_args)
-    trainer = rl_trainer(model, training_args, tokenizer, data, rewards)
+    read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer)
+    model = add_adapter(read_model(), adapter_args, training_args)
+    starts = adapter_args.starts_as_base
+    trainer = rl_trainer(
+        model, training_args, tokenizer, data, rewards, judges=judges, starts_as_base=starts, read_again=read_model
+    )
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

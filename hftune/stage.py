@@ -19,6 +19,7 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
+from hftune.checkpoints.warm import settle_warm_start
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import ranks, zero
@@ -55,6 +56,7 @@ def start_run(
     training_args: StageArguments,
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
+    settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hftune.arguments.adapter import AdapterArguments
     from hftune.arguments.data import DataArguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.arguments.model import ModelArguments
-    from hftune.arguments.parser import parse_arguments
-    from hftune.arguments.training import (
-        DPOArguments,
-        GRPOArguments,
-        PTArguments,
-        RLOOArguments,
-        RMArguments,
-        SFTArguments,
-        StageArguments,
-    )
+    from hftune.arguments.preference import DPOArguments
+    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+    from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
     "AdapterArguments",
@@ -26,6 +20,8 @@ __all__ = [
     "DataArguments",
     "GRPOArguments",
     "ModelArguments",
+    "OnlineDPOArguments",
+    "PPOArguments",
     "PTArguments",
     "RLOOArguments",
     "RMArguments",
@@ -36,9 +32,14 @@ __all__ = [
 
 _HOME = {
     "AdapterArguments": "adapter",
+    "DPOArguments": "preference",
     "DataArguments": "data",
+    "GRPOArguments": "reinforcement",
     "ModelArguments": "model",
-    "parse_arguments": "parser",
+    "OnlineDPOArguments": "reinforcement",
+    "PPOArguments": "reinforcement",
+    "RLOOArguments": "reinforcement",
+    "parse_arguments": "entry",
 }
 
 

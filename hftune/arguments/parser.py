@@ -21,14 +21,9 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome, Translator
-from hftune.arguments.training import (
-    DPOArguments,
-    GRPOArguments,
-    PTArguments,
-    RLOOArguments,
-    RMArguments,
-    SFTArguments,
-)
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reinforcement import ALGORITHMS, GRPOArguments
+from hftune.arguments.training import PTArguments, RMArguments, SFTArguments
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, raise_together
@@ -123,6 +118,9 @@ class HftuneParser(TrlParser):
         return [token for name, values in given for token in (f"--{name}", *map(str, values))]
 
     def _unknown(self, name: str, place: str) -> ArgumentError:
+        if self.stage == "rl" and (algorithms := _algorithms_with(name, self.known)):
+            fix = f"it belongs to --rl_algorithm {' and '.join(algorithms)}"
+            return ArgumentError(f"--{name} is no argument of this algorithm", place=place, fix=fix)
         scripts = [script for script in scripts_with(name) if script != script_of(self.stage)]
         if scripts:
             cause = f"--{name} is no argument of {script_of(self.stage)}"
@@ -155,10 +153,16 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     return parser_for(stage, argv).parse(argv)
 
 
+def help_of(stage: str, argv: list[str]) -> str:
+    """The page that `--help` shows."""
+    launch.prepare_environment()
+    return parser_for(stage, argv).format_help()
+
+
 def parser_for(stage: str, argv: list[str]) -> HftuneParser:
     """The parser for a command line: that of RL depends on the algorithm."""
-    if stage == "rl" and _algorithm(argv) == "rloo":
-        return stage_parser(stage, RLOOArguments)
+    if stage == "rl":
+        return stage_parser(stage, ALGORITHMS.get(_algorithm(argv) or "grpo"))
     return stage_parser(stage)
 
 
@@ -179,6 +183,11 @@ def _algorithm(argv: list[str]) -> str | None:
         if given.get(name):
             return str(given[name][0])
     return "rloo" if "sft_model_path" in given else None
+
+
+def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
+    """The RL algorithms that have an argument which the chosen one lacks."""
+    return [] if name in known else [key for key, cls in ALGORITHMS.items() if name in {f.name for f in fields(cls)}]
 
 
 def _entries(config_path: str | None, argv: list[str]) -> list[Entry]:

@@ -37,6 +37,13 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         default=None,
         metadata={"help": "DeepSpeed config: a name of ds_configs/ (zero3_offload), a path, or inline JSON."},
     )
+    warm_start: str | None = field(
+        default=None,
+        metadata={
+            "help": "Begin with the weights of this checkpoint or output folder, full or adapter, and with nothing "
+            "else of it; --resume_from_checkpoint goes on with everything."
+        },
+    )
     nvme_path: str | None = field(
         default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
     )
@@ -237,42 +244,3 @@ class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
     def flat_batches(self) -> bool:
         """Padding-free ones are."""
         return bool(self.padding_free)
-
-
-@dataclass
-class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
-    """Direct preference optimisation on the same pairs."""
-
-    def __post_init__(self) -> None:
-        self._fit_max_length()
-        super().__post_init__()
-
-
-@dataclass
-class RLFields:
-    """What both RL algorithms add to TRL's."""
-
-    rl_algorithm: str = field(default="grpo", metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo"]})
-    reward_model_path: list[str] | None = field(
-        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "Reward functions in Python, as module:function or file.py:function."}
-    )
-    normalize_rewards: bool = field(
-        default=True,
-        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
-    )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
-    )
-
-
-@dataclass
-class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
-    """Group relative policy optimisation (arXiv:2402.03300)."""
-
-
-@dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
-    """REINFORCE leave-one-out (arXiv:2402.14740)."""

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -24,6 +24,8 @@ from hftune.errors import ManifestError
 
 WEIGHTS = "fp32"
 """The key under which the weights themselves are read, in the precision in which the optimizer keeps them."""
+ROW = "/"
+"""Between the name and the number of a state that has several rows of elements."""
 MODEL_FILE = "mp_rank_00_model_states.pt"
 UNIVERSAL = "zero"
 """The folder in which DeepSpeed's `ds_to_universal` has a folder a parameter."""
@@ -62,6 +64,7 @@ class Pieces:
         counters: DeepSpeed's own: `global_steps`, `global_samples`, `skipped_steps`.
         buffers: Of the model.
         frozen: Reads a parameter that was not trained; empty where those were not saved.
+        settings: Of each group of the optimizer, without its members: rates, decay, and what some optimizers count.
     """
 
     stage: int | None
@@ -72,7 +75,7 @@ class Pieces:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     frozen: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
-    loss_scaler: Any = None
+    settings: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._group_of = {name: number for number, names in enumerate(self.groups) for name in names}
@@ -115,7 +118,7 @@ class Pieces:
         return result
 
     def cannot_be_cut(self) -> list[str]:
-        """States that do not belong to single parameters: what 8-bit optimizers keep for each block of elements."""
+        """States that do not belong to single weights: of blocks in 8-bit optimizers, of rows and columns in others."""
         return sorted({key for rank in self.ranks for share in rank for key in share.odd})
 
     def _shares(self, name: str) -> list[Flat]:
@@ -212,8 +215,13 @@ def _described(pieces: Pieces, about: dict[str, Any], states: list[dict[str, Any
     names = set(about.get("buffer_names") or ())
     pieces.buffers = {name: value for name, value in (about.get("module") or {}).items() if name in names}
     pieces.shared = dict(about.get("shared_params") or {})
-    pieces.loss_scaler = states[0].get("loss_scaler")
+    base = states[0].get("base_optimizer_state") or states[0].get("optimizer_state_dict") or states[0]
+    pieces.settings = _settings(base.get("param_groups", ()))
     return pieces
+
+
+def _settings(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
 def _share(
@@ -225,10 +233,14 @@ def _share(
     wrapped = [value for value in state.values() if isinstance(value, dict)]
     plain = {key: value for key, value in state.items() if not isinstance(value, dict)}
     for key, value in [*plain.items(), *(item for values in wrapped for item in values.items())]:
-        if not torch.is_tensor(value) or value.dim() == 0:
+        if isinstance(value, int | float | None) or (torch.is_tensor(value) and value.dim() == 0):
             share.scalars[key] = value
+        elif not torch.is_tensor(value):
+            share.odd.append(key)
         elif value.dim() == 1 and value.numel() in sizes and value.is_floating_point():
             share.tensors[key] = value
+        elif value.dim() == 2 and value.shape[1] in sizes and value.is_floating_point():
+            share.tensors |= {f"{key}{ROW}{number}": row for number, row in enumerate(value)}  # AdEMAMix's two averages
         elif value.dim() == 1 and value.numel() == whole:
             share.whole[key] = value
         else:
@@ -337,4 +349,4 @@ def from_optimizer(state: dict[str, Any], names: list[list[str]], weights: dict[
         }
         shares.append(_share(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
         groups.append([name])
-    return Pieces(None, shapes, groups, [shares])
+    return Pieces(None, shapes, groups, [shares], settings=_settings(state["param_groups"]))

@@ -6,8 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,3 +87,17 @@ def barrier() -> None:
     """Wait for every process; nothing without a process group."""
     if is_distributed():
         dist.barrier()
+
+
+def all_agree(fact: bool) -> bool:
+    """Whether something is true on every process; all of them must ask."""
+    return all(gathered_objects(fact))
+
+
+def gathered_objects(value: T) -> list[T]:
+    """The value of every process, by rank, on every process; for small things."""
+    if not is_distributed():
+        return [value]
+    found: list[T | None] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found  # type: ignore[return-value]

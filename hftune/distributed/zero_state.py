@@ -131,53 +131,76 @@ def filled_whole(slot: Slot, read: Read, sizes: dict[str, int]) -> Tensor:
     return torch.cat([read(part.name, 0, sizes[part.name]) for part in ordered])
 
 
-def put_back(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+@dataclass(frozen=True)
+class Groups:
+    """What an optimizer's groups go on with.
+
+    Attributes:
+        settings: Of each group in the checkpoint; none where they are not known.
+        rates: Learning rate of each group, with which the next step is made.
+    """
+
+    settings: list[dict[str, Any]]
+    rates: list[float]
+
+
+def put_back(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
     """Give an optimizer the weights and states of its slots; under ZeRO every rank must.
 
     Args:
         optimizer: As in `slots`.
         weights: For each slot.
         states: For each slot's number.
-        rates: Learning rate of each group, with which the next step is made.
+        groups: As in the checkpoint.
     """
     put = {0: _put_plain, 2: _put_stage_2, 3: _put_stage_3}
     layout = kind(optimizer)
     assert layout is not None, type(optimizer)
-    put[layout](optimizer, weights, states, rates)
+    put[layout](optimizer, weights, states, groups)
 
 
 def _put_plain(
-    optimizer: torch.optim.Optimizer, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]
+    optimizer: torch.optim.Optimizer, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups
 ) -> None:
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         for parameter, value in zip(members, weights, strict=True):
             parameter.copy_(value)
-    optimizer.load_state_dict({"state": states, "param_groups": _groups(optimizer.state_dict(), rates)})
+    optimizer.load_state_dict({"state": states, "param_groups": _groups(optimizer.state_dict(), groups)})
 
 
-def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
     own = optimizer.state_dict()
     own["single_partition_of_fp32_groups"] = weights
-    own["base_optimizer_state"] = {"state": states, "param_groups": _groups(own["base_optimizer_state"], rates)}
+    own["base_optimizer_state"] = {"state": states, "param_groups": _groups(own["base_optimizer_state"], groups)}
     rank = dist.get_rank(group=optimizer.dp_process_group)
     optimizer.load_state_dict({rank: own}, load_optimizer_states=True, load_from_fp32_weights=True)
     optimizer.update_lp_params()
 
 
-def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], rates: list[float]) -> None:
+def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
     optimizer.checkpoint_event_prologue()
     own = optimizer.state_dict()
     order = sorted(range(len(weights)), key=lambda number: optimizer.sub_group_to_group_id[number])
     own["fp32_flat_groups"] = [value for _, value in sorted(zip(order, weights, strict=True), key=lambda pair: pair[0])]
-    own["optimizer_state_dict"] = {"state": states, "param_groups": _groups(own["optimizer_state_dict"], rates)}
+    own["optimizer_state_dict"] = {"state": states, "param_groups": _groups(own["optimizer_state_dict"], groups)}
     rank = dist.get_rank(group=optimizer.dp_process_group)
     optimizer.load_state_dict({rank: own}, load_optimizer_states=True)
     optimizer.checkpoint_event_epilogue()
 
 
-def _groups(state: dict[str, Any], rates: list[float]) -> list[dict[str, Any]]:
-    """The groups as the run has them (decay, betas, ...), with the rates of the schedule where it stands."""
+_OF_THE_MACHINE = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
+
+
+def _groups(state: dict[str, Any], then: Groups) -> list[dict[str, Any]]:
+    """The groups as the checkpoint has them, as torch and DeepSpeed restore them in the same world.
+
+    Some optimizers count there (schedule-free ones). How a step is computed is the affair of this run.
+    """
     groups = state["param_groups"]
-    assert len(groups) == len(rates), f"{len(groups)} groups, {len(rates)} rates"
-    return [{**group, "lr": rate} for group, rate in zip(groups, rates, strict=True)]
+    assert len(groups) == len(then.rates), f"{len(groups)} groups, {len(then.rates)} rates"
+    settings = then.settings if len(then.settings) == len(groups) else [{}] * len(groups)
+    return [
+        {**group, **{key: kept[key] for key in group if key in kept and key not in _OF_THE_MACHINE}, "lr": rate}
+        for group, kept, rate in zip(groups, settings, then.rates, strict=True)
+    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bitsandbytes
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig
@@ -44,6 +43,10 @@ def keep_differentiable(model: nn.Module) -> None:
     pass, and rounds their scales to bf16 (bitsandbytes 0.50, `Linear4bit.forward`). Training that follows would get no
     gradient through any of them, without a word.
     """
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return
+    from bitsandbytes.nn import Linear4bit  # brings torch's compilers along
+
     for module in model.modules():
-        if isinstance(module, bitsandbytes.nn.Linear4bit):
+        if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False

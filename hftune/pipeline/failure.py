@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 _NOISE = re.compile(
@@ -15,8 +16,10 @@ _NOISE = re.compile(
 _TAIL_BYTES = 1 << 18
 _LINES = 12
 
+_FULL = ("the disk is full", "make room")
+_FULL_BYTES = 1 << 20
 _CAUSES: tuple[tuple[str, str, str], ...] = (
-    (r"No space left on device|os error 28|PytorchStreamWriter failed writing", "the disk is full", "make room"),
+    (r"No space left on device|os error 28|PytorchStreamWriter failed writing", *_FULL),
     (r"File too large|os error 27", "a file grew beyond the limit that is set here (ulimit -f)", "raise the limit"),
     (r"Read-only file system|os error 30", "the folder is on a read-only file system", "make it writable"),
     (r"Permission denied|os error 13", "a file or folder may not be written or read", "give the rights to it"),
@@ -48,6 +51,9 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
     own = _own_message(text)
     if own:
         return own, None
+    # The log may lie on the same disk, and lack the very line that says so.
+    if log.is_file() and shutil.disk_usage(log.parent).free < _FULL_BYTES:
+        return [_FULL[0], *_last_words(text, 3)], _FULL[1]
     for pattern, cause, remedy in _CAUSES:
         if re.search(pattern, text, re.MULTILINE):
             return [cause, *_last_words(text, 3)], remedy

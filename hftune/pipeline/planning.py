@@ -68,8 +68,8 @@ def measure(step: Step) -> Iterator[str]:
     )
     found = _last_json(finished.stdout)
     if finished.returncode or found is None:
-        words = [line for line in finished.stderr.splitlines() if line.strip()]
-        yield f"memory and time: not estimated ({words[-1].strip() if words else 'hftune plan said nothing'})"
+        told = [line.removeprefix("error: ") for line in finished.stderr.splitlines() if line.startswith("error: ")]
+        yield f"memory and time: not estimated ({told[0] if told else 'hftune plan said nothing'})"
         return
     yield from _lines(found)
 

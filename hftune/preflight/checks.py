@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
-from hftune.checkpoints.manifest import is_complete, read_manifest
+from hftune.checkpoints.manifest import is_complete
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -19,9 +19,11 @@ from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.preference_checks import check_preferences
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
 from hftune.preflight.resume_checks import check_resume
 from hftune.preflight.reward_checks import check_reward
+from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
 from hftune.preflight.vocabulary_checks import check_vocabulary
 
@@ -49,8 +51,10 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
+            *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),
+            *check_rl(model_args, training_args),
             *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )
@@ -113,27 +117,6 @@ def check_attention(model_args: ModelArguments, training_args: StageArguments) -
         attention_for(model_args, training_args)
     except UserError as problem:
         yield problem
-
-
-def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:
-    """RL has a reward, and each reward model folder was trained by run_rm.py or holds a score head."""
-    model_paths = list(model_paths)
-    if not model_paths and not list(sources):
-        yield ArgumentError(
-            "RL needs a reward",
-            place="--reward_model_path / --reward_funcs",
-            fix="give the output folder of run_rm.py, or a Python function as module:function",
-        )
-    for path in model_paths:
-        manifest = read_manifest(path)
-        if Path(path).is_absolute() and not Path(path).is_dir():
-            yield ArgumentError(f"there is no folder {path}", place="--reward_model_path", fix="check the path")
-        elif manifest and manifest.get("head") not in ("score", "steps"):
-            yield ArgumentError(
-                f"{path} was made by the {manifest.get('stage')} stage and has no score head",
-                place="--reward_model_path",
-                fix="give the output folder of run_rm.py, or its merged model",
-            )
 
 
 def adapter_base(folder: str | Path) -> str:

@@ -41,12 +41,17 @@ class FiniteMixin:
     def _maybe_log_save_evaluate(self: Any, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """As the Trainer's, unless the step that it would save had gradients that are no numbers.
 
+        DeepSpeed leaves such steps out in any precision, for ever if need be, and the run would end as if it had
+        trained. A loss scale for float16 does so now and then, and is lowered: only that goes on.
+
         Raises:
-            UserError: It had. Steps that a loss scale for float16 has left out are no such steps.
+            UserError: It had.
         """
         norm = None if grad_norm is None else float(grad_norm)
+        left_out = bool(self.accelerator.optimizer_step_was_skipped)
         # DeepSpeed writes -1 for a norm that is NaN or infinite.
-        if norm is not None and (norm < 0 or not math.isfinite(norm)) and not _was_left_out(self):
+        broken = left_out or (norm is not None and (norm < 0 or not math.isfinite(norm)))
+        if broken and not (left_out and self.args.fp16):
             self._stop("the gradient is not finite", {})
         self._last_norm = norm
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, *args, **kwargs)  # type: ignore[misc]
@@ -104,7 +109,3 @@ def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> 
         values = zero.local_part(parameter)
         if values.is_floating_point() and not values.isfinite().all():
             yield name
-
-
-def _was_left_out(trainer: Any) -> bool:
-    return bool(trainer.accelerator.optimizer_step_was_skipped)

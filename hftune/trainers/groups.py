@@ -139,6 +139,8 @@ def base_rate(name: str, shape: torch.Size, args: StageArguments) -> float:
     As in the authors' code and peft's: B and everything one-dimensional times the ratio, adapters on embeddings at
     their own rate, A and all else at --learning_rate.
     """
+    if name.startswith("critic.") and getattr(args, "critic_learning_rate", None) is not None:
+        return args.critic_learning_rate
     if args.loraplus_lr_ratio is None:
         return args.learning_rate
     if "lora_embedding_" in name:

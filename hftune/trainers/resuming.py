@@ -1,9 +1,10 @@
 """Going on from a checkpoint that other processes, or another ZeRO stage, have written.
 
-DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a
-command of their own; loading them fails from ZeRO-1 or 2 into 3, gives all groups the decay and rates of the first
-under ZeRO-3, and knows no states but Adam's (DeepSpeed 0.19.8). So state is dealt out here, by the names of
-parameters, exactly: every number that an optimizer holds is one that the checkpoint holds.
+DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a command
+of their own: it wants a mark that the Trainer's checkpoints under ZeRO-1 and 2 lack, and knows no states but Adam's;
+loading fails from ZeRO-1 or 2 into 3, and gives all groups the decay of the first under ZeRO-3 (0.19.8). So state is
+dealt out here, by the names of parameters, exactly: every number that an optimizer holds is one that the checkpoint
+holds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import transformers.trainer
@@ -24,6 +24,7 @@ from torch import Tensor
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.pieces import (
     MODEL_FILE,
+    ROW,
     UNIVERSAL,
     WEIGHTS,
     Pieces,
@@ -34,7 +35,7 @@ from hftune.checkpoints.pieces import (
 )
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
-from hftune.distributed.zero_state import Slot
+from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.initialisation import started_from, trained_factors
@@ -64,8 +65,11 @@ class ResumeMixin:
             else:
                 self._deal_out(checkpoint)
 
-        with mock.patch.object(transformers.trainer, "deepspeed_load_checkpoint", load_anywhere):
+        transformers.trainer.deepspeed_load_checkpoint = load_anywhere
+        try:
             yield
+        finally:
+            transformers.trainer.deepspeed_load_checkpoint = loader
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         """As the Trainer's; without DeepSpeed, a checkpoint of DeepSpeed's is dealt out first."""
@@ -76,17 +80,14 @@ class ResumeMixin:
         self.lr_scheduler.load_state_dict(_scheduler(checkpoint))
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
-        """As the Trainer's; processes that the checkpoint does not know keep the state they began with."""
+        """As the Trainer's; processes that the checkpoint does not know keep the state of the seed."""
         super()._load_rng_state(checkpoint)  # type: ignore[misc]
-        if checkpoint and not (Path(checkpoint) / self._rng_file()).is_file() and ranks.is_main():
+        known = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else ranks.world_size()
+        if known != ranks.world_size() and ranks.is_main():
             notice(
-                f"{checkpoint} has no random state for {ranks.world_size()} process(es): dropout and other noise go on "
-                "from the seed; the order of the data does not depend on it"
+                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
+                "order of the data does not depend on them"
             )
-
-    def _rng_file(self: Any) -> str:
-        alone = self.args.world_size <= 1
-        return "rng_state.pth" if alone else f"rng_state_{self.args.process_index}.pth"
 
     def _deal_out(self: Any, checkpoint: str) -> None:
         """Fill this rank's share of weights and optimizer state."""
@@ -168,9 +169,7 @@ def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], check
     shapes = {name: tuple(getattr(member, "ds_shape", member.shape)) for name, member in trained.items()}
     wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
     if odd:
-        cause = (
-            f"the optimizer's state in {checkpoint} is quantised block by block ({odd[0]}), and blocks cannot be cut"
-        )
+        cause = f"the optimizer's state in {checkpoint} cannot be cut: {odd[0]} belongs to blocks of weights"
         fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
         fix += "give the folder as --model_name_or_path (an adapter's: --peft_path)"
     elif wrong:
@@ -195,7 +194,7 @@ def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: li
     for slot in zero_state.slots(optimizer, names):
         weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
         states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
-    zero_state.put_back(optimizer, weights, states, rates)
+    zero_state.put_back(optimizer, weights, states, Groups(pieces.settings, rates))
 
 
 def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
@@ -214,7 +213,16 @@ def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
             states[key] = zero_state.filled_whole(slot, read, sizes)
         else:
             states[key] = zero_state.filled(slot, read, pieces.read(kept[0], key, 0, 0).dtype)
-    return states
+    return _with_rows(states)
+
+
+def _with_rows(states: dict[str, Any]) -> dict[str, Any]:
+    """States with the rows of one that has several put together again."""
+    rows = [key for key in states if ROW in key]
+    for key in rows:
+        name = key.split(ROW)[0]
+        states.setdefault(name, []).append(states.pop(key))
+    return {key: torch.stack(value) if isinstance(value, list) else value for key, value in states.items()}
 
 
 def _reader(pieces: Pieces, key: str) -> Callable[[str, int, int], Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments import ModelArguments
-from hftune.arguments.training import RLFields
+from hftune.arguments.reinforcement import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
@@ -25,10 +25,11 @@ from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
 from hftune.models.folding import fold_adapters
-from hftune.preflight.checks import check_rewards
+from hftune.preflight.rl_checks import check_rewards
+from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
 
-RewardSource: TypeAlias = PreTrainedModel | Callable[..., list[float]]
+RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
 
 
@@ -46,14 +47,25 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     """
     model_paths, functions = training_args.reward_model_path, training_args.reward_funcs
     raise_together(check_rewards(functions or [], model_paths or []))
+    return _load(model_paths or [], functions or [], training_args, model_args)
+
+
+def load_judges(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
+    names = training_args.judge_reward or []
+    models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
+    return _load(models, [name for name in names if name not in models], training_args, model_args)
+
+
+def _load(model_paths: list[str], functions: list[str], training_args: RLFields, model_args: ModelArguments) -> Rewards:
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
-    for path in model_paths or []:
+    for path in model_paths:
         source, tokenizer = _reward_of(path, dtype, training_args)
         sources.append(source)
         tokenizers.append(tokenizer)
-    for name in functions or []:
+    for name in functions:
         sources.append(load_function(name))
         tokenizers.append(None)
     return sources, tokenizers
@@ -175,8 +187,10 @@ def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
     model.register_forward_hook(normalise)
 
 
-def load_function(name: str) -> Callable[..., list[float]]:
-    """The function behind `module:function` or `file.py:function`."""
+def load_function(name: str) -> Callable[..., Sequence[float | None]]:
+    """The function behind `module:function` or `file.py:function`, or a built-in one."""
+    if name in BUILTIN_REWARDS:
+        return builtin_reward(name)
     where, _, attribute = name.rpartition(":")
     if not where:
         raise ArgumentError(

@@ -1,69 +1,82 @@
-"""Reinforcement learning from a reward model or functions: GRPO and RLOO on TRL's trainers."""
+"""Reinforcement learning from rewards: GRPO and RLOO on TRL's trainers, PPO and online DPO on its loop."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
+import torch
 import trl
 from peft import PeftModel
-from torch.utils.data import Sampler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import GRPOArguments, RLOOArguments
-from hftune.data.corpus.mixing import LookedUp, MixtureSampler
+from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
+from hftune.distributed import zero
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.rewards import Rewards
+from hftune.trainers.online import OnlineMixin
+from hftune.trainers.online_dpo import OnlineDPOTrainer
+from hftune.trainers.ppo.critic import (
+    Critic,
+    critic_from_reward,
+    critic_like,
+    needs_reading_again,
+    shared_critic,
+    trained_parameters,
+)
+from hftune.trainers.ppo.trainer import PPOTrainer
+from hftune.trainers.rewards import Rewards, load_reward_model
+
+RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTrainer"
+RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 
 
-class _CountsCompletions:
-    def count_trained_tokens(self: Any) -> int:
-        """Tokens of all completions that were trained on, over all ranks; from the logged mean lengths."""
-        args = self.args
-        per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-        logged = [entry for entry in self.state.log_history if "completions/mean_length" in entry]
-        steps = [0, *(entry["step"] for entry in logged)]
-        return round(
-            sum(
-                entry["completions/mean_length"] * per_step * (step - before)
-                for entry, before, step in zip(logged, steps, steps[1:], strict=False)
-            )
-        )
-
-
-class _RepeatsMixture:
-    """A mixture's order of prompts inside TRL's pattern of repeats (generations of a prompt, reuse of generations)."""
-
-    def _get_train_sampler(self: Any, dataset: Any = None) -> Sampler:
-        drawn = super()._get_train_sampler(dataset)  # type: ignore[misc]
-        if not isinstance(drawn, MixtureSampler):
-            return drawn
-        # The pattern over the places 0, 1, 2, ... of an epoch; each place is then looked up in the epoch's order.
-        pattern = super(HftuneTrainerMixin, self)._get_train_sampler(range(len(drawn)))  # type: ignore[misc]
-        pattern.shuffle = False
-        return LookedUp(pattern, drawn)
-
-
-class GRPOTrainer(_CountsCompletions, _RepeatsMixture, HftuneTrainerMixin, trl.GRPOTrainer):
+class GRPOTrainer(OnlineMixin, HftuneTrainerMixin, trl.GRPOTrainer):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
 
-class RLOOTrainer(_CountsCompletions, _RepeatsMixture, HftuneTrainerMixin, trl.RLOOTrainer):
+class RLOOTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
+
+
+TRAINERS: dict[str, Any] = {
+    "grpo": GRPOTrainer,
+    "rloo": RLOOTrainer,
+    "ppo": PPOTrainer,
+    "online_dpo": OnlineDPOTrainer,
+}
 
 
 def rl_trainer(
     model: PreTrainedModel | PeftModel,
-    args: GRPOArguments | RLOOArguments,
+    args: RLArguments,
     tokenizer: PreTrainedTokenizerBase,
     data: Splits,
     rewards: Rewards,
+    *,
+    judges: Rewards = ([], []),
+    starts_as_base: bool = False,
+    read_again: Callable[[], PreTrainedModel] | None = None,
     **kwargs: Any,
-) -> GRPOTrainer | RLOOTrainer:
-    """The trainer of `--rl_algorithm`, rewarded by what `load_rewards` returned."""
-    trainer_class: Any = {"grpo": GRPOTrainer, "rloo": RLOOTrainer}[args.rl_algorithm]
+) -> RLTrainer:
+    """The trainer of `--rl_algorithm`.
+
+    Args:
+        rewards: What `load_rewards` returned.
+        judges: Likewise; scored and logged only.
+        starts_as_base: The model with its adapter off is the reference: no copy of the adapter is kept for it.
+        read_again: Reads the model once more, for a critic in full training under ZeRO-3.
+    """
+    _check_prompts(data, args)
     functions, tokenizers = rewards
-    trainer: GRPOTrainer | RLOOTrainer = trainer_class(
+    if isinstance(args, PPOArguments):
+        critic = kwargs["critic"] = build_critic(model, args, read_again)
+        notice(f"critic: {args.critic}, {sum(map(zero.full_numel, trained_parameters(critic))):,} weights are trained")
+    trainer: RLTrainer = TRAINERS[args.rl_algorithm](
         model=model,
         args=args,
         processing_class=tokenizer,
@@ -74,4 +87,67 @@ def rl_trainer(
         **kwargs,
     )
     trainer.mixture = data.mixture
+    _say_gathered(model, args)
+    trainer.set_judges(judges)
+    if starts_as_base and isinstance(model, PeftModel) and "ref" in model.peft_config:
+        # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
+        model.delete_adapter("ref")
     return trainer
+
+
+def _check_prompts(data: Splits, args: RLArguments) -> None:
+    """TRL's sampler leaves out what fills no batch of answers, without a word; of too few prompts nothing is left."""
+    needed = args.generation_batch_size // args.num_generations
+    if len(data.train) < needed:
+        raise ArgumentError(
+            f"{len(data.train)} prompts, and a batch of answers is drawn for {needed}",
+            place="--per_device_train_batch_size / --num_generations",
+            fix="lower the first (or --gradient_accumulation_steps), raise the second, or give more prompts",
+        )
+    if rest := len(data.train) % needed:
+        notice(f"{rest} of {len(data.train)} prompts, other ones each epoch, are left out: a batch takes {needed}")
+
+
+def _say_gathered(model: PreTrainedModel | PeftModel, args: RLArguments) -> None:
+    """What ZeRO-3 holds whole on every process while answers are made: all weights, the critic's own included."""
+    if args.zero_stage == 3 and args.ds3_gather_for_generation:
+        size = sum(zero.full_numel(parameter) * parameter.element_size() for parameter in model.parameters())
+        notice(
+            f"ZeRO-3: {size / 2**30:.2f} GiB of weights are whole on every process while answers are made; "
+            "--ds3_gather_for_generation False gathers layer by layer instead, and is slower"
+        )
+
+
+def build_critic(
+    policy: PreTrainedModel | PeftModel, args: PPOArguments, read_again: Callable[[], PreTrainedModel] | None
+) -> Critic:
+    """The critic that --critic and --critic_init ask for.
+
+    Raises:
+        ArgumentError: A reward model with another vocabulary, or weights that cannot be copied.
+    """
+    if args.critic == "shared":
+        return shared_critic(policy)
+    if args.critic_init == "policy":
+        again = read_again() if read_again is not None and _copy_is_impossible(policy) else None
+        return critic_like(policy, again)
+    assert args.reward_model_path, "preflight asks for one"
+    path = args.reward_model_path[0]
+    reward, _ = load_reward_model(path, torch.float32)
+    if reward.config.num_labels != 1:
+        raise ArgumentError(
+            f"{path} scores steps, not conversations", place="--critic_init reward", fix="use --critic_init policy"
+        )
+    if vocabulary_rows(reward) != vocabulary_rows(policy):
+        raise ArgumentError(
+            f"{path} reads another vocabulary than the policy writes",
+            place="--critic_init reward",
+            fix="use --critic_init policy",
+        )
+    notice(f"the critic begins as {path}, read whole by every process")
+    scale = read_scale(path) if args.normalize_rewards else None
+    return critic_from_reward(policy, reward, *((scale.mean, scale.std) if scale else ()))
+
+
+def _copy_is_impossible(policy: PreTrainedModel | PeftModel) -> bool:
+    return not isinstance(policy, PeftModel) and needs_reading_again(policy)

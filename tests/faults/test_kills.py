@@ -30,7 +30,7 @@ def test_killed_runs_go_on(
     config: str | None,
     more: list[str],
 ) -> None:
-    steps = 10 + 8 * kills  # enough for all kills: a second of training each
+    steps = 10 + 8 * kills  # enough for all kills, each of which comes within a few saves
     flags = ["--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")]
     flags += ["--max_steps", str(steps), "--save_steps", "2", "--save_total_limit", "3", "--logging_steps", "1"]
     flags += ["--per_device_train_batch_size", "2", "--resume_from_checkpoint", "auto", "--report_to", "none"]

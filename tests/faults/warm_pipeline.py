@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -56,8 +56,10 @@ class Forked:
         os.kill(self.pid, signal.SIGKILL)
 
 
-def warm_start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
-    """`python run_sft.py ...` without the imports."""
+def warm_start(
+    command: Sequence[str], env: Mapping[str, str], log: Path, first: Callable[[], None] = lambda: None
+) -> Forked:
+    """`python run_sft.py ...` without the imports; `first` is called before it."""
     runner = os.getpid()
 
     def work() -> None:
@@ -69,6 +71,7 @@ def warm_start(command: Sequence[str], env: Mapping[str, str], log: Path) -> For
         os.environ.update(env)
         script = Path(command[1])
         sys.argv = [script.name, *command[2:]]
+        first()
         run_script(importlib.import_module(script.stem).main)
 
     return Forked(fork(work, log, 0, 1, 0))

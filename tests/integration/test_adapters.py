@@ -52,6 +52,7 @@ def test_lora_goes_on_under_zero3(stage_run: Callable, workspace: Path) -> None:
     [
         ("sft", "lora", "zero2", ()),
         ("sft", "qlora4", "zero2", ()),
+        ("sft", "qlora4", "zero3", ()),
         ("sft", "full", "zero2", ()),
         ("sft", "full", "zero3", ()),
         ("sft", "lora", "single", ()),

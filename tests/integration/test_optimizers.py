@@ -160,7 +160,8 @@ def test_all_optimizers_under_all_stages(cells: Callable) -> None:
 @pytest.mark.slow
 def test_offloaded_optimizers(cells: Callable) -> None:
     """AdamW becomes DeepSpeed's for the CPU with the same groups; others run as they are; Muon is refused."""
-    names = ["adamw_torch", "sgd", "rmsprop", "lion_32bit", "adamw_8bit", "ademamix"]
+    names = ["adamw_torch", "sgd", "rmsprop", "lion_32bit", "adamw_8bit", "ademamix", "rmsprop_bnb"]
+    names += ["lion_8bit", "ademamix_8bit", "rmsprop_bnb_8bit"]
     asked = {name: ["--optim", name, *LAYERS] for name in names}
     single = cells("alone", asked)
     offloaded = {name: [*flags, *deepspeed(2, offload=True)] for name, flags in asked.items()}

@@ -89,8 +89,8 @@ def test_a_forked_run_is_the_launched_one(stage_run: Callable, launched_run: Cal
 
 
 @pytest.mark.parametrize("method", ["qlora4", "qlora8"])
-def test_quantised_bases(stage_run: Callable, method: str) -> None:
-    result = stage_run("sft", method, "zero2")
+def test_quantised_bases(launched_run: Callable, method: str) -> None:
+    result = launched_run("sft", method, "zero2")
     assert result.losses[-1] < result.losses[0]
     assert result.manifest["quantisation"]["bits"] == int(method[-1])
 

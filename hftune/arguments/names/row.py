@@ -69,7 +69,7 @@ class Row:
         verdict: `WORKS`, `ALIAS`, `NO_EFFECT` or `REFUSED`.
         to: The counterpart in hftune: a name, or one for each stage that has one.
         because: Why it has no effect, or is refused, and what to use instead.
-        harmless: Values, in lower case, that ask for what happens anyway: accepted in silence.
+        harmless: Values, in lower case, that ask for what happens anyway: accepted, and said unless they mean "off".
         translation: Where values change as well; rows with the same function are translated together.
         example: A typical value, for the test that walks the table; empty for a switch.
         expect: What `example` becomes: arguments and values as they reach the parser.
@@ -92,13 +92,24 @@ class Row:
         return self.to if isinstance(self.to, str) else self.to.get(stage)
 
     def asks_for_nothing(self, values: Values) -> bool:
-        """Whether the values ask for what happens anyway."""
-        return " ".join(values).lower() in self.harmless
+        """Whether the values ask for what happens anyway; a switch without a value is switched on."""
+        asked = " ".join(values).strip().lower() if values else "true"
+        return any(asked == value or _same(asked, value) for value in self.harmless)
 
 
 def means_yes(value: str) -> bool:
     """Whether a value switches something on."""
     return value.strip().lower() in ("true", "1", "yes", "on", "y", "t")
+
+
+def _same(asked: str, value: str) -> bool:
+    """Whether two texts are one number, or both switch on."""
+    if value == "true":
+        return means_yes(asked)
+    try:
+        return float(asked) == float(value)
+    except ValueError:
+        return False
 
 
 OFF = ("false", "0", "no", "none", "null", "off", "")

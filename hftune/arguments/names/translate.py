@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hftune.arguments.names.row import NO_EFFECT, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
+from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
 from hftune.arguments.names.table import TABLE
 from hftune.errors import ArgumentError
 
@@ -140,7 +140,12 @@ class Translator:
 
 def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
     """A name that is refused or has no effect, unless its value asks for what happens anyway."""
-    if row.asks_for_nothing(_texts(entry)) or not _says_something(entry):
+    if not _says_something(entry):
+        return
+    if row.asks_for_nothing(_texts(entry)):
+        asked = " ".join(_texts(entry)) if entry.values else "True"
+        if not Row(entry.name, "", REFUSED, harmless=OFF).asks_for_nothing([asked]):
+            outcome.notices.append(f"--{entry.name} {asked} has no effect: it is so anyway")
         return
     if row.verdict == REFUSED:
         cause = f"--{entry.name} cannot be used: {row.because}"

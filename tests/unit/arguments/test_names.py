@@ -15,10 +15,10 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.__main__ import PAGE, page
 from hftune.arguments.names.explain import explain
 from hftune.arguments.names.lists import TOOLS
-from hftune.arguments.names.row import ALIAS, NO_EFFECT, REFUSED, STAGES, WORKS, Row
+from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Row
 from hftune.arguments.names.table import TABLE, TOPICS
 from hftune.arguments.parser import HftuneParser, stage_parser
-from hftune.arguments.training import RLOOArguments
+from hftune.arguments.reinforcement import RLOOArguments
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 
@@ -37,11 +37,12 @@ def example(row: Row) -> list[str]:
     return [f"--{row.name}", *row.example.split()]
 
 
-def arguments(stage: str, argv: list[str]) -> dict[str, str]:
-    """What reaches argparse, by name; with argparse's own checks of values and types."""
+def arguments(stage: str, argv: list[str], *, to_the_end: bool = True) -> dict[str, str]:
+    """What reaches argparse, by name; `to_the_end` with argparse's own checks of values and types."""
     parser = parser_of(stage)
     entries = parser.translate(argv)
-    parser.parse_args(parser._flat(entries))
+    if to_the_end:
+        parser.parse_args(parser._flat(entries))
     return {entry.name: " ".join(map(str, entry.values)) for entry in entries}
 
 
@@ -60,8 +61,8 @@ def expected(row: Row, stage: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict in (WORKS, ALIAS)])
 def test_what_works_arrives_with_its_value(name: str) -> None:
     row = TABLE[name]
-    for stage in stages_of(row):
-        arrived = arguments(stage, example(row))
+    for number, stage in enumerate(stages_of(row)):
+        arrived = arguments(stage, example(row), to_the_end=number == 0)  # stages share the fields of an argument
         assert {key: arrived.get(key) for key in expected(row, stage)} == expected(row, stage), stage
         if not row.expect and row.translation is not None:
             assert not set(arrived) & {row.name}, f"{stage}: {arrived}"
@@ -77,10 +78,34 @@ def test_what_is_refused_names_what_to_use(name: str) -> None:
         assert f"--{name} cannot be used: {filled or row.because}" in str(caught.value)
 
 
-def test_values_that_ask_for_what_happens_anyway_pass() -> None:
+def test_values_that_ask_for_what_happens_anyway_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In silence where they switch a thing off that is not there; else it is said."""
     for row in TABLE.values():
         for value in row.harmless:
+            monkeypatch.setattr(logging, "_notices", [])
             assert parser_of("pt").translate([f"--{row.name}", value]) == [], row.name
+            said = [] if value in OFF or value == "0.0" else [f"--{row.name} {value} has no effect: it is so anyway"]
+            assert logging.notices() == said or float(value) == 0, row.name
+
+
+@pytest.mark.parametrize(
+    ("argv", "passes"),
+    [
+        (["--muon_use_nesterov"], True),
+        (["--muon_use_nesterov", "yes"], True),
+        (["--muon_use_nesterov", "False"], False),
+        (["--moe_z_loss_lambda", "0"], True),
+        (["--muon_num_ns_steps", "5.0"], True),
+        (["--apply_wd_to_qk_layernorm"], False),  # a switch without a value is switched on
+        (["--apply_wd_to_qk_layernorm", "0"], True),
+    ],
+)
+def test_switches_and_numbers_however_they_are_written(argv: list[str], passes: bool) -> None:
+    if passes:
+        parser_of("pt").translate(argv)
+    else:
+        with pytest.raises(ArgumentError, match="cannot be used"):
+            parser_of("pt").translate(argv)
 
 
 @pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict == NO_EFFECT])
@@ -88,7 +113,7 @@ def test_what_has_no_effect_is_said(name: str, monkeypatch: pytest.MonkeyPatch) 
     row = TABLE[name]
     monkeypatch.setattr(logging, "_notices", [])
     for stage in STAGES:
-        assert arguments(stage, example(row)) == {}
+        assert arguments(stage, example(row), to_the_end=False) == {}
     assert logging.notices() == [f"--{name} has no effect: {row.because}"]
 
 

@@ -52,12 +52,14 @@ def test_states_of_other_optimizers(tmp_path: Path) -> None:
         state = torch.load(file, weights_only=False)
         held = state["optimizer_state_dict"]["base_optimizer_state"]["state"]
         held[0] = {"momentum_buffer": whole + 300, "wrapped": {"state1": held[0]["exp_avg"], "step": 3}}
+        held[0]["two"] = torch.stack([held[0]["wrapped"]["state1"], held[0]["wrapped"]["state1"] + 100])
         held[1] = {"state1": torch.zeros(1, dtype=torch.uint8), "absmax1": torch.zeros(2)}
         torch.save(state, file)
     pieces = opened(checkpoint)
     assert torch.equal(pieces.read("a", "momentum_buffer"), torch.arange(6.0) + 300)
     assert torch.equal(pieces.read("b", "momentum_buffer", 1, 2), torch.tensor([307.0, 308.0]))
     assert torch.equal(pieces.read("a", "state1"), torch.arange(6.0) + 100)
+    assert torch.equal(pieces.read("b", "two/1"), torch.arange(210.0, 214.0))
     assert pieces.scalars("b")["step"] == 3
     assert pieces.cannot_be_cut() == ["absmax1", "state1"]
 

@@ -40,7 +40,9 @@ def values(model: Any) -> dict[str, torch.Tensor]:
     return whole
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "deepseek_v3", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mixtral", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma3_text", "deepseek_v3"))]
+)
 def test_drawn_weights_depend_on_the_seed_alone(name: str, tmp_path: Path) -> None:
     """Whatever was drawn before, and with ZeRO-3, which draws after partitioning."""
     make_model(name, tmp_path)

@@ -86,20 +86,26 @@ def test_an_epoch_of_odd_size_fills_its_last_step_from_the_next(folders: list[Pa
 SAVING = ["--save_strategy", "steps", "--save_steps"]
 
 
+BATCHES = {
+    "as it was": (["--per_device_train_batch_size", "6"], 10),
+    "accumulated": (["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2"], 10),
+    # 7 steps of 6 blocks are behind, 18 of the 60 blocks are left.
+    "half the batch": (["--per_device_train_batch_size", "3"], 13),
+    "three times the batch": (["--per_device_train_batch_size", "18"], 8),
+}
+
+
 @pytest.mark.parametrize(
-    "flags, steps",
+    ("batch", "stop"),
     [
-        pytest.param(["--per_device_train_batch_size", "6"], 10, id="as it was"),
-        pytest.param(
-            ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2"], 10, id="accumulated"
-        ),
-        # 7 steps of 6 blocks are behind, 18 of the 60 blocks are left.
-        pytest.param(["--per_device_train_batch_size", "3"], 13, id="half the batch"),
-        pytest.param(["--per_device_train_batch_size", "18"], 8, id="three times the batch"),
+        *((batch, "7") for batch in BATCHES if batch != "accumulated"),
+        ("accumulated", "2"),
+        *(pytest.param(batch, "2", marks=pytest.mark.slow) for batch in BATCHES if batch != "accumulated"),
+        pytest.param("accumulated", "7", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("stop", ["2", "7"])
-def test_going_on_trains_the_rest(folders: list[Path], tmp_path: Path, flags: list[str], steps: int, stop: str) -> None:
+def test_going_on_trains_the_rest(folders: list[Path], tmp_path: Path, batch: str, stop: str) -> None:
+    flags, steps = BATCHES[batch]
     first = trainer_on(
         folders, tmp_path / "first", "--per_device_train_batch_size", "6", "--max_steps", stop, *SAVING, stop
     )

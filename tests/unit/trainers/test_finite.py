@@ -70,12 +70,18 @@ def test_a_gradient_that_is_no_number(
     assert checkpoints(tmp_path) == ["checkpoint-1"]
 
 
-def test_a_step_that_is_left_out_is_none(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """float16's loss scale is lowered after an overflow; the step is not made."""
+@pytest.mark.parametrize("half", [True, False])
+def test_a_step_that_is_left_out(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
+    """float16's loss scale is lowered after an overflow; in other precisions DeepSpeed leaves out all that follow."""
     trainer = trainer_for("pt", tiny_model, tmp_path, "--save_strategy", "no")
-    monkeypatch.setattr(trainer, "_get_grad_norm", lambda *args, **kwargs: float("inf"))
+    trainer.args.fp16 = half
+    monkeypatch.setattr(trainer, "_get_grad_norm", lambda *args, **kwargs: float("inf") if half else 1.0)
     monkeypatch.setattr(type(trainer.accelerator), "optimizer_step_was_skipped", True)
-    trainer.train()
+    if half:
+        trainer.train()
+    else:
+        with pytest.raises(UserError, match="the gradient is not finite"):
+            trainer.train()
 
 
 def test_a_held_out_loss_is_said(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

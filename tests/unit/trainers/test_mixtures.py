@@ -58,7 +58,7 @@ def test_virtual_epochs_of_two_sources(tmp_path: Path) -> None:
     assert sum(times[number] for number in range(4, 24)) == 18 and max(times[number] for number in range(4, 24)) == 1
 
 
-@pytest.mark.parametrize("stop", ["4", "8"])
+@pytest.mark.parametrize("stop", ["4", pytest.param("8", marks=pytest.mark.slow)])
 def test_a_mixture_goes_on_exactly(tmp_path: Path, stop: str) -> None:
     whole = trainer_on(tmp_path / "whole", "--num_train_epochs", "2")
     whole.train()

@@ -49,8 +49,13 @@ def trainer_on(stage: str, output: Path, *flags: str, **stream: Any) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("stage", ["pt", "sft"])
+@pytest.mark.parametrize(
+    ("stage", "workers"),
+    [
+        *(("pt", "0"), ("sft", "2")),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pt", "2"), ("sft", "0"))),
+    ],
+)
 def test_a_stream_is_trained_once_an_epoch_across_a_stop(stage: str, workers: str, tmp_path: Path) -> None:
     """30 records in steps of 6: 5 steps an epoch. Stopped after 2, gone on with until the second epoch is half done."""
     shape = ["--gradient_accumulation_steps", "2", "--dataloader_num_workers", workers]

@@ -50,7 +50,7 @@ ROWS = (
         "dtype of the adapter",
         "adapters are trained in float32",
         "bfloat16",
-        harmless=("float32", "none"),
+        harmless=("float32", "fp32", "none"),
     ),
     works("lora_target_modules", "modules to adapt", "q_proj v_proj"),
     translated(

@@ -1,10 +1,11 @@
 """What is saved, and how a run goes on."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
+from hftune.arguments.names.values import starting
 from hftune.arguments.names.values.common import switched
 
-_RESUME = "use --resume_from_checkpoint to go on with everything, or give the checkpoint as --model_name_or_path"
-_WHOLE = "weights are saved whole, as safetensors; a checkpoint resumes on the same number of processes"
+_WHOLE = "weights are saved whole, as safetensors; a checkpoint resumes on any number of processes"
+_WRITTEN = "checkpoints are written, checked and published before training goes on; see --save_only_model"
 _MCORE = "Megatron's format is not read; convert it to Hugging Face's, and use "
 
 ROWS = (
@@ -22,14 +23,50 @@ ROWS = (
     no_effect(
         "no_save_rng", "checkpoints without random states", "they are saved with the optimizer", harmless=("false",)
     ),
-    refused("no_load_optim", "resume without optimizer", _RESUME),
-    refused("ignore_load_lr_and_optim", "resume without optimizer", _RESUME),
-    refused("no_load_rng", "resume without random states", _RESUME),
-    refused("finetune", "False: resume; True: start from weights", _RESUME, "False", harmless=("true",)),
+    translated(
+        "resume_from_checkpoint",
+        "resume_from_checkpoint",
+        "go on with everything",
+        "c",
+        {"resume_from_checkpoint": "c"},
+        starting.starting,
+    ),
+    *(
+        translated(
+            name,
+            "warm_start",
+            does,
+            "True --resume_from_checkpoint c",
+            {"warm_start": "c"},
+            starting.starting,
+        )
+        for name, does in (
+            ("no_load_optim", "begin without the optimizer"),
+            ("ignore_load_lr_and_optim", "begin without the optimizer"),
+            ("finetune", "True: start from weights; False: resume"),
+        )
+    ),
+    translated(
+        "no_load_rng",
+        "warm_start",
+        "begin without random states",
+        "True --no_load_optim True --resume_from_checkpoint c",
+        {"warm_start": "c"},
+        starting.starting,
+    ),
+    works("warm_start", "weights of a checkpoint alone", "c"),
     refused("load", "checkpoint to start from", _MCORE + "--model_name_or_path", "m"),
     refused("mcore_model", "checkpoint to start from", _MCORE + "--model_name_or_path", "m"),
-    refused("async_save", "save in the background", "checkpoints are written before training goes on"),
-    refused("use_async_save", "save in the background", "checkpoints are written before training goes on"),
+    refused(
+        "async_save",
+        "save in the background",
+        _WRITTEN,
+    ),
+    refused(
+        "use_async_save",
+        "save in the background",
+        _WRITTEN,
+    ),
     no_effect("use_persistent_ckpt_worker", "process that saves", "training saves itself", harmless=("false",)),
     no_effect("unified_checkpoint", "checkpoints for any parallel layout", _WHOLE, harmless=("false",)),
     no_effect("unified_checkpoint_config", "details of saving", _WHOLE, "ignore_merge_optimizer"),

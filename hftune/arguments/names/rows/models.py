@@ -8,6 +8,7 @@ _READ = "read from the model's own config"
 _NEW = "a model's shape is read from its config; for another one write a config.json and use --from_config"
 _LOSS = "SFT, DPO and GRPO compute the loss without all logits; --use_liger_kernel does in pre-training"
 _KERNEL = "torch and the kernels of the attention choose; --use_liger_kernel fuses more"
+_NONE = ("none", "null")
 
 ROWS = (
     works("model_name_or_path", "model folder or Hub name", "m"),
@@ -70,8 +71,8 @@ ROWS = (
     refused("embed_dim", "width", _NEW, "1280"),
     refused("depth", "layers", _NEW, "32"),
     refused("mlp_ratio", "width of the MLP", _NEW, "4"),
-    refused("bos_token_id", "first token", "read from the tokenizer; remove it", "2", harmless=()),
-    refused("eos_token_id", "last token", "read from the tokenizer; remove it", "2", harmless=()),
+    refused("bos_token_id", "first token", "read from the tokenizer; remove it", "2", harmless=_NONE),
+    refused("eos_token_id", "last token", "read from the tokenizer; remove it", "2", harmless=_NONE),
     refused("num_labels", "classes", "run_rm.py trains one score; remove it", "3", harmless=("1",)),
     refused("problem_type", "kind of classification", "run_rm.py trains one score", "regression"),
     alias("new_special_tokens", "add_special_tokens", "special tokens to add", "<a>"),
@@ -87,7 +88,7 @@ ROWS = (
     refused("init_strategy", "how weights that are missing are made", "use a complete checkpoint", "zero"),
     refused("local_repo_path", "source code of a model", "use --trust_remote_code with a model folder", "r"),
     refused(
-        "device_map", "where layers go", "DeepSpeed places the model; start one process a GPU", "auto", harmless=()
+        "device_map", "where layers go", "DeepSpeed places the model; start one process a GPU", "auto", harmless=_NONE
     ),
     refused("max_memory", "limit of each device", "use ZeRO-3, which shards over all processes", "{}"),
     no_effect("low_cpu_fsdp", "load with little memory", "ZeRO-3 loads each weight into its shard"),

@@ -1,16 +1,45 @@
 """Mixture of experts."""
 
-from hftune.arguments.names.row import alias, no_effect, refused, translated
+from hftune.arguments.names.row import OFF, alias, no_effect, refused, translated
+from hftune.arguments.names.values import moe
 from hftune.arguments.names.values.common import switched
 
 _MODEL = "the model's own routing is used"
 _EXPERTS = "experts are not spread over devices; ZeRO-3 shards their weights"
 
 ROWS = (
-    alias("moe_aux_loss_coeff", "router_aux_loss_coef", "weight of the load-balancing loss", "0.01"),
-    alias("moe_aux_loss_lambda", "router_aux_loss_coef", "weight of the load-balancing loss", "0.01"),
-    alias("moe_z_loss_coeff", "moe_z_loss_coef", "weight of the routers' z-loss", "0.001"),
-    alias("moe_z_loss_lambda", "moe_z_loss_coef", "weight of the routers' z-loss", "0.001"),
+    translated(
+        "moe_aux_loss_coeff",
+        "router_aux_loss_coef (times expert layers / experts a token)",
+        "weight of the load-balancing loss, added up over layers",
+        "0.01",
+        {"router_aux_loss_coef": "0.01"},
+        moe.megatron_balance,
+    ),
+    translated(
+        "moe_aux_loss_lambda",
+        "router_aux_loss_coef",
+        "weight of the load-balancing loss of a layer",
+        "0.01",
+        {"router_aux_loss_coef": "0.01"},
+        moe.ernie_balance,
+    ),
+    translated(
+        "moe_z_loss_coeff",
+        "moe_z_loss_coef (times expert layers)",
+        "weight of the routers' z-loss, added up over layers",
+        "0.001",
+        {"moe_z_loss_coef": "0.001"},
+        moe.megatron_z,
+    ),
+    translated(
+        "moe_z_loss_lambda",
+        "moe_z_loss_coef",
+        "weight of the routers' z-loss of a layer",
+        "0.001",
+        {"moe_z_loss_coef": "0.001"},
+        moe.ernie_z,
+    ),
     alias("experts_impl", "experts_implementation", "how experts are computed", "eager"),
     translated(
         "moe_grouped_gemm",
@@ -46,7 +75,13 @@ ROWS = (
     ),
     refused("moe_use_hard_gate", "route without a gate", "the model's own gate routes; remove it"),
     refused("moe_use_aux_free", "balancing by bias", "the bias stays as it is; use --router_aux_loss_coef"),
-    refused("moe_expert_capacity_factor", "tokens an expert takes at most", "no tokens are dropped; remove it", "1.0"),
+    refused(
+        "moe_expert_capacity_factor",
+        "tokens an expert takes at most",
+        "no tokens are dropped; remove it",
+        "1.0",
+        harmless=("-1", *OFF),
+    ),
     refused(
         "moe_router_load_balancing_type",
         "kind of balancing",

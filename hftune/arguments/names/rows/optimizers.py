@@ -4,6 +4,8 @@ from hftune.arguments.names.row import alias, no_effect, refused, translated, wo
 from hftune.arguments.names.values import data, optimizers
 from hftune.arguments.names.values.common import switched
 
+_NONE = ("none", "null")
+
 ROWS = (
     translated("optim", "optim", "optimizer", "adamw_custom", {"optim": "adamw_torch"}, optimizers.optimizer),
     translated(
@@ -102,15 +104,18 @@ ROWS = (
     refused(
         "weight_decay_incr_style", "weight decay that grows", "it stays the same", "linear", harmless=("constant",)
     ),
-    refused(
-        "start_weight_decay", "weight decay at the start", "it stays the same; use --weight_decay", "0.1", harmless=()
+    *(
+        refused(name, does, "it stays the same; use --weight_decay", "0.1", harmless=_NONE)
+        for name, does in (
+            ("start_weight_decay", "weight decay at the start"),
+            ("end_weight_decay", "weight decay at the end"),
+        )
     ),
-    refused("end_weight_decay", "weight decay at the end", "it stays the same; use --weight_decay", "0.1", harmless=()),
     refused("apply_wd_to_qk_layernorm", "weight decay of norms", "norms are not decayed"),
     alias("neft_alpha", "neftune_noise_alpha", "noise on embeddings (NEFTune)", "5"),
     refused("use_precision_aware_optimizer", "moments in low precision", "use --optim adamw_bnb_8bit"),
     *(
-        refused(name, does, "use --optim adamw_bnb_8bit for smaller moments", value, harmless=("fp32",))
+        refused(name, does, "use --optim adamw_bnb_8bit for smaller moments", value, harmless=("fp32", "float32"))
         for name, does, value in (
             ("main_grads_dtype", "dtype of gradients", "bf16"),
             ("main_params_dtype", "dtype of weights", "fp16"),

@@ -1,6 +1,6 @@
 """RL from rewards, and distillation."""
 
-from hftune.arguments.names.row import alias, no_effect, refused, translated, works
+from hftune.arguments.names.row import OFF, alias, no_effect, refused, translated, works
 from hftune.arguments.names.values import runs
 
 _RL = ("rl",)
@@ -138,7 +138,7 @@ ROWS = (
     ),
     # distillation
     *(
-        refused(name, does, _DISTIL, value, harmless=())
+        refused(name, does, _DISTIL, value, harmless=() if name in ("lmbda", "opd_lambda", "opd_beta") else OFF)
         for name, does, value in (
             ("teacher_model", "teacher", "m"),
             ("teacher_model_name_or_path", "teacher", "m"),

@@ -1,6 +1,6 @@
 """Generation and serving, which hftune leaves to others."""
 
-from hftune.arguments.names.row import alias, refused
+from hftune.arguments.names.row import OFF, alias, refused
 
 _GENERATE = "nothing is generated but in RL; serve the result with vLLM or transformers"
 _SERVE = "hftune serves nothing; start vLLM on the output folder"
@@ -8,7 +8,7 @@ _SERVE = "hftune serves nothing; start vLLM on the output folder"
 ROWS = (
     alias("max_new_tokens", {"rl": "max_completion_length"}, "tokens of an answer", "64"),
     *(
-        refused(name, does, _GENERATE, value, harmless=())
+        refused(name, does, _GENERATE, value, harmless=("1",) if name == "num_beams" else OFF)
         for name, does, value in (
             ("min_tokens", "shortest answer", "1"),
             ("frequency_penalty", "penalty of repetition", "0.1"),
@@ -20,11 +20,11 @@ ROWS = (
             ("logprobs", "return log-probabilities", "True"),
             ("top_logprobs", "how many", "5"),
             ("structured_outputs_regex", "form of answers", ".*"),
-            ("enable_thinking", "think first", "True"),
         )
     ),
+    refused("enable_thinking", "think first", _GENERATE, harmless=()),  # the template decides, for False as well
     *(
-        refused(name, does, _SERVE, value, harmless=())
+        refused(name, does, _SERVE, value, harmless=OFF if name in ("use_warmup", "quantization") else ())
         for name, does, value in (
             ("host", "address", "0.0.0.0"),
             ("port", "port", "8188"),

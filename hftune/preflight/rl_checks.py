@@ -1,0 +1,141 @@
+"""RL: rewards that are there, settings that go together, and generation that can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hftune.arguments import ModelArguments, OnlineDPOArguments, PPOArguments, StageArguments
+from hftune.arguments.reinforcement import BUILTIN_REWARDS, RLFields
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+
+_UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
+
+
+def check_rl(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """All rules of run_rl.py; nothing for another script."""
+    if not isinstance(training_args, RLFields):
+        return
+    models = training_args.reward_model_path or []
+    yield from check_rewards(training_args.reward_funcs or [], models)
+    yield from _check_weights(training_args)
+    yield from _check_generation(training_args)
+    if isinstance(training_args, PPOArguments):
+        yield from _check_ppo(training_args)
+    if isinstance(training_args, OnlineDPOArguments):
+        yield from _check_online_dpo(training_args)
+    _say_other_bases(str(model_args.model_name_or_path), models)
+
+
+def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:
+    """RL has a reward, and each reward model folder was trained by run_rm.py or holds a score head."""
+    model_paths = list(model_paths)
+    if not model_paths and not list(sources):
+        yield ArgumentError(
+            "RL needs a reward",
+            place="--reward_model_path / --reward_funcs",
+            fix="give the output folder of run_rm.py, or a Python function as module:function",
+        )
+    for path in model_paths:
+        manifest = read_manifest(path)
+        if Path(path).is_absolute() and not Path(path).is_dir():
+            yield ArgumentError(f"there is no folder {path}", place="--reward_model_path", fix="check the path")
+        elif manifest and manifest.get("head") not in ("score", "steps"):
+            yield ArgumentError(
+                f"{path} was made by the {manifest.get('stage')} stage and has no score head",
+                place="--reward_model_path",
+                fix="give the output folder of run_rm.py, or its merged model",
+            )
+
+
+def _check_weights(args: RLFields) -> Iterator[UserError]:
+    weights = getattr(args, "reward_weights", None)
+    count = len(args.reward_model_path or []) + len(args.reward_funcs or [])
+    if weights is not None and len(weights) != count:
+        yield ArgumentError(
+            f"{len(weights)} weights for {count} rewards",
+            place="--reward_weights",
+            fix="give one for each of --reward_model_path, then of --reward_funcs",
+        )
+    for name in args.judge_reward or []:
+        if Path(name).is_absolute() and ":" not in name and not Path(name).is_dir():
+            yield ArgumentError(
+                f"there is no folder {name}",
+                place="--judge_reward",
+                fix=f"give a reward model, a function, or one of {', '.join(BUILTIN_REWARDS)}",
+            )
+
+
+def _check_generation(args: StageArguments) -> Iterator[UserError]:
+    if args.use_vllm and importlib.util.find_spec("vllm") is None:
+        yield ArgumentError(
+            "vLLM is not installed",
+            place="--use_vllm",
+            fix='leave it out (answers are made by transformers then), or pip install "trl[vllm]" for a GPU',
+        )
+    elif args.use_vllm and args.use_cpu:
+        yield ArgumentError("vLLM needs a GPU here", place="--use_vllm", fix="leave it out")
+    if args.use_vllm and args.zero_stage == 3 and not args.ds3_gather_for_generation:
+        yield ArgumentError(
+            "vLLM is sent whole weights, which must be gathered",
+            place="--ds3_gather_for_generation False",
+            fix="leave it out",
+        )
+    if args.sample_completions < 0:
+        yield ArgumentError(f"{args.sample_completions} samples", place="--sample_completions", fix="0 writes none")
+
+
+def _check_ppo(args: PPOArguments) -> Iterator[UserError]:
+    for name in ("gamma", "lam"):
+        if not 0.0 <= getattr(args, name) <= 1.0:
+            yield ArgumentError(f"{getattr(args, name):g} is not from 0 to 1", place=f"--{name}", fix="give 0.95, say")
+    if args.critic_init == "reward" and not args.reward_model_path:
+        yield ArgumentError(
+            "there is no reward model that the critic could begin as",
+            place="--critic_init reward",
+            fix="add --reward_model_path, or use --critic_init policy",
+        )
+    if args.critic_init == "reward" and args.critic == "shared":
+        yield ArgumentError(
+            "a head on the policy's states has no model of its own to begin with",
+            place="--critic shared --critic_init reward",
+            fix="use --critic separate, or leave out --critic_init",
+        )
+    if args.kl_target is not None and not (args.beta > 0 and args.kl_target > 0 and args.kl_horizon > 0):
+        yield ArgumentError(
+            "a KL target moves beta in proportion, and needs all three above 0",
+            place="--kl_target, --beta, --kl_horizon",
+            fix="give --beta 0.05 to begin with, say, or leave out --kl_target",
+        )
+
+
+def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
+    if args.num_generations < 2:
+        yield ArgumentError(
+            "one answer a prompt makes no pair", place="--num_generations", fix="give 2 (its default) or more"
+        )
+    if args.beta <= 0:
+        yield ArgumentError("DPO divides by beta", place="--beta", fix="give 0.1 (its default), say")
+    if args.per_device_train_batch_size % args.num_generations:
+        yield ArgumentError(
+            f"{args.num_generations} answers a prompt do not fit into micro-batches of "
+            f"{args.per_device_train_batch_size}, where a pair must be whole",
+            place="--per_device_train_batch_size",
+            fix=f"give a multiple of {args.num_generations}",
+        )
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(args)}
+    if given := [name for name in _UNREAD_BY_ONLINE_DPO if getattr(args, name) != defaults[name]]:
+        flags = ", ".join(f"--{name}" for name in given)
+        yield ArgumentError("DPO's loss has none of these", place=flags, fix="leave them out")
+
+
+def _say_other_bases(model: str, reward_models: Iterable[str]) -> None:
+    """A policy that is another model than rewards were learnt on may mean that the SFT adapter was left out."""
+    for path in reward_models:
+        base = ((read_manifest(path) or {}).get("base") or {}).get("name")
+        if base and Path(base).resolve() != Path(model).resolve():
+            notice(f"{path} was trained upon {base}, and RL begins from {model}: is an SFT adapter left out?")

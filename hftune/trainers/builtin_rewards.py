@@ -1,0 +1,138 @@
+"""Rewards that need no model: verifiable answers, a format, a length. `--reward_funcs accuracy format length`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+REFERENCES = ("answer", "solution", "ground_truth", "target", "reference_answer")
+"""Columns that hold the right answer, in the order in which they are looked for."""
+
+SHORT, LONG = 16, 256
+"""Words between which `length` is 1."""
+
+_THINKS = re.compile(r"^\s*<think>.+?</think>\s*\S.*$", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+_TAGGED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL), re.compile(r"####\s*(.+)"))
+
+
+def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
+    """1 where the final answer of a completion is the right one, else 0; None where no right answer is known.
+
+    The right answer is in a column of `REFERENCES`; of a worked solution its final answer counts. With the package
+    math-verify two expressions are compared as mathematics (1/2 is 0.5); without it as text, once spaces, thousands
+    separators and the like are gone, numbers by their value.
+
+    Raises:
+        ArgumentError: The data have none of these columns.
+    """
+    column = next((name for name in REFERENCES if columns.get(name) is not None), None)
+    if column is None:
+        raise ArgumentError(
+            f"no record has a right answer: looked for {', '.join(REFERENCES)}",
+            place="--reward_funcs accuracy",
+            fix='add it to the records, as in {"prompt": ..., "answer": "42"}',
+        )
+    equal = _mathematically if _has_math_verify() else _literally
+    return [
+        None if right is None else float(equal(str(right), text))
+        for right, text in zip(columns[column], map(text_of, completions), strict=True)
+    ]
+
+
+def follows_format(completions: list[Any], **columns: Any) -> list[float]:
+    """1 where a completion is <think>...</think> and then an answer, else 0."""
+    return [float(_THINKS.match(text) is not None and text.count("<think>") == 1) for text in map(text_of, completions)]
+
+
+def fits_length(completions: list[Any], **columns: Any) -> list[float]:
+    """1 from 16 to 256 words, falling to 0 in proportion outside: at 0 words, and at twice 256."""
+    rewards = []
+    for text in map(text_of, completions):
+        words = len(text.split())
+        too_short, too_long = words / SHORT, 2.0 - words / LONG
+        rewards.append(max(0.0, min(1.0, too_short, too_long)))
+    return rewards
+
+
+follows_format.__name__, fits_length.__name__ = "format", "length"  # what the log calls them
+
+
+def builtin_reward(name: str) -> Callable[..., Sequence[float | None]]:
+    """The function of a name in `BUILTIN_REWARDS`."""
+    if name == "accuracy" and not _has_math_verify():
+        notice("--reward_funcs accuracy: answers are compared as text and by number; pip install math-verify for more")
+    functions: dict[str, Any] = {"accuracy": accuracy, "format": follows_format, "length": fits_length}
+    return functions[name]
+
+
+def text_of(completion: Any) -> str:
+    """A completion as text: its last message where it is a conversation."""
+    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+
+
+def final_answer(text: str) -> str:
+    r"""What a worked solution comes to: in \boxed{}, in <answer>, behind ####, else its last number, else all of it."""
+    boxed = _boxed(text)
+    if boxed is not None:
+        return boxed
+    for pattern in _TAGGED:
+        if found := pattern.findall(text):
+            return str(found[-1])
+    numbers = _NUMBER.findall(text)
+    return numbers[-1] if numbers else text
+
+
+def _boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{...}, braces inside it counted."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, first = 1, start + len("\\boxed{")
+    for place in range(first, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[first:place]
+    return None
+
+
+def _literally(right: str, text: str) -> bool:
+    wanted, given = _plain(final_answer(right)), _plain(final_answer(text))
+    numbers = _value(wanted), _value(given)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    return wanted == given or (not _NUMBER.search(wanted) and _plain(right) == _plain(text))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\s$]|(?<=\d),(?=\d{3})|[.%]+$", "", text.strip()).casefold()
+
+
+def _value(text: str) -> float | None:
+    """A number, or a fraction of two."""
+    top, _, bottom = text.partition("/")
+    try:
+        return float(top) / float(bottom or 1)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _has_math_verify() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
+
+
+def _mathematically(right: str, text: str) -> bool:
+    from math_verify import parse, verify
+
+    gold, given = (parse(_in_dollars(part), parsing_timeout=None) for part in (right, text))
+    return bool(gold and given and verify(gold, given, timeout_seconds=None)) or _literally(right, text)
+
+
+def _in_dollars(text: str) -> str:
+    """A bare final answer as mathematics, which is what math-verify looks for."""
+    return f"${final_answer(text)}$"

@@ -1,0 +1,235 @@
+"""The critic: the value of every prefix of an answer, held as a child of the policy.
+
+As a child it belongs to the one module that the Trainer wraps: one engine, one optimizer, one checkpoint. The policy's
+forward pass brings the values along when the critic is asked (`listening`), and what is saved is the policy alone, with
+the critic in a folder beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from hftune.distributed import zero
+from hftune.errors import ArgumentError
+
+FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
+
+
+class Critic(nn.Module):
+    """A value head, with a transformer of its own or on the policy's hidden states.
+
+    Args:
+        hidden_size: Of the states that the head reads.
+        dtype: Of the head: that of the other trained weights, which ZeRO-3 gathers in the same buffers.
+        body: A transformer without a head that returns `last_hidden_state`; None reads the policy's.
+    """
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype, body: PreTrainedModel | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
+        # Zeros: the first advantages are those of plain rewards, and no random value pulls on a shared trunk.
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self._heard: torch.Tensor | None = None
+        self._listens = False
+
+    def forward(self, hidden: torch.Tensor | None, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Values (B, T) in float32: at t, of the tokens up to and with the t-th.
+
+        Args:
+            hidden: The policy's states (B, T, hidden size), read where the critic has no body.
+            inputs: `input_ids` and `attention_mask`, both (B, T), read by a body.
+        """
+        if self.body is not None:
+            given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            hidden = self.body(**given, use_cache=False).last_hidden_state
+        assert hidden is not None, "attach() hooks into the policy's transformer"
+        values: torch.Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
+        return values.float()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Forward passes of the policy in the block return `state_values` (B, T - 1) beside what they return."""
+        self._listens = True
+        try:
+            yield
+        finally:
+            self._listens, self._heard = False, None
+
+    def hear(self, transformer: nn.Module, args: Any, output: Any) -> None:
+        """Forward hook of the policy's transformer: keep its states where they are read."""
+        if self._listens and self.body is None:
+            self._heard = output.last_hidden_state
+
+    def add_values(self, policy: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        """Forward hook of the policy: value t is that of all tokens before the one with log-probability t."""
+        if not self._listens:
+            return None
+        output["state_values"] = self(self._heard, kwargs)[:, :-1]
+        self._heard = None
+        return output
+
+
+def attach(policy: nn.Module, critic: Critic) -> None:
+    """Make the critic a child of the policy, whose forward passes it then hears."""
+    policy.critic = critic
+    transformer_of(policy).register_forward_hook(critic.hear)
+    policy.register_forward_hook(critic.add_values, with_kwargs=True)
+
+
+@contextmanager
+def detached(policy: nn.Module) -> Iterator[Critic]:
+    """The policy without its critic, to be saved or loaded as the model that it was."""
+    critic = policy._modules.pop("critic")
+    assert isinstance(critic, Critic)
+    try:
+        yield critic
+    finally:
+        policy._modules["critic"] = critic
+
+
+def transformer_of(policy: nn.Module) -> PreTrainedModel:
+    """The transformer below the head of a causal LM or classifier, with the adapters that are injected into it."""
+    plain: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    return plain.base_model
+
+
+def shared_critic(policy: nn.Module) -> Critic:
+    """A head on the policy's hidden states."""
+    return Critic(_hidden_size(transformer_of(policy)), _trained_dtype(policy))
+
+
+def critic_like(policy: nn.Module, again: PreTrainedModel | None = None) -> Critic:
+    """A critic that begins as the policy, with a head of zeros.
+
+    Frozen weights are shared, so that with LoRA the critic is a second adapter on the same base; trained ones are
+    copied.
+
+    Args:
+        policy: Not wrapped yet by a trainer.
+        again: The same model read once more, needed where ZeRO-3 has partitioned the trained weights.
+
+    Raises:
+        ArgumentError: Trained weights are partitioned, and there is no `again`.
+    """
+    transformer = transformer_of(policy)
+    if again is not None:
+        body = transformer_of(again)
+        for parameter, other in zip(body.parameters(), transformer.parameters(), strict=True):
+            parameter.requires_grad_(other.requires_grad)
+    elif needs_reading_again(policy):
+        raise ArgumentError(
+            "ZeRO-3 has partitioned weights that are trained beside the adapter, and they cannot be copied",
+            place="--critic separate",
+            fix="use --critic shared, or leave out --modules_to_save",
+        )
+    else:
+        shared = {id(parameter): parameter for parameter in transformer.parameters() if not parameter.requires_grad}
+        body = copy.deepcopy(transformer, shared)
+    return Critic(_hidden_size(body), _trained_dtype(policy), body)
+
+
+def needs_reading_again(policy: nn.Module) -> bool:
+    """Whether trained weights are in pieces already."""
+    return any(zero.is_partitioned(parameter) and parameter.requires_grad for parameter in policy.parameters())
+
+
+def critic_from_reward(policy: nn.Module, reward: PreTrainedModel, mean: float = 0.0, std: float = 1.0) -> Critic:
+    """A critic that begins as the reward model, its score head as the value head (Stiennon 2020, section 3.4).
+
+    In full training all of it is trained; with LoRA a fresh adapter on it, of the policy's rank and kind of modules,
+    and the head.
+
+    Args:
+        reward: A sequence classifier with one label and without a bias, of the policy's vocabulary. It is taken over.
+        mean, std: Rewards are (score - mean) / std, and so are the first values.
+    """
+    body = transformer_of(reward)
+    critic = Critic(_hidden_size(body), _trained_dtype(policy), body)
+    with torch.no_grad():
+        critic.head.weight.copy_(reward.score.weight / std)
+        critic.head.bias.fill_(-mean / std)
+    if isinstance(policy, PeftModel):
+        body.requires_grad_(False)
+        body.to(_trained_dtype(policy))
+        inject_adapter_in_model(_adapter_like(policy), body)
+        body.enable_input_require_grads()
+    else:
+        body.float().requires_grad_(True)
+    return critic
+
+
+def save_critic(critic: Critic, folder: str | Path, state: Mapping[str, torch.Tensor]) -> None:
+    """Write the trained weights of the critic into `folder/critic`, for a run that goes on.
+
+    Args:
+        state: Whole tensors by their names in the critic; others than the trained ones are left out.
+    """
+    place = Path(folder) / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    trained = {name: state[name].detach().cpu().contiguous() for name in _trained(critic)}
+    save_file(trained, place / WEIGHTS, metadata={"format": "pt"})
+    kind = "shared" if critic.body is None else type(critic.body).__name__
+    (place / ABOUT).write_text(json.dumps({"critic": kind, "tensors": len(trained)}, indent=1), encoding="utf-8")
+
+
+def load_critic(critic: Critic, folder: str | Path) -> None:
+    """Put saved weights back.
+
+    Raises:
+        ArgumentError: There are none, or they are those of another kind of critic.
+    """
+    file = Path(folder) / FOLDER / WEIGHTS
+    fix = "go on with the flags that it was trained with, or start anew with --resume_from_checkpoint False"
+    if not file.is_file():
+        raise ArgumentError(f"{folder} holds no critic", place="--resume_from_checkpoint", fix=fix)
+    tensors = load_file(file)
+    if set(tensors) != set(_trained(critic)):
+        raise ArgumentError(f"{file} is that of another critic", place="--critic", fix=fix)
+    for name, parameter in critic.named_parameters():
+        if name in tensors:
+            with zero.gathered([parameter], write=True):
+                parameter.data.copy_(tensors[name].to(parameter.dtype))
+
+
+def trained_parameters(critic: Critic) -> list[nn.Parameter]:
+    """What the optimizer updates of it."""
+    return [parameter for parameter in critic.parameters() if parameter.requires_grad]
+
+
+def _trained(critic: Critic) -> list[str]:
+    return [name for name, parameter in critic.named_parameters() if parameter.requires_grad]
+
+
+def _hidden_size(transformer: PreTrainedModel) -> int:
+    return int(transformer.config.get_text_config().hidden_size)
+
+
+def _trained_dtype(policy: nn.Module) -> torch.dtype:
+    found = (parameter.dtype for parameter in policy.parameters() if parameter.requires_grad)
+    return next(found, torch.float32)
+
+
+def _adapter_like(policy: PeftModel) -> LoraConfig:
+    """The policy's adapter for another model: by the last part of the names of the modules that it is in."""
+    config = policy.peft_config["default"]
+    adapted = {name.split(".lora_A.")[0] for name, _ in policy.named_parameters() if ".lora_A." in name}
+    return LoraConfig(
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        use_rslora=config.use_rslora,
+        target_modules=sorted({name.rsplit(".", 1)[-1] for name in adapted}),
+    )

@@ -32,6 +32,17 @@ ENGINES: dict[str, list[str]] = {
     "plain": [],
     "zero2": ["--deepspeed", "ds_configs/zero2.json"],
     "zero3": ["--deepspeed", "ds_configs/zero3.json"],
+    **{
+        name: ["--deepspeed", f"ds_configs/{name}.json"]
+        for name in (
+            *("zero0", "zero1", "zero2_offload", "zero3_offload", "zero2_bf16_states", "zero3_bf16_states"),
+            *("zero3_hpz", "zero3_zeropp", "zero3_superoffload", "zero3_deepcompile"),
+        )
+    },
+    **{
+        name: ["--deepspeed", f"ds_configs/{name}.json", "--nvme_path", tempfile.gettempdir()]
+        for name in ("zero3_nvme", "zero3_nvme_optimizer")
+    },
 }
 STAGES: dict[str, list[str]] = {
     "pt": ["--block_size", "1024"],
@@ -63,6 +74,17 @@ EXTRA: list[tuple[str, str, str, list[str]]] = [
     ("sft", "qlora4", "plain", ["--use_dora"]),
     ("sft", "lora", "zero3", ["--init_lora_weights", "pissa"]),
 ]
+CONFIGS: list[tuple[str, str, str, list[str]]] = [
+    *(("sft", "full", name, []) for name in ENGINES if name not in ("plain", "zero2", "zero3")),
+    *(
+        ("sft", "full", engine, ["--activation_checkpointing", *parts])
+        for engine in ("plain", "zero3")
+        for parts in (["full"], ["attention"], ["full", "--activation_checkpointing_offload", "True"])
+    ),
+    ("sft", "lora", "zero3", ["--activation_checkpointing", "full", "--activation_checkpointing_offload", "True"]),
+]
+"""Every shipped DeepSpeed config, and what is recomputed where it is kept elsewhere than on a CPU."""
+
 REFUSED = {("qlora8", "zero3")}
 """What hftune says cannot work: it must exit with 2."""
 
@@ -123,7 +145,9 @@ def train(
         "--disable_tqdm",
         "True",
     ]
-    command += ["--gradient_checkpointing", "False", "--skip_memory_metrics", "False", "--report_to", "none"]
+    if "--activation_checkpointing" not in extra:
+        command += ["--activation_checkpointing", "none"]
+    command += ["--skip_memory_metrics", "False", "--report_to", "none"]
     command += [*STAGES[stage], *METHODS[method], *ENGINES[engine], *extra]
     if stage == "rl":
         command += ["--per_device_train_batch_size", "4" if quick else "16"]
@@ -133,13 +157,20 @@ def train(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=540
     )
     result: dict[str, Any] = {"run": name, "exit": finished.returncode, "seconds": time.perf_counter() - began}
-    result["expected"] = 2 if (method, engine) in REFUSED else 0
+    result["expected"] = 2 if (method, engine) in REFUSED or _lacks(engine) else 0
     result["holds"] = finished.returncode == result["expected"]
     if finished.returncode == 0:
         result |= _figures(out / name)
     elif not result["holds"]:
         result["output"] = finished.stdout[-1500:]
     return result
+
+
+def _lacks(engine: str) -> bool:
+    """Whether this machine lacks what a config needs, so that it must be refused."""
+    from hftune.distributed.launch import has_async_files
+
+    return "nvme" in engine and not has_async_files()
 
 
 def _figures(folder: Path) -> dict[str, Any]:
@@ -183,7 +214,7 @@ def plan(quick: bool) -> list[tuple[str, str, str, list[str]]]:
         (stage, method, "plain", []) for stage in STAGES if stage != "sft" for method in ("full", "lora", "qlora4")
     ]
     sharded = [(stage, "lora", engine, []) for stage in ("pt", "rm", "dpo", "rl") for engine in ("zero2", "zero3")]
-    return [*first, *EXTRA, *others, *sharded]
+    return [*first, *EXTRA, *CONFIGS, *others, *sharded]
 
 
 def main() -> int:

@@ -234,12 +234,3 @@ class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
     def flat_batches(self) -> bool:
         """Padding-free ones are."""
         return bool(self.padding_free)
-
-
-@dataclass
-class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
-    """Direct preference optimisation on the same pairs."""
-
-    def __post_init__(self) -> None:
-        self._fit_max_length()
-        super().__post_init__()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import TypeVar
 
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 def is_distributed() -> bool:
@@ -41,3 +44,17 @@ def barrier() -> None:
     """Wait for every process; nothing without a process group."""
     if is_distributed():
         dist.barrier()
+
+
+def all_agree(fact: bool) -> bool:
+    """Whether something is true on every process; all of them must ask."""
+    return all(gathered_objects(fact))
+
+
+def gathered_objects(value: T) -> list[T]:
+    """The value of every process, by rank, on every process; for small things."""
+    if not is_distributed():
+        return [value]
+    found: list[T | None] = [None] * world_size()
+    dist.all_gather_object(found, value)
+    return found  # type: ignore[return-value]

@@ -111,5 +111,6 @@ def state_bytes(training_args: StageArguments) -> float:
 def has_reference(training_args: StageArguments) -> bool:
     """Whether the trainer keeps a frozen copy of a model that is trained in full."""
     if isinstance(training_args, DPOArguments):
-        return not training_args.precompute_ref_log_probs
+        again = training_args.sync_ref_model or training_args.precompute_ref_log_probs is False
+        return training_args.needs_reference and again
     return bool(getattr(training_args, "beta", 0.0)) and hasattr(training_args, "num_generations")

@@ -1,6 +1,7 @@
 """All that wants a GPU, in one go: kernels against each other, every stage with every method, speeds and memory.
 
 python benchmarks/gpu_suite.py --output gpu.json           on a machine with a CUDA device, about 9 minutes
+python benchmarks/gpu_suite.py --minutes 25                with all planned and measured peaks (benchmarks/memory.py)
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
@@ -32,6 +33,17 @@ ENGINES: dict[str, list[str]] = {
     "plain": [],
     "zero2": ["--deepspeed", "ds_configs/zero2.json"],
     "zero3": ["--deepspeed", "ds_configs/zero3.json"],
+    **{
+        name: ["--deepspeed", f"ds_configs/{name}.json"]
+        for name in (
+            *("zero0", "zero1", "zero2_offload", "zero3_offload", "zero2_bf16_states", "zero3_bf16_states"),
+            *("zero3_hpz", "zero3_zeropp", "zero3_superoffload", "zero3_deepcompile"),
+        )
+    },
+    **{
+        name: ["--deepspeed", f"ds_configs/{name}.json", "--nvme_path", tempfile.gettempdir()]
+        for name in ("zero3_nvme", "zero3_nvme_optimizer")
+    },
 }
 STAGES: dict[str, list[str]] = {
     "pt": ["--block_size", "1024"],
@@ -63,6 +75,17 @@ EXTRA: list[tuple[str, str, str, list[str]]] = [
     ("sft", "qlora4", "plain", ["--use_dora"]),
     ("sft", "lora", "zero3", ["--init_lora_weights", "pissa"]),
 ]
+CONFIGS: list[tuple[str, str, str, list[str]]] = [
+    *(("sft", "full", name, []) for name in ENGINES if name not in ("plain", "zero2", "zero3")),
+    *(
+        ("sft", "full", engine, ["--activation_checkpointing", *parts])
+        for engine in ("plain", "zero3")
+        for parts in (["full"], ["attention"], ["full", "--activation_checkpointing_offload", "True"])
+    ),
+    ("sft", "lora", "zero3", ["--activation_checkpointing", "full", "--activation_checkpointing_offload", "True"]),
+]
+"""Every shipped DeepSpeed config, and what is recomputed where it is kept elsewhere than on a CPU."""
+
 REFUSED = {("qlora8", "zero3")}
 """What hftune says cannot work: it must exit with 2."""
 
@@ -72,11 +95,10 @@ def brevity(completions: list[Any], **_: Any) -> list[float]:
     return [-float(len(str(completion))) for completion in completions]
 
 
-def make_model(folder: Path, *, quick: bool) -> None:
-    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), a byte-level tokenizer, ChatML."""
-    import torch
+def make_tokenizer() -> Any:
+    """A byte-level tokenizer of 2,000 tokens, with ChatML."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from hftune.data.readers.dummy import dummy_chunks
 
@@ -96,6 +118,15 @@ def make_model(folder: Path, *, quick: bool) -> None:
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
+    return tokenizer
+
+
+def make_model(folder: Path, *, quick: bool) -> None:
+    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), and its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
     sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 4096}
     if quick:
@@ -123,7 +154,9 @@ def train(
         "--disable_tqdm",
         "True",
     ]
-    command += ["--gradient_checkpointing", "False", "--skip_memory_metrics", "False", "--report_to", "none"]
+    if "--activation_checkpointing" not in extra:
+        command += ["--activation_checkpointing", "none"]
+    command += ["--skip_memory_metrics", "False", "--report_to", "none"]
     command += [*STAGES[stage], *METHODS[method], *ENGINES[engine], *extra]
     if stage == "rl":
         command += ["--per_device_train_batch_size", "4" if quick else "16"]
@@ -133,13 +166,20 @@ def train(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=540
     )
     result: dict[str, Any] = {"run": name, "exit": finished.returncode, "seconds": time.perf_counter() - began}
-    result["expected"] = 2 if (method, engine) in REFUSED else 0
+    result["expected"] = 2 if (method, engine) in REFUSED or _lacks(engine) else 0
     result["holds"] = finished.returncode == result["expected"]
     if finished.returncode == 0:
         result |= _figures(out / name)
     elif not result["holds"]:
         result["output"] = finished.stdout[-1500:]
     return result
+
+
+def _lacks(engine: str) -> bool:
+    """Whether this machine lacks what a config needs, so that it must be refused."""
+    from hftune.distributed.launch import has_async_files
+
+    return "nvme" in engine and not has_async_files()
 
 
 def _figures(folder: Path) -> dict[str, Any]:
@@ -165,6 +205,19 @@ def kernels() -> dict[str, Any]:
     return {"exit": finished.returncode, "output": finished.stdout[-3000:], "holds": finished.returncode in (0, 5)}
 
 
+def memory(quick: bool, minutes: float, began: float) -> dict[str, Any]:
+    """Planned against measured peaks (`benchmarks/memory.py`), in the time that is left."""
+    left = minutes - (time.perf_counter() - began) / 60
+    if left <= 0:
+        return {"skipped": "no time left"}
+    command = [sys.executable, "benchmarks/memory.py", "--minutes", f"{left:.2f}", *(["--quick"] if quick else [])]
+    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    lines = finished.stdout.strip().splitlines()
+    print("\n".join(lines[:-1]), flush=True)
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"skipped": f"exit code {finished.returncode}"}
+    return found
+
+
 def machine() -> str:
     """The device, in words."""
     import torch
@@ -183,7 +236,7 @@ def plan(quick: bool) -> list[tuple[str, str, str, list[str]]]:
         (stage, method, "plain", []) for stage in STAGES if stage != "sft" for method in ("full", "lora", "qlora4")
     ]
     sharded = [(stage, "lora", engine, []) for stage in ("pt", "rm", "dpo", "rl") for engine in ("zero2", "zero3")]
-    return [*first, *EXTRA, *others, *sharded]
+    return [*first, *EXTRA, *CONFIGS, *others, *sharded]
 
 
 def main() -> int:
@@ -192,6 +245,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the JSON here, too, after every run")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no further run after this time")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--skip-memory", action="store_true", help="leave out benchmarks/memory.py, which comes last")
     options = parser.parse_args()
     began, results, skipped = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -204,20 +258,27 @@ def main() -> int:
             result = train(stage, method, engine, extra, Path(folder) / "model", Path(folder) / "out", options.quick)
             results.append(result)
             print({name: value for name, value in result.items() if name != "output"}, flush=True)
-            line = _line(tested, results, skipped)
-            if options.output:
-                options.output.write_text(line + "\n")
-    print(_line(tested, results, skipped))
-    return 0 if tested["holds"] and all(result["holds"] for result in results) else 1
+            _keep(options.output, _line(tested, results, skipped, {}))
+    planned = {} if options.skip_memory else memory(options.quick, options.minutes, began)
+    line = _line(tested, results, skipped, planned)
+    _keep(options.output, line)
+    print(line)
+    return 0 if all(bar["holds"] for bar in json.loads(line)["bars"].values()) else 1
 
 
-def _line(tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str]) -> str:
+def _keep(file: Path | None, line: str) -> None:
+    if file:
+        file.write_text(line + "\n")
+
+
+def _line(tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str], planned: dict[str, Any]) -> str:
     bars = {
         result["run"]: {"value": result["exit"], "bar": result["expected"], "holds": result["holds"]}
         for result in results
     }
     bars["kernels"] = {"value": tested["exit"], "bar": 0, "holds": tested["holds"]}
-    figures = {"kernels": tested["output"], "runs": results, "skipped": skipped}
+    bars |= {f"memory-{name}": bar for name, bar in planned.get("bars", {}).items()}
+    figures = {"kernels": tested["output"], "runs": results, "skipped": skipped, "memory": planned}
     return json.dumps({"benchmark": "gpu_suite", "machine": machine(), "figures": figures, "bars": bars})
 
 

@@ -73,6 +73,7 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
         timeout: int = 600,
         bare: bool = False,
         warm: bool = False,
+        gpu: bool = False,
     ) -> Finished:
         environment = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
         environment |= {
@@ -81,7 +82,7 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
             "HFTUNE_NETGUARD_LOG": str(netguard_log),
             "PYTHONPATH": f"{NETGUARD}{os.pathsep}{ROOT}",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "CUDA_VISIBLE_DEVICES": "",
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if gpu else "",
         }
         if warm:
             processes = 1 if launcher == "python" else int(launcher.split()[-1])

@@ -41,6 +41,20 @@ def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
         deepspeed.zero.register_external_parameter(module, parameter)
 
 
+def forget_order(engine: Any) -> None:
+    """Have ZeRO-3 learn anew in which order modules run, after passes that were not like those of training.
+
+    It fetches ahead in the order of the passes before (DeepSpeed 0.19). A head that the next pass does not run, because
+    TRL computes the loss without logits, would still be on its way when it is to be partitioned again: an assertion.
+    """
+    offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
+    if offload is None:
+        return
+    coordinator = offload.get_param_coordinator()
+    if not coordinator.is_invalid_trace():
+        coordinator._invalidate_trace()
+
+
 def local_part(parameter: torch.Tensor) -> torch.Tensor:
     """The values that this rank holds: all of them, or its piece, flat, of one that ZeRO-3 partitions."""
     return parameter.ds_tensor.detach() if is_partitioned(parameter) else parameter.detach()  # type: ignore[attr-defined]

@@ -33,6 +33,12 @@ def check_reward(training_args: StageArguments) -> Iterator[UserError]:
         yield ArgumentError(
             "nothing would stand between the steps of an answer", place="--step_separator", fix="give a text"
         )
+    if training_args.reward_kind == "process" and training_args.activation_offloading:
+        yield ArgumentError(
+            "activations are offloaded by TRL's trainers, and there is none for process reward models",
+            place="--activation_offloading",
+            fix="leave it out; --gradient_checkpointing saves more memory",
+        )
     _say_idle(training_args)
 
 

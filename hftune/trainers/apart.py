@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hftune.data.collators import FlatCollator
+from hftune.distributed import zero
 from hftune.errors import ArgumentError
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -42,6 +43,7 @@ def prove_apart(
     read = read or _logits
     before, after = (_logits_of_second(model, vocabulary, shift, device, read) for shift in (1, 7))
     model.train(was_training)
+    zero.forget_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
     if float(noticed) > TOLERANCE:
         raise ArgumentError(

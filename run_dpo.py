@@ -13,23 +13,28 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
-    from hftune.data.pairs import PairEncoder
+    from hftune.data.labelled import preference_encoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
+    from hftune.models.reference import load_reference
     from hftune.models.tokenizer import load_tokenizer
+    from hftune.preflight.preference_checks import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer
 
+    settle_rows(model_args, training_args)  # padded, side by side, or one prompt for both answers
     run = start_run("dpo", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = PairEncoder.from_arguments(tokenizer, training_args)
+    encoder = preference_encoder(tokenizer, training_args, data_args)  # pairs, or answers with a label
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)
-    trainer = DPOTrainer(model, training_args, tokenizer, data, starts_as_base=adapter_args.starts_as_base)
+    reference = load_reference(model_args, adapter_args, training_args, tokenizer)  # often none is needed
+    starts_as_base = adapter_args.starts_as_base
+    trainer = DPOTrainer(model, training_args, tokenizer, data, ref_model=reference, starts_as_base=starts_as_base)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

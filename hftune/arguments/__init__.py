@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from hftune.arguments.data import DataArguments
     from hftune.arguments.entry import parse_arguments
     from hftune.arguments.model import ModelArguments
+    from hftune.arguments.preference import DPOArguments
     from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
-    from hftune.arguments.training import DPOArguments, PTArguments, RMArguments, SFTArguments, StageArguments
+    from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
     "AdapterArguments",
@@ -31,6 +32,7 @@ __all__ = [
 
 _HOME = {
     "AdapterArguments": "adapter",
+    "DPOArguments": "preference",
     "DataArguments": "data",
     "GRPOArguments": "reinforcement",
     "ModelArguments": "model",

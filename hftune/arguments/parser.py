@@ -21,8 +21,9 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome, Translator
+from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reinforcement import ALGORITHMS, GRPOArguments
-from hftune.arguments.training import DPOArguments, PTArguments, RMArguments, SFTArguments
+from hftune.arguments.training import PTArguments, RMArguments, SFTArguments
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, raise_together

@@ -91,7 +91,7 @@ def cached(
     Raises:
         DataError: The cache folder cannot be written.
     """
-    entry = _root(cache_dir) / "datasets" / key
+    entry = cache_root(cache_dir) / "datasets" / key
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with _one_writer(entry.with_name(f".{key}.lock")) as first:
@@ -127,7 +127,8 @@ def _one_writer(path: Path) -> Iterator[bool]:
         lock.release()
 
 
-def _root(cache_dir: str | None) -> Path:
+def cache_root(cache_dir: str | None = None) -> Path:
+    """Where hftune keeps what it computes once; `cache_dir` wins over the environment's HFTUNE_CACHE."""
     return Path(cache_dir or os.environ.get("HFTUNE_CACHE") or "~/.cache/hftune").expanduser()
 
 

@@ -23,7 +23,7 @@ from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.records.messages import Message
-from hftune.data.schemas import Preference, Prompt, to_preference, to_prompt
+from hftune.data.schemas import Labelled, Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
 from hftune.errors import DataError
@@ -78,8 +78,8 @@ class PairEncoder(Encoder):
     A prompt loses its start, an answer its end. Where both do not fit in `max_length`, the prompt gives way first, down
     to half of `max_length`; then the answers, down to one token. Pairs equal after that are dropped and counted.
 
-    Columns prompt_ids, chosen_ids and rejected_ids; an untruncated answer ends with the template's terminator. And
-    `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
+    Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
+    template's terminator. And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
 
     Raises:
         ArgumentError: A length that is too small.
@@ -98,8 +98,11 @@ class PairEncoder(Encoder):
         max_length: int,
         max_prompt_length: int | None = None,
         max_completion_length: int | None = None,
+        offset: bool = False,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.offset = tokenizer, offset
+        if offset:
+            self.schema = self.schema.append(pa.field("margin", pa.float32()))
         self.limits = Limits(max_length, max_prompt_length, max_completion_length)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
@@ -114,15 +117,23 @@ class PairEncoder(Encoder):
             max_length=args.max_length,
             max_prompt_length=args.max_prompt_length,
             max_completion_length=args.max_completion_length,
+            offset=bool(getattr(args, "offset_alpha", 0.0)),
         )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {"encoder": type(self).__name__, "limits": str(self.limits)}
+        return {"encoder": type(self).__name__, "limits": str(self.limits)} | ({"offset": True} if self.offset else {})
 
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
         preference = to_preference(row)
+        if self.offset and preference.margin is not None and preference.margin <= 0:
+            raise DataError(
+                f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
+                place=preference.origin,
+                fix="Mend the scores, or leave out --offset_alpha.",
+                kind="scores that do not agree",
+            )
         sides = [answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)]
         return self.pair_of(preference, *sides)
 
@@ -145,8 +156,25 @@ class PairEncoder(Encoder):
             "prompt_ids": [pair.prompt for pair in pairs],
             "chosen_ids": [pair.chosen for pair in pairs],
             "rejected_ids": [pair.rejected for pair in pairs],
+            **({"margin": [pair.margin for pair in pairs]} if self.offset else {}),
             **counted(pairs),
         }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """With `offset`: pairs without scores get the difference 1, which is no offset."""
+        margins = dataset["margin"][:] if self.offset else []
+        missing = sum(margin is None for margin in margins)
+        if not missing:
+            return dataset
+        if missing == len(margins):
+            raise DataError(
+                "no record has scores to take a difference of",
+                place="--offset_alpha",
+                fix="Give records with chosen_score and rejected_score, or margin; or leave the flag out.",
+            )
+        notice(f"{missing} of {len(margins)} pairs have no scores, and get no offset")
+        filled = [1.0 if margin is None else margin for margin in margins]
+        return dataset.remove_columns("margin").add_column("margin", filled)
 
     def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
         """Tokenise, divide, truncate and count."""
@@ -192,7 +220,7 @@ def _length(pair: Pair) -> int:
     return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
 
 
-def answer_text(preference: Preference, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
+def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
     """The text of prompt and answer, and the span of the answer, which is one turn.
 
     Raises:
@@ -221,6 +249,12 @@ def _common_length(left: np.ndarray, right: np.ndarray) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter
+
+
+def fit_answer(prompt: np.ndarray, answer: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
+    """One prompt and answer within their limits, as those of a pair."""
+    fitted = _fit(Pair(prompt, answer, answer, None, ""), limits)
+    return fitted.prompt, fitted.chosen
 
 
 def _fit(pair: Pair, limits: Limits) -> Pair:

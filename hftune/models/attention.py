@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,8 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     if asked is not None:
         refuse_attention(asked, machine)
         return asked
-    chosen, reason = choose(config, model_class, machine)
+    choice = choose_shared if getattr(training_args, "shared_prompts", False) else choose
+    chosen, reason = choice(config, model_class, machine)
     notice(f"attention: {chosen} ({reason})")
     return chosen
 
@@ -147,6 +149,12 @@ def choose(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tupl
     if machine.major and machine.flex and model_class._supports_flex_attn and not dropout and not sinks:
         return "flex_attention", "soft caps or float32, which FlashAttention does not take"
     return SEGMENTS, "SDPA, a document at a time"
+
+
+def choose_shared(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
+    """As `choose`, of those attentions that let several answers share a prompt."""
+    chosen, reason = choose(config, model_class, dataclasses.replace(machine, flash=frozenset(), flex=False))
+    return chosen, f"{reason}; answers share their prompt"
 
 
 def _compiled(model_class: Any, machine: Machine, dropout: bool) -> tuple[str, str]:

@@ -19,6 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hftune.models.shared_prompts import SharedPrompts
+
 SEGMENTS = "hftune_segments"
 """SDPA a document, on any device."""
 
@@ -139,6 +141,7 @@ def segments_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    shared_prompts: SharedPrompts | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """An attention of transformers' `AttentionInterface`, a run of tokens at a time.
@@ -148,9 +151,13 @@ def segments_attention(
         attention_mask: From `segments_mask`.
         softcap: Scores become softcap * tanh(scores / softcap).
         s_aux: (heads,), a score a head that takes part in the softmax and gives nothing (attention sinks).
+        shared_prompts: How the row is made up, where several answers share a prompt.
 
     Returns:
         (batch, tokens, heads, head size), and no weights.
+
+    Raises:
+        ArgumentError: Shared prompts in a model whose mask is more than runs of tokens.
     """
     # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -158,8 +165,10 @@ def segments_attention(
     if isinstance(attention_mask, Segments):
         runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q"))
         if kwargs.get("position_bias") is None:
-            return _by_runs(query, key, value, runs, softmax), None
+            return _by_runs(query, key, value, runs, softmax, shared_prompts), None
         attention_mask = runs.dense(query.shape[0], query.shape[2])
+    if shared_prompts is not None:
+        shared_prompts.check(())
     if softmax.plain:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -169,11 +178,25 @@ def segments_attention(
 
 
 def _by_runs(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, runs: Segments, softmax: _Softmax
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    runs: Segments,
+    softmax: _Softmax,
+    shared: SharedPrompts | None,
 ) -> torch.Tensor:
     """(batch, tokens, heads, size), a run of tokens at a time."""
-    parts = zip(_runs(query, runs), _runs(key, runs), _runs(value, runs), strict=True)
-    out = [softmax.of(*part, seen=runs.band(part[0].shape[2])) for part in parts]
+    if shared is None:
+        parts = zip(_runs(query, runs), _runs(key, runs), _runs(value, runs), strict=True)
+        out = [softmax.of(*part, seen=runs.band(part[0].shape[2])) for part in parts]
+    else:
+        shared.check(runs.lengths)
+        queries = query.split(shared.runs, dim=2)
+        both = zip(queries, shared.with_prompts(key, 2), shared.with_prompts(value, 2), strict=True)
+        out = [
+            softmax.of(*part, seen=shared.seen(part[0].shape[2], part[1].shape[2], runs.window, query.device))
+            for part in both
+        ]
     return _rows(out, query.shape[0], query.shape[2])
 
 

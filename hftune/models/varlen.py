@@ -11,6 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from hftune.models.segments import Segments, segments_attention, segments_mask
+from hftune.models.shared_prompts import SharedPrompts
 
 VARLEN = "hftune_varlen"
 """All documents in one call, on CUDA in half precision; what the kernel does not take goes to `segments_attention`."""
@@ -45,6 +46,7 @@ def varlen_attention(
     attention_mask: Segments | torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    shared_prompts: SharedPrompts | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """As `segments_attention`, which also does what the kernel cannot: float32, dropout, caps, sinks, dense masks."""
@@ -52,7 +54,8 @@ def varlen_attention(
     value = _half(value)
     query, key = query.to(value.dtype), key.to(value.dtype)
     if runs is None or dropout or not _kernel_takes(query, value, kwargs):
-        return segments_attention(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        kwargs |= {"dropout": dropout, "scaling": scaling, "shared_prompts": shared_prompts}
+        return segments_attention(module, query, key, value, attention_mask, **kwargs)
     from torch.nn.attention.varlen import varlen_attn
 
     batch, heads, tokens, size = query.shape
@@ -64,7 +67,14 @@ def varlen_attention(
     flat = (states.transpose(1, 2).reshape(batch * tokens, -1, size) for states in (query, key, value))
     flat_query, flat_key, flat_value = flat
     longest = max(runs.lengths)
-    out = varlen_attn(flat_query, flat_key, flat_value, runs.borders, runs.borders, longest, longest, **options)
+    key_borders, longest_key = runs.borders, longest
+    if shared_prompts is not None:
+        # With fewer queries than keys, the kernel lets the last query see the last key.
+        shared_prompts.check(runs.lengths)
+        flat_key, flat_value = (torch.cat(shared_prompts.with_prompts(states, 0)) for states in (flat_key, flat_value))
+        lengths = shared_prompts.key_runs
+        key_borders, longest_key = shared_prompts.borders(lengths, query.device), max(lengths)
+    out = varlen_attn(flat_query, flat_key, flat_value, runs.borders, key_borders, longest, longest_key, **options)
     assert isinstance(out, torch.Tensor), "no log-sum-exp was asked for"
     return out.view(batch, tokens, heads, size), None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.models.configs import model_config
@@ -24,9 +24,10 @@ def check_reference(
 ) -> Iterator[UserError]:
     """TRL loads a reference model from the same name, and knows nothing of how the model itself was loaded.
 
-    With an adapter the reference is the model with its adapter off, which is right whatever was asked.
+    With an adapter the reference is the model with its adapter off, which is right whatever was asked; preference
+    optimisation loads its own.
     """
-    if adapter_args.use_peft or not has_reference(training_args):
+    if adapter_args.use_peft or isinstance(training_args, DPOArguments) or not has_reference(training_args):
         return
     on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
     told = {
@@ -36,11 +37,10 @@ def check_reference(
         "--rope_scaling": _is_scaled_here(config, model_args, training_args),
     }
     if lost := [flag for flag, is_lost in told.items() if is_lost]:
-        precompute = "--precompute_ref_log_probs, " if hasattr(training_args, "precompute_ref_log_probs") else ""
         yield ArgumentError(
             f"the reference model would be loaded without {', '.join(lost)}, and be another model",
             place=", ".join(lost),
-            fix=f"add {precompute}--use_peft, or save the model as it is to be (run_sft.py) and name that folder",
+            fix="add --use_peft, or save the model as it is to be (run_sft.py) and name that folder",
         )
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hftune.arguments import (
     AdapterArguments,
-    DPOArguments,
     GRPOArguments,
     ModelArguments,
     RLOOArguments,
@@ -29,7 +28,7 @@ def check_vocabulary(
     yield from check_growth(model_args)
     yield from _new_rows_problems(model_args, adapter_args)
     yield from _continued_problems(model_args, adapter_args)
-    aligns = isinstance(training_args, (DPOArguments, GRPOArguments, RLOOArguments))
+    aligns = isinstance(training_args, (GRPOArguments, RLOOArguments))
     if model_args.grows and aligns and not adapter_args.use_peft:
         yield ArgumentError(
             "the reference model, which is loaded from the same folder, would not have the new tokens",

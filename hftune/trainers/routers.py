@@ -73,6 +73,9 @@ class RouterListener:
         # A reference model's or a sampling pass has no gradient.
         if self.passes is not None and torch.is_grad_enabled():
             mask = kwargs.get("attention_mask")
+            shared = kwargs.get("shared_prompts")
+            if shared is not None:  # a prompt counts for each of its answers, as if it were there as often
+                mask = shared.counts.to(kwargs["input_ids"].device)[None]
             self.passes.append(_Pass(mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None))
 
     def _hear(self, router: Any, args: Any, output: Any) -> None:

@@ -75,11 +75,9 @@ def test_medicalgpt_rl_commands(kind: str) -> None:
     assert type(training).__name__ == kind
 
 
-def test_orpo_is_refused_by_name_and_nothing_else_of_its_command() -> None:
-    parse_arguments("dpo", ORPO.split())
-    with pytest.raises(ArgumentError) as caught:
-        parse_arguments("dpo", [*ORPO.split(), "--orpo_beta", "0.1"])
-    assert "--orpo_beta cannot be used" in str(caught.value) and "problems" not in str(caught.value)
+def test_medicalgpts_orpo_command() -> None:
+    *_, training = parse_arguments("dpo", [*ORPO.split(), "--orpo_beta", "0.1"])
+    assert (training.loss_type, training.beta) == (["orpo"], 0.1)
 
 
 def test_lengths_by_their_older_names() -> None:

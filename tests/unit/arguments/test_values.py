@@ -245,7 +245,9 @@ def test_names_of_modules() -> None:
         ("loss_type=ipo sft_loss_ratio=0.2 pref_loss_ratio=0.8",
          {"loss_type": "ipo sft", "loss_weights": "0.8 0.2"}),
         ("sft_loss_ratio=0 pref_loss_ratio=1.0", {}),
-        ("label_smoothing=0.0", {"label_smoothing": "0.0"}),
+        ("loss_type=or sft_loss_ratio=1", {"loss_type": "odds_ratio sft", "loss_weights": "1 1"}),
+        ("loss_type=kto_pair", {"loss_type": "kto_pair"}),
+        ("orpo_beta=0.2", {"loss_type": "orpo", "beta": "0.2"}),
     ],
 )  # fmt: skip
 def test_sums_of_losses(command: str, expected: dict[str, str]) -> None:
@@ -255,9 +257,7 @@ def test_sums_of_losses(command: str, expected: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("command", "others", "stage"),
     [
-        ("label_smoothing=0.1", "", "dpo"),  # TRL would not smooth the sigmoid loss, without a word
-        ("loss_type=simpo", "", "dpo"),
-        ("loss_type=kto_pair", "", "dpo"),
+        ("orpo_beta=0.1 loss_type=ipo", "", "dpo"),
         ("rpo_alpha=1", "loss_weights=1,1", "dpo"),
         ("rpo_alpha=1", "", "sft"),
     ],

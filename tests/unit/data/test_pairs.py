@@ -176,3 +176,14 @@ def test_samples(samples: Path) -> None:
     assert counts.used == 20
     assert all(tokenizer.decode(example["chosen_ids"]).endswith("<|im_end|>") for example in dataset)
     assert len(prompts_dataset(rows, tokenizer, max_prompt_length=None)[0]) == 20
+
+
+def test_offsets_need_scores_that_agree(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(**PAIR, chosen_score=3, rejected_score=1), row(**PAIR)]
+    dataset, _ = tokenize_pairs(rows, chatml, max_length=99, offset=True)
+    assert dataset["margin"][:] == [2.0, 1.0]
+    with pytest.raises(DataError, match="not above the rejected"):
+        tokenize_pairs([row(**PAIR, margin=-1)], chatml, max_length=99, offset=True)
+    with pytest.raises(DataError, match="no record has scores"):
+        tokenize_pairs([row(**PAIR)], chatml, max_length=99, offset=True)
+    assert "margin" not in tokenize_pairs(rows, chatml, max_length=99)[0].column_names

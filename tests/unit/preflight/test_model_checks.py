@@ -133,7 +133,10 @@ def test_trained_parameters_are_those_that_peft_makes(config_of: Any) -> None:
 
 
 def test_a_reference_counts_in_full_dpo_alone(config_of: Any) -> None:
-    for stage, flags, copies in (("dpo", (), 1), ("dpo", ("--use_peft",), 0), ("sft", (), 0), ("rl", (), 0)):
+    live = ("--precompute_ref_log_probs", "False")
+    cases = [("dpo", live, 1), ("dpo", (), 0), ("dpo", ("--sync_ref_model",), 1), ("dpo", (*live, "--use_peft"), 0)]
+    cases += [("dpo", (*live, "--loss_type", "simpo"), 0), ("sft", (), 0), ("rl", (), 0)]
+    for stage, flags, copies in cases:
         model_args, adapter_args, training_args = arguments(stage, config_of("llama"), *flags)
         bare = skeleton(model_config(model_args, training_args), training_args)
         size = model_size(bare, adapter_args, training_args)
@@ -195,8 +198,9 @@ def test_own_coefficients_need_no_flag(config_of: Any) -> None:
         assert problems("sft", config_of(name), "--use_peft", "--deepspeed", ZERO3) == ""
 
 
-@pytest.mark.parametrize("stage", ["dpo", "rl"])
+@pytest.mark.parametrize("stage", ["rl"])
 def test_a_reference_that_would_be_another_model(config_of: Any, stage: str) -> None:
+    """TRL's own; preference optimisation loads its second model as the first."""
     scaled = ("--rope_scaling", "linear", "--rope_factor", "2", "--beta", "0.1")
     said = problems(stage, config_of("llama"), *scaled)
     assert "the reference model would be loaded without --rope_scaling" in said and "--use_peft" in said

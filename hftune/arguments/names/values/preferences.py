@@ -5,26 +5,26 @@ from __future__ import annotations
 from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.values.common import cannot, number
 
-_NOT_YET = "TRL's DPO has no such loss; use sigmoid, ipo or another of its --loss_type"
+THEIR_NAMES = {"or": "odds_ratio"}
+"""ERNIEKit's names of losses that have another one here."""
 
 
 def preference_loss(ask: Ask) -> Answer:
-    """`rpo_alpha`, `sft_loss_ratio`, `pref_loss_ratio`: a weighted sum of the preference and the SFT loss.
+    """`rpo_alpha`, `sft_loss_ratio`, `pref_loss_ratio`, `orpo_beta`: a weighted sum of the preference and the SFT loss.
 
     Raises:
-        ArgumentError: A loss that TRL lacks, or weights that were given as well.
+        ArgumentError: Weights that were given as well, or another loss beside `orpo_beta`.
     """
-    kinds = (ask.text("loss_type") or "sigmoid").replace(",", " ").split()
     if ask.stage != "dpo":
         return _loss_type_alone(ask)
-    for kind in kinds:
-        if kind in ("kto_pair", "simpo", "dpop", "or", "orpo"):
-            raise cannot("loss_type", kind, _NOT_YET)
-    _check_smoothing(ask, kinds)
-    given: Given = [("loss_type", kinds)] if "loss_type" in ask.given else []
-    smoothing = ask.text("label_smoothing")
-    if smoothing is not None:
-        given.append(("label_smoothing", [smoothing]))
+    orpo = ask.text("orpo_beta")
+    given: Given = [] if orpo is None else [("beta", [orpo])]
+    named = ask.text("loss_type") or ("sigmoid" if orpo is None else "orpo")
+    kinds = [THEIR_NAMES.get(kind, kind) for kind in named.replace(",", " ").split()]
+    if orpo is not None and kinds != ["orpo"]:
+        raise cannot("orpo_beta", orpo, f"--loss_type is {named}; use --loss_type orpo, or --beta")
+    if orpo is not None or "loss_type" in ask.given:
+        given.append(("loss_type", kinds))
     supervised = number("sft_loss_ratio", ask.text("rpo_alpha", "sft_loss_ratio") or "0")
     preference = number("pref_loss_ratio", ask.text("pref_loss_ratio") or "1")
     if (supervised, preference) == (0, 1):
@@ -45,13 +45,6 @@ def _loss_type_alone(ask: Ask) -> Answer:
         if name not in own:
             raise cannot(name, ask.text(name), "it belongs to run_dpo.py")
     return Answer([(name, list(ask.given[name])) for name in own if name in ask.given])
-
-
-def _check_smoothing(ask: Ask, kinds: list[str]) -> None:
-    """TRL smooths the robust and the EXO loss only, and would leave the others as they are without a word."""
-    smoothing = number("label_smoothing", ask.text("label_smoothing") or "0")
-    if smoothing and not {"robust", "exo_pair"} & set(kinds):
-        raise cannot("label_smoothing", smoothing, f"TRL does not smooth {' '.join(kinds)}; use --loss_type robust")
 
 
 def reference_update(ask: Ask) -> Answer:

@@ -1,0 +1,106 @@
+"""Several answers behind one prompt in a row: each attends to the prompt and to itself, none to another.
+
+The first answer follows its prompt as in any document. Every other one is a run of tokens of its own, whose keys and
+values begin with those of the prompt; its positions go on where the prompt ends. The prompt is computed once, and gets
+the gradients of all answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import torch
+
+from hftune.errors import ArgumentError
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPrompts:
+    """How a row is made up: prompt, its answers, next prompt, its answers, ...
+
+    Args:
+        prompts: Tokens of each prompt.
+        answers: For each prompt the tokens of its answers, in their order in the row; at least one.
+    """
+
+    prompts: tuple[int, ...]
+    answers: tuple[tuple[int, ...], ...]
+    _masks: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def pieces(self) -> list[int]:
+        """Tokens of every prompt and answer, in the order of the row."""
+        groups = zip(self.prompts, self.answers, strict=True)
+        return [length for prompt, answers in groups for length in (prompt, *answers)]
+
+    @property
+    def runs(self) -> list[int]:
+        """Tokens of every run of queries: a prompt with its first answer, or a further answer."""
+        groups = zip(self.prompts, self.answers, strict=True)
+        return [length for prompt, answers in groups for length in (prompt + answers[0], *answers[1:])]
+
+    @property
+    def key_runs(self) -> list[int]:
+        """Tokens that each run of queries has as keys, itself and its prompt."""
+        groups = zip(self.prompts, self.answers, strict=True)
+        return [prompt + length for prompt, answers in groups for length in answers]
+
+    @property
+    def counts(self) -> torch.Tensor:
+        """How many answers each token of the row belongs to, float32 (tokens,): more than 1 in prompts."""
+        groups = zip(self.prompts, self.answers, strict=True)
+        times = [float(number) for _, answers in groups for number in (len(answers), *([1] * len(answers)))]
+        return torch.repeat_interleave(torch.tensor(times), torch.tensor(self.pieces))
+
+    def check(self, lengths: Sequence[int]) -> None:
+        """See that an attention's runs are those of this row.
+
+        Raises:
+            ArgumentError: They are not: a model that cuts its own runs (chunked attention).
+        """
+        if list(lengths) != self.runs:
+            raise ArgumentError(
+                "this model's attention does not see the prompts and answers of a row as they were put there",
+                place="--shared_prompts",
+                fix="add --shared_prompts False",
+            )
+
+    def with_prompts(self, states: torch.Tensor, dim: int) -> list[torch.Tensor]:
+        """Keys or values of a row, by run of queries, each behind those of its prompt.
+
+        Args:
+            states: A tensor with the row's tokens along `dim`.
+        """
+        # Split, not sliced: the backward of slices would fill a tensor of zeros for each of them.
+        pieces = iter(states.split(self.pieces, dim=dim))
+        out = []
+        for answers in self.answers:
+            prompt = next(pieces)
+            out += [torch.cat([prompt, next(pieces)], dim=dim) for _ in answers]
+        return out
+
+    def borders(self, lengths: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Where each of `lengths` begins, and the end: int32 (runs + 1,)."""
+        key = (tuple(lengths), device)
+        if key not in self._masks:
+            self._masks[key] = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        return self._masks[key]
+
+    def seen(self, queries: int, keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+        """Which query (row) of a run sees which key (column), bool (queries, keys); None where causal says it all.
+
+        Args:
+            queries: Tokens of the run.
+            keys: The same, and those of its prompt unless it holds the prompt itself.
+            window: A token sees this many tokens, itself included; None: all before it.
+        """
+        if queries == keys and (window is None or keys <= window):
+            return None
+        key = (queries, keys, window, device)
+        if key not in self._masks:
+            place = torch.arange(keys, device=device)
+            distance = place[keys - queries :, None] - place[None, :]
+            self._masks[key] = (distance >= 0) & (distance < (window or keys))
+        return self._masks[key]

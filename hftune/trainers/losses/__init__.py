@@ -1,0 +1,1 @@
+"""Losses of preference optimisation as pure functions of log-probabilities."""

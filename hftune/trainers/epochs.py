@@ -39,10 +39,16 @@ class WholeEpochMixin:
     def _run_epoch(self: Any, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
         """As the Trainer's; from here on batches are counted."""
         sampler = innermost_sampler(train_dataloader)
-        self._records = len(sampler) if hasattr(sampler, "__len__") else 0
+        self._records = len(sampler) if hasattr(sampler, "__len__") and self._dealt_out_in_turn() else 0
         goes_on = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
         self._place = kwargs["steps_trained_in_current_epoch"] if goes_on and not self.args.ignore_data_skip else 0
         return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
+
+    def _dealt_out_in_turn(self: Any) -> bool:
+        """Whether each process gets batches of its own: not split, not sent by one, not shared by a group."""
+        alone = self._train_batch_size * self.args.gradient_accumulation_steps * ranks.world_size()
+        split = self.accelerator.split_batches or self.accelerator.dispatch_batches
+        return not split and self.get_total_train_batch_size(self.args) == alone
 
     def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, without the labels of what has been seen in this epoch."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 GENERATION = ("--num_generations", "2", "--max_completion_length", "8", "--logging_steps", "1")
 
@@ -25,3 +28,66 @@ def test_rloo_from_a_function(stage_run: Callable) -> None:
     result = stage_run("rl", "lora", "zero2", (*GENERATION, "--rl_algorithm", "rloo", "--reward_funcs", function))
     assert result.manifest["arguments"]["training"]["rl_algorithm"] == "rloo"
     assert "eval_rewards/count_digits/mean" in result.manifest["metrics"]
+
+
+GREEDY = (*GENERATION, "--top_k", "1", "--max_steps", "5", "--reward_funcs")
+DIGITS = "tests/integration/reward_functions.py:count_digits"
+PPO = ("--rl_algorithm", "ppo", "--num_iterations", "2", "--vf_coef", "1.0", *GREEDY, DIGITS, "--beta", "0.05")
+
+
+@pytest.mark.parametrize(
+    "method, mode, extra",
+    [
+        ("full", "torchrun", ()),
+        ("full", "zero2", ()),
+        ("full", "zero3", ()),
+        ("lora", "zero2", ()),
+        ("lora", "zero3", ()),
+        ("lora", "zero3", ("--critic", "shared")),
+    ],
+)
+def test_ppo_is_the_same_on_any_number_of_processes(
+    stage_run: Callable, method: str, mode: str, extra: tuple[str, ...]
+) -> None:
+    """The first five steps of greedy answers, against one process without DeepSpeed."""
+    alone, result = (stage_run("rl", method, where, (*PPO, *extra)) for where in ("single", mode))
+    assert result.losses == pytest.approx(alone.losses, rel=2e-3, abs=2e-5)
+    values = [history(run.folder, "value_loss") for run in (alone, result)]
+    assert values[1] == pytest.approx(values[0], rel=2e-3, abs=2e-5)
+    assert (result.folder / "critic" / "critic.safetensors").is_file()
+
+
+@pytest.mark.parametrize("mode", ["zero2", "zero3"])
+def test_online_dpo_is_the_same_on_any_number_of_processes(stage_run: Callable, mode: str) -> None:
+    # Of equal greedy answers there would be no pairs, so answers differ, and only that it runs is checked.
+    flags = (*GENERATION, "--rl_algorithm", "online_dpo", "--reward_funcs", DIGITS)
+    result = stage_run("rl", "lora", mode, flags)
+    assert result.manifest["steps"] == 2
+    assert "eval_reward" in result.manifest["metrics"]
+
+
+def test_from_reward_model_to_merged_policy_under_zero3(stage_run: Callable, run: Callable, tiny_model: Path) -> None:
+    """RM, merge, PPO with a critic that begins as it, merge; on two processes."""
+    reward = merged(run, stage_run("rm", "lora", "zero3").folder)
+    flags = (*GENERATION, "--rl_algorithm", "ppo", "--reward_model_path", str(reward), "--critic_init", "reward")
+    judge = ("--judge_reward", DIGITS, "--missing_eos_penalty", "0.1")
+    policy = stage_run("rl", "lora", "zero3", (*flags, *judge))
+    assert history(policy.folder, "judge/drift"), "the judge is logged"
+    samples = [json.loads(line) for line in (policy.folder / "completions.jsonl").read_text().splitlines()]
+    assert {"step", "prompt", "completion", "rewards", "advantage"} <= set(samples[0])
+    folder = merged(run, policy.folder)
+    _, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+
+
+def history(folder: Path, name: str) -> list[float]:
+    """A figure, step by step."""
+    logged = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [entry[name] for entry in logged if name in entry]
+
+
+def merged(run: Callable, adapter: Path) -> Path:
+    """The adapter folded into its base, in a folder beside it."""
+    folder = adapter.with_name(f"{adapter.name}-merged")
+    run("merge_peft_adapter.py", "--peft_model_path", str(adapter), "--output_dir", str(folder), warm=True).check()
+    return folder

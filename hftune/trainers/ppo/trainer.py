@@ -13,6 +13,7 @@ from hftune.arguments import PPOArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.checkpointing import recompute
 from hftune.trainers.ppo.critic import FOLDER, Critic, attach, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import (
     KLController,
@@ -48,8 +49,9 @@ class PPOTrainer(RolloutTrainer):
         args = self.args
         if not self.is_deepspeed_enabled:
             critic.to(args.device)
-        if args.gradient_checkpointing and critic.body is not None:
-            critic.body.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+        if args.recomputation is not None and critic.body is not None:
+            reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
+            recompute(critic.body, args.recomputation, reentrant=reentrant, on_cpu=args.use_cpu)
         attach(self.model, critic)
         self.controller = KLController(args.beta, args.kl_target, args.kl_horizon)
         if args.beta == 0.0:
@@ -96,6 +98,10 @@ class PPOTrainer(RolloutTrainer):
 
     def _compute_loss(self, model: Any, inputs: Batch) -> torch.Tensor:
         """The loss of a micro-batch: a sum over its tokens, by the mean number of tokens of all micro-batches."""
+        body = self.critic.body
+        if body is not None and hasattr(body, "recomputing"):
+            # Switching the policy's off and on around generation does so with all modules below it.
+            body.recomputing.switch(body, on=self.model.training)
         with self.listening():
             logps, entropies, values = self.forward_answers(model, inputs)
         assert values is not None, "the critic listens"

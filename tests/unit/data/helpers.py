@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trl
 from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -37,6 +40,8 @@ SPECIAL = [
     "<|return|>",
 ]
 SPECIAL += ["<|message|>", "<|channel|>", "<|eot_id|>", "<bos>", "<end_of_turn>", "<start_of_turn>"]
+# Long templates that differ little from another one, which stays among the quick tests.
+ALIKE = re.compile(r"(gemma4_v\d|nemotron_3_(super|ultra|5)|qwen3_(6|8|vl|5_nothink)|muse_glimmer)|.*3.*_training")
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 
 CHATML = (
@@ -112,3 +117,8 @@ def tokenize_reward_pairs(
 
 def prompts_dataset(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:
     return tokenise_rows(rows, PromptEncoder(tokenizer, **settings))
+
+
+def slow_if_alike(names: Iterable[str]) -> list[Any]:
+    """Names of templates as parameters of a test; those of `ALIKE` are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if ALIKE.match(name) else name for name in names]

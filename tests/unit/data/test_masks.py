@@ -9,7 +9,17 @@ import pytest
 from hftune.constants import IGNORE_INDEX
 from hftune.data.chat import render
 from hftune.errors import DataError
-from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, row, template, tokenize_chat, user
+from tests.unit.data.helpers import (
+    TEMPLATES,
+    assistant,
+    call,
+    make_tokenizer,
+    row,
+    slow_if_alike,
+    template,
+    tokenize_chat,
+    user,
+)
 
 IMAGES = {"idefics3", "llava_next", "smolvlm", "diffusion_gemma"}
 SMOLLM2 = (
@@ -54,7 +64,7 @@ def example(name: str, kind: str, *, by_marks: bool = False) -> tuple[Any, dict[
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_if_alike(NAMES))
 @pytest.mark.parametrize("by_marks", [False, True])
 def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, by_marks: bool) -> None:
     if by_marks and name not in MARKED:
@@ -81,7 +91,7 @@ def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, b
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", slow_if_alike(MARKED))
 def test_marks_are_taken_where_there_are_some(name: str, kind: str) -> None:
     """As the template marks them, and the terminator besides."""
     tokenizer, found = example(name, kind, by_marks=True)
@@ -100,7 +110,7 @@ def test_marks_are_taken_where_there_are_some(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)
-@pytest.mark.parametrize("name", MARKED)
+@pytest.mark.parametrize("name", slow_if_alike(MARKED))
 def test_the_marks_of_a_template_say_the_same(name: str, kind: str) -> None:
     """{% generation %} may also cover white space after the terminator, and what the generation prompt gives."""
     tokenizer, found = example(name, kind)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from hftune.data import spans as spans_module
 from hftune.data.chat import Finder, Renderer, render, render_with_spans
 from hftune.data.spans import SpanFinder
 from hftune.errors import DataError
-from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, template, user
+from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 
 IMAGES = {"idefics3", "llava_next", "smolvlm", "diffusion_gemma"}
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if path.stem.removesuffix("_training") not in IMAGES)
@@ -30,13 +29,7 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-# Long templates that differ little from one that stays.
-_ALIKE = re.compile(r"(gemma4_v\d|nemotron_3_(super|ultra|5)|qwen3_(6|8|vl|5_nothink)|muse_glimmer)|.*3.*_training")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if _ALIKE.match(name) else name for name in NAMES]
-)
+@pytest.mark.parametrize("name", slow_if_alike(NAMES))
 def test_same_as_the_exact_finder(name: str) -> None:
     tokenizer = make_tokenizer(template(name))
     for by_marks in (False, True):

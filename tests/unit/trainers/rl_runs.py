@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,14 @@ def make_trainer(model: Path, folder: Path, algorithm: str, reward: Callable | l
     argv += ["--save_strategy", "no", "--logging_steps", "1", "--use_cpu", "True", *flags]
     model_args, _, adapter_args, training_args = parse_arguments("rl", argv)
     tokenizer = load_tokenizer(model_args, training_args)
-    policy = add_adapter(
-        load_causal_lm(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args
-    )
+    read = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer)
+    policy = add_adapter(read(), adapter_args, training_args)
     prompts = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]})
     data = Splits(prompts, prompts, {"train": {}})
     functions = reward if isinstance(reward, list) else [reward]
     rewards = (functions, [None] * len(functions))
     starts = adapter_args.starts_as_base
-    return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts)
+    return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts, read_again=read)
 
 
 def logged(trainer: Any, name: str) -> list[float]:

@@ -138,3 +138,24 @@ def test_rewards_are_those_of_the_answers_and_advantages_are_white(tiny_model: P
         # No value and no KL yet, so the return of the last token is the reward.
         assert batch["returns"][row][mask[row]][-1].item() == pytest.approx(wanted, abs=1e-6)
     assert batch["tokens"].item() == mask.sum().item()
+
+
+@pytest.mark.parametrize("method", [(), LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("what", ["full", "mlp"])
+def test_recomputing_activations_changes_nothing(
+    what: str, method: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    gradients = []
+    for flags in ((), ("--gradient_checkpointing", "True", "--activation_checkpointing", what)):
+        trainer = make_trainer(tiny_model, tmp_path, "ppo", count_even, *SMALL, "--vf_coef", "1.0", *method, *flags)
+        if flags:
+            trainer.model.gradient_checkpointing_enable()
+        batch = rollout_of(trainer)
+        trainer._compute_loss(trainer.model, batch).backward()
+        trained = {name: p for name, p in trainer.model.named_parameters() if p.requires_grad}
+        assert all(parameter.grad is not None for parameter in trained.values())
+        gradients.append({name: parameter.grad for name, parameter in trained.items()})
+        layers = trainer.critic.body.layers if what == "full" else [layer.mlp for layer in trainer.critic.body.layers]
+        assert all(bool(getattr(layer, "gradient_checkpointing", False)) == bool(flags) for layer in layers)
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-5, msg=name)

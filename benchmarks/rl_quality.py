@@ -1,0 +1,177 @@
+"""RL on SmolLM2-135M with the demo's reward model: held-out reward before and after 30 steps, and the KL that it cost.
+
+python benchmarks/rl_quality.py                               all algorithms, after `make demo`, some minutes each
+python benchmarks/rl_quality.py --algorithms ppo --quick      one, 4 steps: whether it runs
+python benchmarks/rl_quality.py --write_docs                  the table goes into docs/rl.md
+
+Rewards are measured apart from training: answers sampled at temperature 1 to prompts that were never trained on, by the
+base and by base + adapter in plain transformers and peft, scored by the reward model. KL is the mean of
+log policy - log base over whole answers, in nats. A bar holds where the mean reward rose by at least one standard
+deviation of the base's rewards, at a KL of at most half a nat a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+TOKENS = 32
+SAMPLES = 2
+KL_A_TOKEN = 0.5
+COMMON = (
+    "--use_peft --lora_rank 16 --lora_alpha 32 --target_modules all --gradient_checkpointing False --save_strategy no "
+    "--logging_steps 1 --lr_scheduler_type constant_with_warmup --warmup_steps 2 --disable_tqdm True "
+    f"--max_completion_length {TOKENS} --per_device_train_batch_size 16 --train_file_dir examples/data/prompts "
+    "--report_to none --overwrite_output_dir"
+)
+ALGORITHMS = {
+    "grpo": "--num_generations 4 --learning_rate 1e-3 --beta 0.02",
+    "rloo": "--num_generations 4 --learning_rate 1e-3 --beta 0.02",
+    "ppo": "--num_iterations 2 --learning_rate 1e-3 --beta 0.02 --vf_coef 0.5 --critic_init reward --lam 1.0",
+    "online_dpo": "--num_generations 4 --learning_rate 5e-4 --beta 0.1",
+}
+START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
+
+
+def main() -> int:
+    """Train and measure each algorithm; print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="output folder of examples/demo.py")
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/rl-quality"))
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--quick", action="store_true", help="4 steps")
+    parser.add_argument("--write_docs", action="store_true", help="put the table into docs/rl.md")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    base, reward = options.demo / "sft-merged", options.demo / "rm-merged"
+    if not (reward / "config.json").is_file():
+        print(f"{reward} is not there: run `python examples/demo.py --output_dir {options.demo}` first")
+        return 2
+    steps = 4 if options.quick else options.steps
+    before = measure(base, None, reward)
+    print(f"base: mean reward {before['mean']:.3f}, standard deviation {before['std']:.3f}", flush=True)
+    rows = {name: run(name, steps, base, reward, options.output_dir / name) for name in options.algorithms}
+    table = render(before, rows)
+    print(table)
+    if options.write_docs:
+        write(table, steps)
+    print(json.dumps(result(before, rows)))
+    return 0
+
+
+def run(name: str, steps: int, base: Path, reward: Path, folder: Path) -> dict[str, float]:
+    """Train an adapter and measure it."""
+    models = f"--model_name_or_path {base} --reward_model_path {reward} --output_dir {folder}"
+    command = f"{sys.executable} run_rl.py --rl_algorithm {name} {models} {COMMON} {ALGORITHMS[name]}"
+    began = time.time()
+    log = folder.with_suffix(".log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as stream:
+        subprocess.run([*shlex.split(command), "--max_steps", str(steps)], check=True, stdout=stream, stderr=stream)
+    seconds = time.time() - began
+    measured = measure(base, folder, reward) | {"seconds": seconds}
+    print(f"{name}: mean reward {measured['mean']:.3f}, {seconds:.0f} s", flush=True)
+    return measured
+
+
+def measure(base: Path, adapter: Path | None, reward: Path) -> dict[str, float]:
+    """Mean and deviation of rewards of sampled answers to held-out prompts, mean length, and KL to the base in nats."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+    from hftune.trainers.rewards import load_reward_model
+
+    lines = (ROOT / "examples/data/prompts_eval/prompts_eval.jsonl").read_text(encoding="utf-8").splitlines()
+    prompts = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines for _ in range(SAMPLES)]
+    tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter)).eval()
+    shape = {"add_generation_prompt": True, "padding": True, "return_tensors": "pt", "return_dict": True}
+    inputs = tokenizer.apply_chat_template(prompts, **shape)
+    length = inputs["input_ids"].shape[1]
+    set_seed(7)
+    with torch.no_grad():
+        ids = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=True, temperature=1.0, top_p=1.0, top_k=0)
+        answers = ids[:, length:]
+        ends = (answers == tokenizer.eos_token_id).cumsum(1)
+        written = (ends - (answers == tokenizer.eos_token_id).long()) == 0
+        mask = torch.cat([inputs["attention_mask"], written.long()], dim=1)
+        kl = 0.0
+        if adapter is not None:
+            own = logps(model, ids, mask, length)
+            with model.disable_adapter():
+                others = logps(model, ids, mask, length)
+            kl = float(((own - others) * written).sum(1).mean())
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    scorer, scoring = load_reward_model(str(reward), torch.float32)
+    chats = [[*prompt, {"role": "assistant", "content": text}] for prompt, text in zip(prompts, texts, strict=True)]
+    rendered = [scoring.apply_chat_template(chat, tokenize=False) for chat in chats]
+    read = scoring(rendered, padding=True, padding_side="right", return_tensors="pt", add_special_tokens=False)
+    with torch.no_grad():
+        scores = scorer(input_ids=read["input_ids"], attention_mask=read["attention_mask"]).logits[:, 0].tolist()
+    mean_length = float(written.sum(1).float().mean())
+    return {"mean": statistics.mean(scores), "std": statistics.stdev(scores), "kl": kl, "length": mean_length}
+
+
+def logps(model: Any, ids: Any, mask: Any, length: int) -> Any:
+    """Log-probabilities (answers, tokens) of what follows the first `length` tokens."""
+    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=ids.shape[1] - length + 1).logits[:, :-1]
+    return logits.log_softmax(-1).gather(2, ids[:, length:, None])[..., 0]
+
+
+def gain(before: dict[str, float], after: dict[str, float]) -> float:
+    """Rise of the mean reward in standard deviations of the base's rewards."""
+    return (after["mean"] - before["mean"]) / before["std"]
+
+
+def render(before: dict[str, float], rows: dict[str, dict[str, float]]) -> str:
+    """A Markdown table."""
+    lines = [
+        "| algorithm | mean reward | gain in deviations | KL an answer | KL a token | tokens | seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| none | {before['mean']:.3f} | | 0 | 0 | {before['length']:.1f} | |",
+    ]
+    for name, row in rows.items():
+        lines.append(
+            f"| {name} | {row['mean']:.3f} | {gain(before, row):+.2f} | {row['kl']:.2f} | "
+            f"{row['kl'] / row['length']:.3f} | {row['length']:.1f} | {row['seconds']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def result(before: dict[str, float], rows: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """What other programs read."""
+    bars: dict[str, Any] = {}
+    for name, row in rows.items():
+        rise, token = gain(before, row), row["kl"] / row["length"]
+        bars[f"{name} gain in deviations"] = {"value": rise, "bar": 1.0, "holds": rise >= 1.0}
+        bars[f"{name} KL a token"] = {"value": token, "bar": KL_A_TOKEN, "holds": token <= KL_A_TOKEN}
+    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    return {"benchmark": "rl_quality", "machine": machine, "figures": {"base": before, **rows}, "bars": bars}
+
+
+def write(table: str, steps: int) -> None:
+    """Put the table into its place in docs/rl.md."""
+    page = ROOT / "docs" / "rl.md"
+    text = page.read_text(encoding="utf-8")
+    head, tail = text.split(START)[0], text.split(END)[1]
+    said = f"`python benchmarks/rl_quality.py --write_docs`, {steps} steps, on {os.cpu_count()} CPU cores:"
+    page.write_text(f"{head}{START}\n{said}\n\n{table}\n{END}{tail}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """All that wants a GPU, in one go: kernels against each other, every stage with every method, speeds and memory.
 
 python benchmarks/gpu_suite.py --output gpu.json           on a machine with a CUDA device, about 9 minutes
+python benchmarks/gpu_suite.py --minutes 25                with all planned and measured peaks (benchmarks/memory.py)
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
@@ -94,11 +95,10 @@ def brevity(completions: list[Any], **_: Any) -> list[float]:
     return [-float(len(str(completion))) for completion in completions]
 
 
-def make_model(folder: Path, *, quick: bool) -> None:
-    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), a byte-level tokenizer, ChatML."""
-    import torch
+def make_tokenizer() -> Any:
+    """A byte-level tokenizer of 2,000 tokens, with ChatML."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     from hftune.data.readers.dummy import dummy_chunks
 
@@ -118,6 +118,15 @@ def make_model(folder: Path, *, quick: bool) -> None:
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
     )
+    return tokenizer
+
+
+def make_model(folder: Path, *, quick: bool) -> None:
+    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), and its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer()
     sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 4096}
     if quick:
@@ -196,6 +205,19 @@ def kernels() -> dict[str, Any]:
     return {"exit": finished.returncode, "output": finished.stdout[-3000:], "holds": finished.returncode in (0, 5)}
 
 
+def memory(quick: bool, minutes: float, began: float) -> dict[str, Any]:
+    """Planned against measured peaks (`benchmarks/memory.py`), in the time that is left."""
+    left = minutes - (time.perf_counter() - began) / 60
+    if left <= 0:
+        return {"skipped": "no time left"}
+    command = [sys.executable, "benchmarks/memory.py", "--minutes", f"{left:.2f}", *(["--quick"] if quick else [])]
+    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    lines = finished.stdout.strip().splitlines()
+    print("\n".join(lines[:-1]), flush=True)
+    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"skipped": f"exit code {finished.returncode}"}
+    return found
+
+
 def machine() -> str:
     """The device, in words."""
     import torch
@@ -223,6 +245,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the JSON here, too, after every run")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no further run after this time")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--skip-memory", action="store_true", help="leave out benchmarks/memory.py, which comes last")
     options = parser.parse_args()
     began, results, skipped = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -235,20 +258,27 @@ def main() -> int:
             result = train(stage, method, engine, extra, Path(folder) / "model", Path(folder) / "out", options.quick)
             results.append(result)
             print({name: value for name, value in result.items() if name != "output"}, flush=True)
-            line = _line(tested, results, skipped)
-            if options.output:
-                options.output.write_text(line + "\n")
-    print(_line(tested, results, skipped))
-    return 0 if tested["holds"] and all(result["holds"] for result in results) else 1
+            _keep(options.output, _line(tested, results, skipped, {}))
+    planned = {} if options.skip_memory else memory(options.quick, options.minutes, began)
+    line = _line(tested, results, skipped, planned)
+    _keep(options.output, line)
+    print(line)
+    return 0 if all(bar["holds"] for bar in json.loads(line)["bars"].values()) else 1
 
 
-def _line(tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str]) -> str:
+def _keep(file: Path | None, line: str) -> None:
+    if file:
+        file.write_text(line + "\n")
+
+
+def _line(tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str], planned: dict[str, Any]) -> str:
     bars = {
         result["run"]: {"value": result["exit"], "bar": result["expected"], "holds": result["holds"]}
         for result in results
     }
     bars["kernels"] = {"value": tested["exit"], "bar": 0, "holds": tested["holds"]}
-    figures = {"kernels": tested["output"], "runs": results, "skipped": skipped}
+    bars |= {f"memory-{name}": bar for name, bar in planned.get("bars", {}).items()}
+    figures = {"kernels": tested["output"], "runs": results, "skipped": skipped, "memory": planned}
     return json.dumps({"benchmark": "gpu_suite", "machine": machine(), "figures": figures, "bars": bars})
 
 

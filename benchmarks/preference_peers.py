@@ -104,7 +104,18 @@ def trl(options: argparse.Namespace) -> None:
     data = load_dataset("json", data_files=str(options.data), split="train").map(_messages)
     lora = LoraConfig(r=8, lora_alpha=16, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     tokenizer = AutoTokenizer.from_pretrained(options.model)
-    DPOTrainer(model, args=config, train_dataset=data, processing_class=tokenizer, peft_config=lora).train()
+    trainer = DPOTrainer(model, args=config, train_dataset=data, processing_class=tokenizer, peft_config=lora)
+    trainer.train_dataset = trainer.train_dataset.map(_to_the_terminator, fn_kwargs={"eos": tokenizer.eos_token_id})
+    trainer.train()
+
+
+def _to_the_terminator(record: dict[str, Any], eos: int) -> dict[str, Any]:
+    """TRL also trains the line break that ChatML writes behind an answer; without it losses can be compared."""
+    cut = {}
+    for side in ("chosen_ids", "rejected_ids"):
+        ids = record[side]
+        cut[side] = ids[: len(ids) - ids[::-1].index(eos)] if eos in ids else ids
+    return cut
 
 
 def _messages(record: dict[str, Any]) -> dict[str, Any]:

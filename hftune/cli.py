@@ -2,6 +2,7 @@
 
 hftune preview run_sft --model_name_or_path MODEL --train_file_dir DIR      what would be trained, in colour
 hftune tokenize run_sft --model_name_or_path MODEL --train_file_dir DIR --output_dir TOKENISED
+hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the cheapest setting that fits, time
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
@@ -21,6 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from hftune.errors import ArgumentError, run_script
+
+PLAN = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
+
+hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other arguments of the script]
+
+--gpus 8xH200     plan for these devices: {devices},
+                  or by memory alone, 4x24GiB. Left out: for those that are here.
+--nodes 2         for so many machines alike
+--json            one JSON object (bytes, seconds) instead of the table
+
+See docs/planning.md for what is counted and how far it was from what was measured."""
 
 ENCODERS = {
     "pt": "hftune.data.tokenization:TextEncoder",
@@ -83,6 +95,19 @@ def tokenize(argv: list[str]) -> None:
     sources = load_sources(encoders, data_args, training_args.seed)
     save_tokenised(folder, {name: join(parts) for name, parts in sources.items()}, encoders)
     print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
+
+
+def plan(argv: list[str]) -> None:
+    """What a script would need to run."""
+    if not argv or {"-h", "--help"} & {*argv}:
+        from hftune.preflight.planning.devices import DEVICES
+
+        print(PLAN.format(devices=", ".join(DEVICES)))
+        return
+    stage, rest = _stage(argv, "plan")
+    from hftune.preflight.planning.command import plan as show
+
+    show(stage, rest)
 
 
 def explain(argv: list[str]) -> None:
@@ -216,6 +241,7 @@ def report(argv: list[str]) -> None:
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
+    "plan": plan,
     "vocab": vocab,
     "export": export,
     "consolidate": consolidate,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 import trl
 from transformers import TrainingArguments
 
@@ -65,7 +64,7 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu and torch.cuda.is_bf16_supported()
+            self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
@@ -74,7 +73,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
+        asked = self.use_cpu
+        if ranks.imagined() is not None:
+            # A plan: transformers must not look for the device, nor join a process group.
+            self.use_cpu, self.deepspeed = True, None
         super().__post_init__()
+        self.use_cpu = asked
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
@@ -111,6 +115,12 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
             nvme_path=self.nvme_path,
             has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
         )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes; of a plan: those that it is made for."""
+        imagined = ranks.imagined()
+        return int(super().world_size if imagined is None else imagined.processes)  # type: ignore[misc]
 
     @property
     def flat_batches(self) -> bool:

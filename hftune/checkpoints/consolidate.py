@@ -17,7 +17,8 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
 from hftune.arguments.consolidating import ConsolidateArguments
-from hftune.checkpoints.pieces import WEIGHTS, Pieces, engine_folder, open_engine
+from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.pieces import WEIGHTS, Pieces
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.weight_files import weight_files, weight_shapes

@@ -22,9 +22,9 @@ Record = list[Any]
 
 _CHUNK = 1 << 22
 _THREADS = 8
-_NOT_A_RESULT = {
-    *(MANIFEST_NAME, "trainer_state.json", "progress.jsonl", "samples.json", "answers.json", "report.html", "report.md")
-}
+_NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "training_args.bin", "samples.json", "answers.json"}
+_NOTES = {".md", ".html", ".log", ".jsonl", ".png", ".lock"}
+"""Suffixes of what people read, and may edit: a model card, a report, logs."""
 
 
 def digest(file: Path) -> str:
@@ -78,7 +78,8 @@ def result_files(folder: Path) -> dict[str, Path]:
     return {
         file.name: file
         for file in sorted(folder.iterdir())
-        if file.is_file() and not file.name.startswith(".") and file.name not in _NOT_A_RESULT
+        if file.is_file() and not file.name.startswith(".")
+        if file.name not in _NOT_A_RESULT and file.suffix not in _NOTES
     }
 
 

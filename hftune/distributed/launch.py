@@ -20,8 +20,17 @@ from hftune.logging import notice
 
 
 def has_accelerator() -> bool:
-    """Whether torch sees a GPU or another accelerator."""
+    """Whether torch sees a GPU or another accelerator, or a plan is made for one."""
+    imagined = ranks.imagined()
+    if imagined is not None:
+        return not imagined.on_cpu
     return torch.accelerator.is_available()
+
+
+def computes_in_bf16() -> bool:
+    """Whether the accelerator does."""
+    imagined = ranks.imagined()
+    return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
 
 
 def has_cpp_compiler() -> bool:
@@ -49,7 +58,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # bitsandbytes looks for optional kernels at import and warns of what nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    if not has_accelerator():
+    if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
@@ -62,6 +71,8 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
         deepspeed: Whether a DeepSpeed config was given.
     """
     prepare_environment()
+    if ranks.imagined() is not None:
+        return
     _unwrap_engines(deepspeed)
     if deepspeed and "RANK" not in os.environ:
         _become_a_world_of_one()

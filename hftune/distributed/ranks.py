@@ -3,11 +3,50 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """Processes that a plan is made for, and where they would train.
+
+    Args:
+        processes: All.
+        local_processes: Of a machine.
+        on_cpu: Not on GPUs.
+        bf16: Whether the GPUs compute in bf16.
+    """
+
+    processes: int
+    local_processes: int
+    on_cpu: bool = False
+    bf16: bool = True
+
+
+_imagined: Imagined | None = None
+
+
+def imagined() -> Imagined | None:
+    """The processes that arguments are parsed for where no run follows; None where one does."""
+    return _imagined
+
+
+@contextmanager
+def imagine(processes: Imagined) -> Iterator[None]:
+    """Answer for a while as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
+    global _imagined
+    before, _imagined = _imagined, processes
+    try:
+        yield
+    finally:
+        _imagined = before
 
 
 def is_distributed() -> bool:
@@ -27,11 +66,15 @@ def local_rank() -> int:
 
 def world_size() -> int:
     """Number of processes; 1 without a launcher."""
+    if _imagined is not None:
+        return _imagined.processes
     return dist.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
     """Number of processes on this machine; the world size where the launcher does not say."""
+    if _imagined is not None:
+        return _imagined.local_processes
     return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
 
 

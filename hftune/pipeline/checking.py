@@ -17,7 +17,7 @@ from typing import Any
 
 from hftune.arguments.light import parse_merge_arguments
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.pipeline.steps import MERGE, Step
 
 
@@ -48,6 +48,8 @@ def _asked_apart(steps: list[Step]) -> list[UserError]:
     finished = subprocess.run(
         [sys.executable, "-m", "hftune.pipeline.checking"], input=json.dumps(asked), capture_output=True, text=True
     )
+    if finished.returncode in (-2, 130):
+        raise Preempted("stopped before anything started")
     if finished.returncode:
         raise RuntimeError(f"the arguments could not be checked:\n{finished.stderr}")
     return [ArgumentError(**problem) for problem in json.loads(finished.stdout.splitlines()[-1])]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hftune.checkpoints.manifest import is_complete
+from hftune.checkpoints.manifest import command_without_secrets, is_complete, without_secrets
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.pipeline import failure, processes
 from hftune.pipeline.checking import check_steps
@@ -196,13 +196,21 @@ class Runner:
 
 
 def command_of(step: Step) -> list[str]:
-    """What is started: a stage goes on from its newest whole checkpoint, if it has one."""
-    return step.command() if step.script == MERGE else step.command("--resume_from_checkpoint", "auto")
+    """What is started: a stage goes on from its newest whole checkpoint, if it has one.
+
+    Nothing goes on from checkpoints without the optimizer's state: such a stage starts anew.
+    """
+    weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
+    goes_on = step.script != MERGE and not weights_only
+    return step.command(*(("--resume_from_checkpoint", "auto") if goes_on else ()))
 
 
 def shown(env: Mapping[str, str], command: Sequence[str]) -> str:
-    """A command to copy, with the variables that the pipeline sets."""
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in env.items()), shlex.join(command)])
+    """A command to copy, with the variables that the pipeline sets; secrets are `***`."""
+    known = without_secrets({name.lower(): value for name, value in env.items()})
+    told = {name: "***" if known[name.lower()] is None else shlex.quote(value) for name, value in env.items()}
+    masked = [word if word == "***" else shlex.quote(word) for word in command_without_secrets(list(command))]
+    return " ".join([*(f"{name}={value}" for name, value in told.items()), *masked])
 
 
 def environment(step: Step) -> dict[str, str]:

@@ -76,7 +76,10 @@ class Setup:
         half: Whether DeepSpeed keeps weights in 16 bit beside a float32 copy of what is trained.
         weight_bytes: Of a weight as loaded: 4 for float32.
         packed_bytes: Of a weight of a quantised base's linear layers; None where the base is not quantised.
+        adapter_bytes: Of an adapter's weight, where it is not that of the others.
+        spare_bytes: Of a quantised base's other weights (embeddings, head, norms), likewise: peft makes them float32.
         state_bytes: Of the optimizer's states for a trained parameter.
+        copy_bytes: Of DeepSpeed's copy of a trained parameter: 2 with `bf16_master_weights_and_grads`.
         offload_optimizer: Copy, states and gradients lie in the machine's memory.
         offload_weights: Weights do.
         on_disk: Offloaded to NVMe: neither memory holds it.
@@ -90,10 +93,19 @@ class Setup:
     half: bool = False
     weight_bytes: float = 4.0
     packed_bytes: float | None = None
+    adapter_bytes: float | None = None
+    spare_bytes: float | None = None
     state_bytes: float = ADAM_BYTES
+    copy_bytes: float = 4.0
     offload_optimizer: bool = False
     offload_weights: bool = False
     on_disk: bool = False
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of a gradient: it has the dtype of what is trained."""
+        kept = 2.0 if self.half else self.weight_bytes
+        return kept if self.adapter_bytes is None else self.adapter_bytes
 
 
 @dataclass(frozen=True)
@@ -146,14 +158,16 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     kept = 2.0 if setup.half else setup.weight_bytes
     packed = 0.0 if setup.packed_bytes is None else size.packed * setup.packed_bytes
     plain = size.weights - (size.packed if setup.packed_bytes is not None else 0)
-    weights = (packed + (plain + size.adapter + size.reference) * kept) / by_weights
-    gradients = size.trained * kept / by_gradients
+    spare = kept if setup.spare_bytes is None else setup.spare_bytes
+    adapter = kept if setup.adapter_bytes is None else setup.adapter_bytes
+    weights = (packed + plain * spare + size.adapter * adapter + size.reference * kept) / by_weights
+    gradients = size.trained * setup.gradient_bytes / by_gradients
     # DeepSpeed keeps a float32 copy of what it partitions, also where the weights are float32 themselves.
-    copy = 4.0 if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
+    copy = setup.copy_bytes if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
     optimizer = size.trained * (copy + setup.state_bytes) / by_optimizer
     host = 0.0
     if setup.offload_optimizer:
-        host += 0.0 if setup.on_disk else optimizer + gradients * 4.0 / kept
+        host += 0.0 if setup.on_disk else optimizer + gradients * 4.0 / setup.gradient_bytes
         optimizer, gradients = 0.0, 0.0
     if setup.offload_weights and setup.zero_stage == 3:
         host += 0.0 if setup.on_disk else weights

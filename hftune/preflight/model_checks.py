@@ -17,7 +17,7 @@ from hftune.arguments import (
     StageArguments,
 )
 from hftune.errors import ArgumentError, UserError
-from hftune.logging import get_logger, notice
+from hftune.logging import notice
 from hftune.models.attention import causal_class
 from hftune.models.checkpointing import not_recomputable
 from hftune.models.configs import model_config
@@ -26,7 +26,8 @@ from hftune.models.experts import is_mixture, scores_of
 from hftune.models.reward_rows import reward_class
 from hftune.models.skeleton import skeleton
 from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import GIB, estimate, shortfall, table
+from hftune.preflight.memory import estimate, shortfall, table
+from hftune.preflight.planning.beforehand import say_plan
 from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
@@ -256,15 +257,9 @@ def check_memory(
     setup = run_setup(model_args, adapter_args, training_args)
     free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)
     need = estimate(size, setup)
-    get_logger().info(
-        "memory: %.2f GiB a process for weights, gradients and optimizer (%s weights, %s trained); %.1f GiB free",
-        (need.weights + need.gradients + need.optimizer + need.host) / GIB,
-        f"{size.weights:,}",
-        f"{size.trained:,}",
-        free.device / GIB,
-    )
     missing = shortfall(need, free, setup)
     if missing is None:
+        say_plan(bare, model_args, adapter_args, training_args, free)
         return
     if model_args.ignore_memory_check:
         notice(f"--ignore_memory_check: {missing}")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.distributed import ds_config, ranks, zero
+from hftune.distributed.ds_keys import DsConfig
 from hftune.imports import without_bitsandbytes
 from hftune.models.adapters import lora_config
 from hftune.models.freezing import plan_freezing
@@ -77,16 +78,20 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
     config = training_args.ds_resolved
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
+    half = config is not None and bool(training_args.bf16 or training_args.fp16)
     return Setup(
         zero_stage=training_args.zero_stage,
         deepspeed=config is not None,
         processes=ranks.world_size(),
         local_processes=ranks.local_world_size(),
         on_cpu=bool(training_args.use_cpu),
-        half=config is not None and bool(training_args.bf16 or training_args.fp16),
+        half=half,
         weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
-        state_bytes=state_bytes(training_args),
+        adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
+        spare_bytes=4.0 if adapter_args.quantised and not half else None,
+        state_bytes=state_bytes(training_args) / (2 if _in_bf16(config, "bf16_optimizer_states") else 1),
+        copy_bytes=2.0 if _in_bf16(config, "bf16_master_weights_and_grads") else 4.0,
         offload_optimizer=offloads["optimizer"] is not None,
         offload_weights=offloads["param"] is not None,
         on_disk="nvme" in offloads.values(),
@@ -100,6 +105,21 @@ def packed_bytes(adapter_args: AdapterArguments) -> float:
     if adapter_args.use_bnb_nested_quant:
         return 0.5 + (1.0 + 4.0 / _NESTED_BLOCK) / _BLOCK
     return 0.5 + 4.0 / _BLOCK
+
+
+def _in_bf16(config: DsConfig | None, what: str) -> bool:
+    """Whether DeepSpeed keeps this in bf16 instead of float32."""
+    return bool(((config or {}).get("bf16") or {}).get(what))
+
+
+def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int) -> float | None:
+    """Of an adapter's weight, where it is not that of the base: float32, as peft makes it, beside a base in 16 bit.
+
+    DeepSpeed puts everything in 16 bit; under ZeRO-3 an adapter has its base's dtype, or could not be gathered with it.
+    """
+    if not adapter_args.use_peft or half or (zero_stage == 3 and not adapter_args.quantised):
+        return None
+    return 4.0
 
 
 def state_bytes(training_args: StageArguments) -> float:

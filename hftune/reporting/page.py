@@ -76,10 +76,26 @@ def _records(split: dict[str, Any]) -> tuple[object, ...]:
     return (split["split"], *counts, split.get("trained_tokens"), files)
 
 
-def _answers(stage: Stage) -> Section | None:
-    if not stage.answers.get("questions"):
-        return None
-    return answers_section(stage.answers["questions"], stage.answers.get("answers") or {})
+def _answers(stage: Stage) -> Iterator[Section]:
+    """What models answered: before and after, and as RL went on."""
+    if stage.answers.get("questions"):
+        yield answers_section(stage.answers["questions"], stage.answers.get("answers") or {})
+    if stage.completions:
+        rows = [
+            (line["step"], _said(line.get("prompt")), _said(line.get("completion")), _rewards(line.get("rewards")))
+            for line in stage.completions
+        ]
+        yield Section("Answers as training went on", ("step", "prompt", "answer", "reward"), rows)
+
+
+def _said(value: Any) -> str:
+    """A text, or the last turn of a conversation."""
+    return str(value[-1].get("content") if isinstance(value, list) and value else value)
+
+
+def _rewards(found: dict[str, Any] | None) -> str:
+    numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
+    return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 
 
 # --- HTML ---
@@ -123,7 +139,7 @@ def _html_stage(number: int, stage: Stage) -> str:
         f'<div class="charts">{charts}</div>' if charts else "",
         f'<div class="tables">{tables}</div>',
         _html_samples(stage),
-        _html_table(answers) if (answers := _answers(stage)) else "",
+        *(_html_table(section) for section in _answers(stage)),
         _html_notices(stage),
         f"<h3>Command</h3><pre>{escape(stage.command)}</pre>" if stage.command else "",
         "</section>",
@@ -188,7 +204,7 @@ def markdown_page(title: str, stages: Sequence[Stage]) -> str:
         parts += [f"From `{base}`, {stage.manifest.get('status')}."] if base else []
         if stage.curves:
             parts.append(_curves(stage).render().replace("## ", "### ", 1))
-        found = [*sections(stage), *([answers] if (answers := _answers(stage)) else [])]
+        found = [*sections(stage), *_answers(stage)]
         parts += [section.render().replace("## ", "### ", 1) for section in found]
         if stage.samples:
             parts.append("### What was trained\n\nText between « and » is trained; the rest is context.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError
 from hftune.reporting.history import StageSummary, read_history, series, summary
 
-PROGRESS, SAMPLES, ANSWERS = "progress.jsonl", "samples.json", "answers.json"
+PROGRESS, SAMPLES, ANSWERS, COMPLETIONS = "progress.jsonl", "samples.json", "answers.json", "completions.jsonl"
+_SHOWN = 2
 _SKIPPED = {"previous", "logs"}
 _DEPTH = 3
 
@@ -45,6 +47,7 @@ class Stage:
         curves: Title to label to steps and values; empty ones are left out.
         samples: What was trained on: for each sample its pieces of text and whether they were trained.
         answers: Questions, and what each model answered, where the stage has written them.
+        completions: Of RL: some answers of the first and of the last logged step, with their rewards.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Stage:
     curves: dict[str, dict[str, Points]] = field(default_factory=dict)
     samples: list[list[tuple[str, bool]]] = field(default_factory=list)
     answers: dict[str, Any] = field(default_factory=dict)
+    completions: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def command(self) -> str:
@@ -104,6 +108,7 @@ def _read(folder: Path, top: Path) -> Stage:
             stage.curves[title] = dict(reversed(found.items()))
     stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES) or []]
     stage.answers = _json(folder / ANSWERS) or {}
+    stage.completions = _first_and_last(_lines(folder / COMPLETIONS))
     return stage
 
 
@@ -129,16 +134,9 @@ def _parents(stage: Stage) -> set[Path]:
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
     """`progress.jsonl` with the speed between logs; a step that was done again after an interruption counts once."""
-    file = folder / PROGRESS
-    if not file.is_file():
-        return []
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
-    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:  # a run was killed while it wrote
-            continue
+    for line in _lines(folder / PROGRESS):
         if line.get("began"):
             before = None
         tokens, speed = line.get("tokens"), None
@@ -148,6 +146,20 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
         lines.append({**line, **({"tokens_per_second": speed} if speed is not None else {})})
         before = line
     return lines
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file that a run appends to; a line that a kill cut off is none."""
+    if file.is_file():
+        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(json.JSONDecodeError):
+                yield json.loads(text)
+
+
+def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    trained = [line for line in lines if line.get("mode") == "train"]
+    steps = sorted({line["step"] for line in trained})
+    return [line for step in steps[:1] + steps[1:][-1:] for line in [x for x in trained if x["step"] == step][:_SHOWN]]
 
 
 def _json(file: Path) -> Any:

@@ -33,8 +33,8 @@ class ProgressFile(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The first line says from which step training goes on."""
-        self._write(args, state, {"began": True})
+        """The first line says from which step training goes on; it does not join one that a kill cut off."""
+        self._write(args, state, {"began": True}, before=b"\n")
 
     def on_log(
         self,
@@ -47,7 +47,7 @@ class ProgressFile(TrainerCallback):
         """One line."""
         self._write(args, state, logs or {})
 
-    def _write(self, args: TrainingArguments, state: TrainerState, logs: dict[str, Any]) -> None:
+    def _write(self, args: TrainingArguments, state: TrainerState, logs: dict[str, Any], before: bytes = b"") -> None:
         if not state.is_world_process_zero:
             return
         line = {
@@ -62,7 +62,7 @@ class ProgressFile(TrainerCallback):
         file.parent.mkdir(parents=True, exist_ok=True)
         # One write a line: a run that is killed leaves whole lines, and at most one cut off at the end.
         with file.open("ab") as stream:
-            stream.write(json.dumps(line).encode() + b"\n")
+            stream.write((before if stream.tell() else b"") + json.dumps(line).encode() + b"\n")
 
     def _tokens(self, state: TrainerState, logs: dict[str, Any]) -> float | None:
         if "num_tokens" in logs:

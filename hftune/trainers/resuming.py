@@ -22,17 +22,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hftune.checkpoints.consolidate import exported_name
-from hftune.checkpoints.pieces import (
-    MODEL_FILE,
-    ROW,
-    UNIVERSAL,
-    WEIGHTS,
-    Pieces,
-    engine_folder,
-    from_optimizer,
-    load,
-    open_engine,
-)
+from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
+from hftune.checkpoints.pieces import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
@@ -42,8 +33,6 @@ from hftune.models.initialisation import started_from, trained_factors
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
-MOMENTUM = "momentum_buffer"
-"""Muon's, which ZeRO-1 and 2 keep for whole matrices on every rank that has a part of them (DeepSpeed 0.19.8)."""
 
 
 class ResumeMixin:
@@ -171,7 +160,7 @@ def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], check
     if odd:
         cause = f"the optimizer's state in {checkpoint} cannot be cut: {odd[0]} belongs to blocks of weights"
         fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
-        fix += "give the folder as --model_name_or_path (an adapter's: --peft_path)"
+        fix += f"--warm_start {checkpoint}"
     elif wrong:
         cause = f"{checkpoint} has no state for {len(wrong)} of {len(shapes)} trained parameters ({wrong[0]}, ...)"
         fix = "go on with the adapter, the frozen parameters and the base of the run that wrote it"
@@ -189,9 +178,10 @@ def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: li
         names: Of the model's parameters.
         rates: Learning rate of each group.
     """
-    flat_whole = zero_state.kind(optimizer) == 2
     weights, states = [], {}
     for slot in zero_state.slots(optimizer, names):
+        # Under stage 1 and 2 a slot is a group.
+        flat_whole = zero_state.kind(optimizer) == 2 and optimizer.param_groups[slot.number].get("use_muon", False)
         weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
         states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
     zero_state.put_back(optimizer, weights, states, Groups(pieces.settings, rates))
@@ -208,7 +198,7 @@ def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
         read = _reader(pieces, key)
         if key == WEIGHTS:
             continue
-        if key == MOMENTUM and flat_whole:
+        if key == MUON_MOMENTUM and flat_whole:
             sizes = {name: torch.Size(pieces.shapes[name]).numel() for name in slot.members}
             states[key] = zero_state.filled_whole(slot, read, sizes)
         else:

@@ -1,6 +1,6 @@
 """A pipeline's runner and its stages as forks of one process that has imported everything: seconds, not minutes.
 
-python tests/faults/warm_pipeline.py KILLS SEED SECONDS UNHARMED.yaml HARMED.yaml
+python tests/faults/warm_pipeline.py KILLS SEED SHARE UNHARMED.yaml HARMED.yaml
 
 The first pipeline runs to its end. Of the second the runner, or what it has started, is killed at a random moment,
 again and again; then it runs to its end, too. Prints a JSON line for each run. Not a test: see test_pipeline_kills.py.
@@ -121,19 +121,28 @@ def _kill(pid: int, whom: str) -> str | None:
     return "runner" if target.pid == pid else "stage"
 
 
-def main(kills: int, seed: int, seconds: float, unharmed: Path, harmed: Path) -> None:
-    """Run one pipeline to its end; kill the other `kills` times, then let it finish, too."""
+def main(kills: int, seed: int, share: float, unharmed: Path, harmed: Path) -> None:
+    """Run one pipeline to its end; kill the other `kills` times, then let it finish, too.
+
+    Args:
+        share: A run is killed at the latest after this share of the time that the unharmed one took: on a busy machine
+            all takes longer.
+    """
     import_everything()
     for module in MODULES:
         importlib.import_module(module)
     sys.path.insert(0, os.getcwd())
-    moments = random.Random(seed)
-    for file, number in ((unharmed, 0), (harmed, kills)):
-        spec = read_spec(file)
-        steps, folder = steps_of(spec), Path(str(spec.output_dir.value))
-        for left in range(number, -1, -1):
-            report = run_once(steps, folder, moments, seconds if left else None)
-            print("RUN " + json.dumps({"folder": folder.name, **report}), flush=True)
+    moments, began = random.Random(seed), time.monotonic()
+    _carry_out(unharmed, 0, moments, 0.0)
+    _carry_out(harmed, kills, moments, share * (time.monotonic() - began))
+
+
+def _carry_out(file: Path, kills: int, moments: random.Random, seconds: float) -> None:
+    spec = read_spec(file)
+    steps, folder = steps_of(spec), Path(str(spec.output_dir.value))
+    for left in range(kills, -1, -1):
+        report = run_once(steps, folder, moments, seconds if left else None)
+        print("RUN " + json.dumps({"folder": folder.name, **report}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune.distributed.launch import has_async_files
-from tests.conftest import ROOT
+from tests.conftest import ROOT, Finished
 
 FOLDER = ROOT / "ds_configs"
 BF16 = ("--bf16", "True")
@@ -35,23 +35,40 @@ def test_every_config_has_a_case() -> None:
     assert {str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.json")} == set(CASES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("config", CASES)
-def test_it_trains_or_is_refused(config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    flags, refusal = CASES[config]
-    finished = run(
-        "run_sft.py",
-        *("--deepspeed", f"ds_configs/{config}", "--model_name_or_path", str(tiny_model)),
-        *("--train_file_dir", str(tiny_data / "sft"), "--output_dir", str(tmp_path / "out")),
+LAUNCHER = "deepspeed --num_gpus 2"
+
+
+def flags_of(config: str, model: Path, data: Path, out: Path) -> tuple[str, ...]:
+    return (
+        *("--deepspeed", f"ds_configs/{config}", "--model_name_or_path", str(model)),
+        *("--train_file_dir", str(data / "sft"), "--output_dir", str(out)),
         *("--per_device_train_batch_size", "2", "--max_steps", "3", "--logging_steps", "1", "--learning_rate", "1e-3"),
         *("--save_strategy", "no", "--report_to", "none"),
-        *flags,
-        launcher="deepspeed --num_gpus 2",
+        *CASES[config][0],
     )
+
+
+def check(config: str, finished: Finished, out: Path) -> None:
+    refusal = CASES[config][1]
     if refusal is None:
         finished.check()
-        assert (tmp_path / "out" / "model.safetensors").is_file()
+        assert (out / "model.safetensors").is_file()
     else:
         assert finished.code == 2, finished.output[-3000:]
         assert refusal in finished.output and "Traceback" not in finished.output
-        assert not (tmp_path / "out").exists()
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("config", CASES)
+def test_two_processes_train_or_are_refused(
+    config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    check(config, run("run_sft.py", *flags_of(config, tiny_model, tiny_data, out), launcher=LAUNCHER, warm=True), out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", CASES)
+def test_under_the_real_launcher(config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    check(config, run("run_sft.py", *flags_of(config, tiny_model, tiny_data, out), launcher=LAUNCHER), out)

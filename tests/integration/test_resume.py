@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.checkpoints.pieces import WEIGHTS, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.pieces import WEIGHTS
 
 # Three steps an epoch, of which the last has two records; stopped in the second epoch, ended in the third.
 RECORDS, BATCH, STEPS, STOP = 10, 4, 7, 4
@@ -167,6 +168,7 @@ def test_optimizers(legs: Callable[..., dict[str, Leg]]) -> None:
     """States of any name are dealt out; those quantised in blocks are refused, and go on where they were."""
     two, three, same = World("zero2", 2), World("zero3", 1), World("zero2", 2)
     asked = {name: ["--optim", name, "--learning_rate", "1e-3"] for name in ("lion_32bit", "adamw_8bit", "ademamix")}
+    asked["sgd"] = ["--optim", "sgd", "--sgd_momentum", "0.9", "--learning_rate", "1e-2"]
     asked["muon"] = ["--optim", "muon", "--learning_rate", "1e-3", "--max_grad_norm", "0"]
     wanted = {}
     for name, flags in asked.items():

@@ -47,6 +47,7 @@ def test_once_or_always(dpo: Any, method: str) -> None:
     assert found["once"][0] == pytest.approx(0.6931, abs=1e-3) and found["once"][3] < 0.6
 
 
+@pytest.mark.slow
 def test_an_adapter_that_goes_on_is_its_own_reference(dpo: Any, tmp_path: Path) -> None:
     first = dpo(*METHODS["lora"], "--learning_rate", "1e-2")
     found = [losses(dpo("--peft_path", str(tmp_path / "0"), *flags)) for flags in KINDS.values()]
@@ -56,6 +57,7 @@ def test_an_adapter_that_goes_on_is_its_own_reference(dpo: Any, tmp_path: Path) 
     assert not (tmp_path / "2" / COPY).exists(), "peft saves all adapters of a model"
 
 
+@pytest.mark.slow
 def test_another_model_as_reference(dpo: Any, tiny_model: Path, tmp_path: Path) -> None:
     """The base named again is the base; an adapter merged into it is another reference."""
     same = losses(dpo(*METHODS["lora"], "--ref_model", str(tiny_model)))
@@ -80,6 +82,7 @@ def test_renewed(dpo: Any, method: str) -> None:
         assert not target.requires_grad
 
 
+@pytest.mark.slow
 def test_mixed_and_resumed(dpo: Any, tmp_path: Path) -> None:
     """alpha 0.25 of the policy; a run that goes on from a checkpoint has the reference of one that went through."""
     flags = (*METHODS["lora"], "--sync_ref_model", "True", "--ref_model_sync_steps", "1")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hftune.checkpoints.pieces import WEIGHTS, engine_folder, from_optimizer, open_engine
+from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.pieces import WEIGHTS, from_optimizer
 from hftune.errors import ManifestError
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
 
@@ -50,7 +51,8 @@ def test_states_of_other_optimizers(tmp_path: Path) -> None:
     for rank, whole in ((0, torch.arange(6.0)), (1, torch.arange(10.0))):
         file = checkpoint / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         state = torch.load(file, weights_only=False)
-        held = state["optimizer_state_dict"]["base_optimizer_state"]["state"]
+        base = state["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"][0]["use_muon"], held = True, base["state"]
         held[0] = {"momentum_buffer": whole + 300, "wrapped": {"state1": held[0]["exp_avg"], "step": 3}}
         held[0]["two"] = torch.stack([held[0]["wrapped"]["state1"], held[0]["wrapped"]["state1"] + 100])
         held[1] = {"state1": torch.zeros(1, dtype=torch.uint8), "absmax1": torch.zeros(2)}
@@ -62,6 +64,24 @@ def test_states_of_other_optimizers(tmp_path: Path) -> None:
     assert torch.equal(pieces.read("b", "two/1"), torch.arange(210.0, 214.0))
     assert pieces.scalars("b")["step"] == 3
     assert pieces.cannot_be_cut() == ["absmax1", "state1"]
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_momentum_that_is_as_long_either_way(tmp_path: Path, muon: bool) -> None:
+    """Rank 2 has the last element of `b` and one of padding: two, and `b` as a whole has two as well."""
+    groups = [{"a": torch.arange(3.0), "b": torch.arange(10.0, 12.0)}]
+    checkpoint = write(tmp_path, 2, 3, groups)
+    for rank, whole in enumerate(([0, 1, 2], [0, 1, 2, 10, 11], [10, 11])):
+        file = checkpoint / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        state = torch.load(file, weights_only=False)
+        base = state["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"][0]["use_muon"] = muon
+        held = base["state"][0]
+        base["state"][0] = {"momentum_buffer": torch.tensor(whole) + 100.0 if muon else held["exp_avg"]}
+        torch.save(state, file)
+    pieces = opened(checkpoint)
+    for name, value in groups[0].items():
+        assert torch.equal(pieces.read(name, "momentum_buffer"), value + 100)
 
 
 def test_a_universal_checkpoint(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def test_configs_that_are_shipped() -> None:
     assert all(read_ds_config(name) == json.loads((FOLDER / f"{name}.json").read_text()) for name in names)
 
 
+def test_every_config_is_on_the_page() -> None:
+    page = (FOLDER.parent / "docs" / "deepspeed.md").read_text()
+    assert [file.stem for file in SHIPPED if f"`{file.stem}`" not in page] == []
+
+
 def test_inline_json_and_broken_json(tmp_path: Path) -> None:
     assert zero_stage(read_ds_config('{"zero_optimization": {"stage": 1}}')) == 1
     (tmp_path / "broken.json").write_text('{\n  "a": 1,,\n}')

@@ -21,7 +21,7 @@ from hftune.errors import ArgumentError, ManifestError, Preempted
 from hftune.pipeline import processes
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Screen
-from hftune.pipeline.runner import Choice, Runner, StageFailed
+from hftune.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
 from hftune.pipeline.steps import Step
 from tests.unit.pipeline.files import finish, model, steps
 
@@ -284,3 +284,14 @@ def test_the_first_signal_asks_a_rank_to_save(bench: Bench, tmp_path: Path) -> N
         bench.run()
     teller.join()
     assert "saved" in log.read_text()
+
+
+def test_secrets_are_not_shown() -> None:
+    told = shown({"HF_TOKEN": "abc", "A": "b c"}, ["python", "run.py", "--hub_token", "xyz", "--name", "d e"])
+    assert told == "HF_TOKEN=*** A='b c' python run.py --hub_token *** --name 'd e'"
+
+
+def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> None:
+    step = bench.steps[0]
+    assert command_of(step)[-2:] == ["--resume_from_checkpoint", "auto"]
+    assert "--resume_from_checkpoint" not in command_of(step.given(save_only_model="True"))

@@ -38,6 +38,13 @@ def pipeline(tmp_path: Path) -> Path:
         (folder / "answers.json").write_text(
             json.dumps({"questions": ["Who are you? " + NASTY], "answers": {"base": ["x" * 300], "after": ["Tuner"]}})
         )
+        if name == "dpo":
+            turns = [{"role": "user", "content": "How much?"}]
+            rows = [
+                {"step": step, "mode": "train", "prompt": turns, "rewards": {"rm": step}} for step in (1, 1, 1, 5, 9)
+            ]
+            text = "".join(json.dumps({**row, "completion": f"said {row['step']}"}) + "\n" for row in rows)
+            (folder / "completions.jsonl").write_text(text)
         about = {"train": {"files": ["a.jsonl"], "rows": 9, "used": 7, "dropped": {"no answer": 2}, "truncated": 1}}
         manifest = {
             "stage": name,
@@ -99,6 +106,7 @@ def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
     for said in (*titles, "2 no answer", "no answer", "Who are you?", "eval_loss", "run_dpo.py --train_file_dir"):
         assert said in html and said in markdown, said
     assert html.index('id="s0"><h2>sft') < html.index('id="s1"><h2>dpo'), "what builds on another comes after it"
+    assert html.count("said 1") == 2 and "said 9" in html and "said 5" not in html and "How much?" in markdown
     assert "<mark>answer" in html and "«answer" in markdown
     assert "--local_rank" not in html and "previous" not in html
 

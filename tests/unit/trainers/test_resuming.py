@@ -9,7 +9,8 @@ import torch
 import transformers.trainer
 from torch import nn
 
-from hftune.checkpoints.pieces import engine_folder, from_optimizer, open_engine
+from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.pieces import from_optimizer
 from hftune.distributed.zero_state import Part, Slot, filled, filled_whole
 from hftune.errors import ManifestError
 from hftune.trainers.resuming import check_pieces, deal_out

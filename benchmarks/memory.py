@@ -1,0 +1,351 @@
+"""The memory that `hftune plan` foretells against what a run really takes, case by case.
+
+python benchmarks/memory.py                 on a GPU: `torch.cuda.max_memory_allocated`; on a CPU: resident memory
+python benchmarks/memory.py --quick         two small cases
+python benchmarks/memory.py --device cpu --case dpo-lora-kept
+python benchmarks/memory.py --write-docs    the table goes into docs/planning.md
+
+Each case is a process of its own that runs a stage's own script on a model of random weights and on generated records,
+some of them exactly as long as a row may be. Nothing is downloaded. On a CPU what counts is the most that was resident
+above what was after the imports, with glibc's MALLOC_MMAP_THRESHOLD_ at 1 MiB, so that freed tensors are not counted
+(see HELD_BACK). The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+BARS = {"cpu": 0.15, "cuda": 0.10}
+"""How far from the measured peak a plan may be."""
+
+STEPS = 2
+"""The optimizer's states appear at the end of the first step: the second is a whole one."""
+
+HELD_BACK = 2**20
+"""Bytes from which freed memory goes back to the system at once. glibc by itself raises this to 32 MiB as tensors are
+freed, and then keeps what they had: resident memory is above what lives, by up to a fifth in these cases."""
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
+             "num_attention_heads": 8, "num_key_value_heads": 4},
+    "smollm2-135m": {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                     "num_attention_heads": 9, "num_key_value_heads": 3},
+    "smollm2-360m": {"vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
+                     "num_attention_heads": 15, "num_key_value_heads": 5},
+    "llama-3.2-1b": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64},
+    "qwen3-4b": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+                 "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "model_type": "qwen3"},
+    "qwen3-8b": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
+                 "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "model_type": "qwen3",
+                 "tie_word_embeddings": False},
+}  # fmt: skip
+"""Sizes of published models; the weights are drawn."""
+
+LORA = ["--use_peft", "--lora_rank", "16", "--target_modules", "all"]
+QLORA = ["--qlora", "--lora_rank", "16", "--target_modules", "all"]
+KEPT = ["--gradient_checkpointing", "False"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run.
+
+    Args:
+        name: Unique.
+        stage: Whose script runs.
+        shape: A key of `SHAPES`.
+        length: Tokens of a row.
+        rows: Of a micro batch.
+        flags: Further arguments.
+    """
+
+    name: str
+    stage: str
+    shape: str
+    length: int
+    rows: int
+    flags: list[str] = field(default_factory=list)
+
+
+QUICK = [
+    Case("quick-full", "sft", "tiny", 256, 4, KEPT),
+    Case("quick-dpo-lora", "dpo", "tiny", 256, 2, LORA),
+]
+CPU = [
+    Case("sft-full-kept", "sft", "smollm2-135m", 256, 2, KEPT),
+    Case("sft-full", "sft", "smollm2-135m", 512, 2),
+    Case("sft-lora-kept", "sft", "smollm2-135m", 512, 2, LORA + KEPT),
+    Case("sft-lora-360m", "sft", "smollm2-360m", 512, 2, LORA),
+    Case("sft-qlora-kept", "sft", "smollm2-135m", 512, 1, QLORA + KEPT),
+    Case("pt-packed-full", "pt", "smollm2-135m", 512, 1, []),
+    Case("dpo-full-reference", "dpo", "smollm2-135m", 256, 1, ["--precompute_ref_log_probs", "False"]),
+    Case("dpo-lora-kept", "dpo", "smollm2-135m", 256, 1, LORA + KEPT),
+]
+GPU = [
+    Case("1b-full", "sft", "llama-3.2-1b", 2048, 4),
+    Case("1b-full-kept", "sft", "llama-3.2-1b", 2048, 4, KEPT),
+    Case("4b-lora", "sft", "qwen3-4b", 2048, 4, LORA),
+    Case("4b-lora-kept", "sft", "qwen3-4b", 2048, 2, LORA + KEPT),
+    Case("8b-qlora", "sft", "qwen3-8b", 4096, 2, QLORA),
+    Case("8b-qlora-kept", "sft", "qwen3-8b", 2048, 1, QLORA + KEPT),
+    Case("1b-pt-packed-2k", "pt", "llama-3.2-1b", 2048, 4),
+    Case("1b-sft-packed-8k", "sft", "llama-3.2-1b", 8192, 1, ["--packing"]),
+    Case("8b-lora-packed-32k", "sft", "qwen3-8b", 32768, 1, [*LORA, "--packing"]),
+    Case("1b-dpo-full-reference", "dpo", "llama-3.2-1b", 1024, 2, ["--precompute_ref_log_probs", "False"]),
+    Case("4b-dpo-lora", "dpo", "qwen3-4b", 1024, 2, LORA),
+    Case("1b-zero2", "sft", "llama-3.2-1b", 2048, 4, ["--deepspeed", "ds_configs/zero2.json"]),
+]
+
+
+def main() -> int:
+    """Run all cases, print a table, then JSON; 0 where every bar holds."""
+    options = arguments()
+    device = options.device or accelerator()
+    every = QUICK if options.quick else GPU if device == "cuda" else CPU
+    chosen = [case for case in [*QUICK, *CPU, *GPU] if case.name == options.case] or every
+    if options.only:
+        print(json.dumps(measure(next(case for case in [*QUICK, *CPU, *GPU] if case.name == options.only), options)))
+        return 0
+    results, began, skipped = [], time.perf_counter(), []
+    print(HEAD)
+    with tempfile.TemporaryDirectory() as folder:
+        for case in chosen:
+            if time.perf_counter() - began > 60 * options.minutes:
+                skipped.append(case.name)
+                continue
+            result = in_own_process(case, device, Path(folder))
+            results.append(result)
+            print(line(result), flush=True)
+            if not any(later.shape == case.shape for later in chosen[chosen.index(case) + 1 :]):
+                shutil.rmtree(Path(folder) / case.shape, ignore_errors=True)
+    if skipped:
+        print(f"no time left for: {', '.join(skipped)}")
+    bar = BARS[device]
+    # A tiny model's few MiB lie below what allocators waste: what is quick is not judged.
+    judged = [] if options.quick else results
+    bars = {
+        one["case"]: {"value": abs(one["off"]), "bar": bar, "holds": abs(one["off"]) <= bar}
+        if "off" in one
+        else {"value": "failed", "bar": bar, "holds": False}
+        for one in judged
+    }
+    if options.write_docs:
+        write_docs(device, results)
+    figures = {"cases": results, "skipped": skipped}
+    print(json.dumps({"benchmark": "memory", "machine": machine(device), "figures": figures, "bars": bars}))
+    return 0 if all("off" in one for one in results) and all(one["holds"] for one in bars.values()) else 1
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two small cases, whose bars are not judged")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="left out: a GPU where there is one")
+    parser.add_argument("--case", help="this case alone")
+    parser.add_argument("--only", help="measure this case in this process")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this time")
+    parser.add_argument("--write-docs", action="store_true", help="put the table into docs/planning.md")
+    parser.add_argument("--folder", type=Path, help="of a case's files")
+    return parser.parse_args()
+
+
+def in_own_process(case: Case, device: str, folder: Path) -> dict[str, Any]:
+    """What a case planned and took, or the end of what it said."""
+    command = [sys.executable, __file__, "--only", case.name, "--device", device, "--folder", str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HFTUNE_CACHE": str(folder / "cache")}
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(HELD_BACK)
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if finished.returncode:
+        return {"case": case.name, "failed": (finished.stdout + finished.stderr)[-1500:]}
+    found: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
+    return found | {"off": round(found["planned"] / found["measured"] - 1, 4)}
+
+
+HEAD = f"{'case':24} {'planned MiB':>12} {'measured MiB':>13} {'off by':>8}  the peak is at"
+PAGE = ROOT / "docs" / "planning.md"
+
+
+def write_docs(device: str, results: list[dict[str, Any]]) -> None:
+    """Put a device's table into the page, in the place of the one that it had."""
+    start, end = f"<!-- measured: {device} -->", f"<!-- /measured: {device} -->"
+    page = PAGE.read_text(encoding="utf-8")
+    before, rest = page.split(start)
+    table = "\n".join(["```", HEAD, *map(line, results), "```"])
+    text = f"On {machine(device)}, by `python benchmarks/memory.py --write-docs`:\n\n{table}"
+    PAGE.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}", encoding="utf-8")
+
+
+def line(result: dict[str, Any]) -> str:
+    """A case in the table."""
+    if "failed" in result:
+        return f"{result['case']:24} failed: {result['failed'].strip().splitlines()[-1][:120]}"
+    planned, measured = result["planned"], result["measured"]
+    return f"{result['case']:24} {planned:12.0f} {measured:13.0f} {result['off']:+8.1%}  {result['when']}"
+
+
+def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Plan a case, then run it. Figures in MiB."""
+    flags = make(case, options.folder) + case.flags
+    if options.device == "cpu":
+        flags += ["--use_cpu", "True"]
+    planned = plan_of(case, flags)
+    module = __import__(f"run_{case.stage}")
+    import_all(case.stage)
+    before = resident()
+    if options.device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    sys.argv = [f"run_{case.stage}.py", *flags, "--ignore_memory_check", "True"]
+    stdout = sys.stdout
+    sys.stdout = sys.stderr
+    try:
+        module.main()
+    finally:
+        sys.stdout = stdout
+    measured = peak(options.device) - (before if options.device == "cpu" else 0.0)
+    parts = {name: round(size / 2**20, 1) for name, size in planned.moment.parts.items() if size}
+    figures = {"planned": round(planned.moment.total / 2**20, 1), "measured": round(measured, 1)}
+    return {"case": case.name, "device": options.device, **figures, "when": planned.moment.name, "parts": parts}
+
+
+def plan_of(case: Case, flags: list[str]) -> Any:
+    """What hftune says before a run of these arguments."""
+    from hftune.arguments import parse_arguments
+    from hftune.models.configs import model_config
+    from hftune.models.skeleton import skeleton
+    from hftune.preflight.planning.planner import Planner
+
+    model_args, _, adapter_args, training_args = parse_arguments(case.stage, flags)
+    bare = skeleton(model_config(model_args, training_args), training_args, scores=case.stage == "rm")
+    planner = Planner(bare, model_args, adapter_args, training_args)
+    plan = planner.plan(planner.asked())
+    assert plan.untraced is None, plan.untraced
+    return plan
+
+
+def import_all(stage: str) -> None:
+    """What the script imports itself, and what a first training step loads, so that neither is counted."""
+    # accelerate and peft import these two when a step asks them for the model, or for its kind.
+    import bitsandbytes  # noqa: F401
+    import deepspeed  # noqa: F401
+    import torch
+    from torch.optim import AdamW
+
+    import hftune.models.loading
+    import hftune.stage  # noqa: F401
+
+    trainers = {"rm": "reward"}
+    __import__(f"hftune.trainers.{trainers.get(stage, stage)}")
+    weight = torch.nn.Linear(8, 8)
+    weight(torch.ones(2, 8)).sum().backward()
+    AdamW(weight.parameters(), fused=True).step()
+
+
+def make(case: Case, folder: Path) -> list[str]:
+    """A model of random weights and records long enough for every row; the arguments that name them."""
+    from gpu_suite import make_tokenizer
+
+    model, data = folder / case.shape, folder / f"{case.stage}-{case.length}"
+    if not model.is_dir():
+        make_weights(SHAPES[case.shape], model, make_tokenizer())
+    if not data.is_dir():
+        write_records(case, data)
+    return [
+        *("--model_name_or_path", str(model), "--train_file_dir", str(data), "--output_dir", str(folder / case.name)),
+        *("--max_steps", str(STEPS), "--per_device_train_batch_size", str(case.rows), "--report_to", "none"),
+        *("--block_size" if case.stage == "pt" else "--max_length", str(case.length)),
+        *("--save_strategy", "no", "--disable_tqdm", "True", "--seed", "0", "--preprocessing_num_workers", "1"),
+    ]
+
+
+def make_weights(sizes: dict[str, Any], folder: Path, tokenizer: Any) -> None:
+    """A model of such sizes, saved in 16 bit."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    given = {"tie_word_embeddings": True, "max_position_embeddings": 65536} | sizes | ends
+    config = AutoConfig.for_model(given.pop("model_type", "llama"), **given)
+    torch.manual_seed(0)
+    with torch.device(accelerator()):  # drawing 8 billion numbers takes a CPU minutes
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    tokenizer.save_pretrained(folder)
+
+
+def write_records(case: Case, folder: Path) -> None:
+    """Records of which every other one fills a row, and the others most of one: so rows are padded, as they are."""
+    folder.mkdir(parents=True)
+    count, drawn = 4 * STEPS * case.rows, random.Random(0)
+    records = []
+    for number in range(count):
+        words = case.length if number % 2 == 0 else case.length // 3
+        text = " ".join("".join(drawn.choices("abcdefghij", k=6)) for _ in range(words))
+        question, answer = [{"role": "user", "content": "go on"}], [{"role": "assistant", "content": text}]
+        records.append(
+            {"text": text}
+            if case.stage == "pt"
+            else {"prompt": question, "chosen": answer, "rejected": [{"role": "assistant", "content": text[::-1]}]}
+            if case.stage in ("dpo", "rm")
+            else {"messages": question + answer}
+        )
+    (folder / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def resident() -> float:
+    """MiB of this process in memory now; the highest figure begins anew from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def peak(device: str) -> float:
+    """The most that was ever used, MiB."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _status("VmHWM")
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 2**10
+
+
+def accelerator() -> str:
+    """Where cases run unless it is said."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def machine(device: str) -> str:
+    """The device, in words."""
+    import torch
+
+    where = torch.cuda.get_device_name(0) if device == "cuda" else platform.machine()
+    return f"{where}, torch {torch.__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

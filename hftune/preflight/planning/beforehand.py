@@ -1,0 +1,57 @@
+"""Before every run: one line of what is planned, and a word where it will probably not fit."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.distributed import ranks
+from hftune.errors import UserError
+from hftune.logging import get_logger, notice
+from hftune.preflight.memory import Free
+from hftune.preflight.planning.candidates import single_changes
+from hftune.preflight.planning.planner import Choice, Planner
+from hftune.preflight.planning.report import one_line
+
+
+def say_plan(
+    bare: PreTrainedModel,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    free: Free,
+) -> None:
+    """Rank 0 says the planned peak. What probably does not fit is no error: a plan is not certain.
+
+    Args:
+        bare: The model on the meta device.
+        free: What is free now.
+    """
+    if not ranks.is_main():
+        return
+    planner = Planner(bare, model_args, adapter_args, training_args)
+    try:
+        asked = planner.asked()
+        plan = planner.plan(asked)
+    except UserError:
+        return  # what is wrong with the attention or the adapter is said by its own rule
+    get_logger().info(one_line(plan, asked, free))
+    if plan.untraced:
+        notice(f"activations of {type(bare).__name__} are by formula, not traced ({plan.untraced}): a rough guess")
+    if not plan.fits(free, asked.setup):
+        fix = first_that_fits(planner, asked, free)
+        notice(
+            "this will probably run out of memory at its peak. "
+            + (f"To mend it, add {fix}" if fix else "No single change would mend it")
+            + "; `hftune plan` shows more ways"
+        )
+
+
+def first_that_fits(planner: Planner, asked: Choice, free: Free) -> str | None:
+    """Flags of the first change that makes the run fit: those first that learn the same."""
+    changes = list(single_changes(planner, asked))
+    same = [one for one in changes if one.adapter is asked.adapter]
+    for one in (*same, *(one for one in changes if one.adapter is not asked.adapter)):
+        if planner.plan(one).fits(free, one.setup):
+            return one.flags
+    return None

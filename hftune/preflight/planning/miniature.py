@@ -1,0 +1,137 @@
+"""A model cut down to one layer of each kind, on tensors without data, so that a step through it takes a moment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+
+@dataclass
+class Miniature:
+    """A model of few layers.
+
+    Args:
+        model: On fake tensors, its layers one of each kind.
+        layers: These layers.
+        kinds: For every layer of the whole model, in order, which of `layers` it is like.
+    """
+
+    model: Any
+    layers: list[nn.Module]
+    kinds: tuple[int, ...]
+
+
+def decoder_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
+    """The module that holds the decoder layers, and under which name; None where the model has none of that make."""
+    found: tuple[nn.Module, str] | None = None
+    most = 0
+    for module in model.modules():
+        for name, child in module.named_children():
+            count = len(child) if isinstance(child, nn.ModuleList) else 0
+            if count > most and all(isinstance(layer, GradientCheckpointingLayer) for layer in child):  # type: ignore[attr-defined]
+                found, most = (module, name), count
+    return found
+
+
+def kinds_of(
+    bare: PreTrainedModel, layers: Iterable[nn.Module], chosen: set[int] | None, marks: Iterable[Any]
+) -> tuple[tuple[int, ...], list[int]]:
+    """For each layer the number of its kind, and for each kind one layer of it.
+
+    Two layers are alike when their parameters, what of these is trained, their kind of attention and their mark are,
+    and when something before them is trained or not: without, nothing is kept for a backward pass.
+
+    Args:
+        bare: The whole model, on the meta device.
+        layers: Its decoder layers.
+        chosen: `id` of the parameters that are trained; None: all.
+        marks: One a layer: what else tells them apart, such as whether it is recomputed.
+    """
+    types = getattr(bare.config.get_text_config(), "layer_types", None) or []
+    trains = _trained(bare.get_input_embeddings().parameters(), chosen)
+    kinds: dict[Any, int] = {}
+    numbers: list[int] = []
+    examples: list[int] = []
+    for number, (layer, mark) in enumerate(zip(layers, marks, strict=True)):
+        shapes = tuple((name, one.shape, _trained([one], chosen)) for name, one in layer.named_parameters())
+        trains = trains or any(trained for _, _, trained in shapes)
+        key = (type(layer), shapes, types[number] if number < len(types) else None, trains, mark)
+        if key not in kinds:
+            kinds[key] = len(examples)
+            examples.append(number)
+        numbers.append(kinds[key])
+    return tuple(numbers), examples
+
+
+def _trained(parameters: Iterable[torch.Tensor], chosen: set[int] | None) -> bool:
+    return any(chosen is None or id(one) in chosen for one in parameters)
+
+
+def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -> Miniature | None:
+    """A copy with one layer of each kind, on the meta device still.
+
+    Args:
+        bare: As before when this returns.
+        chosen: `id` of the parameters that are trained; None: all.
+        marks: See `kinds_of`; as many as there are layers.
+    """
+    found = decoder_layers(bare)
+    if found is None:
+        return None
+    owner, name = found
+    every: Any = getattr(owner, name)
+    kinds, examples = kinds_of(bare, every, chosen, marks)
+    for parameter in bare.parameters():
+        parameter.requires_grad_(chosen is None or id(parameter) in chosen)
+    try:
+        setattr(owner, name, nn.ModuleList(every[number] for number in examples))
+        model = copy.deepcopy(bare)
+    finally:
+        setattr(owner, name, every)
+    _tell_config(model, examples)
+    owner, name = decoder_layers(model) or (model, name)
+    return Miniature(model, list(getattr(owner, name)), kinds)
+
+
+def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
+    """Some code looks up how many layers there are, and the kind of their attention by number."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    for config in configs.values():
+        # Set aside of the config's own checks, which want these to agree at every moment.
+        if getattr(config, "layer_types", None):
+            config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
+        if "num_hidden_layers" in config.__dict__:
+            config.__dict__["num_hidden_layers"] = len(examples)
+
+
+def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.dtype | None]) -> None:
+    """Replace every tensor of the meta device by one without data that says it lies on the CPU. Shared ones stay so.
+
+    Called under a `FakeTensorMode`.
+
+    Args:
+        model: Changed.
+        dtype_of: From a parameter's name and itself to the dtype that it will have; None keeps its own.
+    """
+    made: dict[int, torch.Tensor] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for tensors, is_parameter in ((module._parameters, True), (module._buffers, False)):
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.device.type != "meta":
+                    continue
+                if id(tensor) not in made:
+                    dtype = (
+                        dtype_of(f"{prefix}.{name}".lstrip("."), tensor)
+                        if tensor.is_floating_point() and is_parameter
+                        else None
+                    )
+                    fresh = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
+                    made[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]

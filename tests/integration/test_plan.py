@@ -1,0 +1,33 @@
+"""`hftune plan` as a user calls it, and the line before a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+
+def test_plan_as_a_command(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """For GPUs that are not here, under a DeepSpeed config, in a folder that holds a config and nothing else."""
+    folder = tmp_path / "config-only"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
+    flags = ["--model_name_or_path", str(folder), "--train_file_dir", str(tiny_data / "sft"), "--max_length", "256"]
+    more = ["--deepspeed", "zero2", "--gpus", "8xH200", "--json"]
+    finished = run("-m", "hftune.cli", "plan", "run_sft.py", *flags, *more).check()
+    found = json.loads(finished.output.strip().splitlines()[-1])
+    asked = found["choices"][0]
+    assert (found["devices"], asked["verdict"], asked["traced"]) == (8, "fits", True)
+    assert found["steps"] == 3  # 20 records in one step of 8 x 8, three epochs
+    assert {"--deepspeed zero3", "--qlora", "--activation_checkpointing none"} <= {
+        one["flags"] for one in found["choices"]
+    }
+
+
+def test_what_certainly_does_not_fit_is_still_refused(run: Callable, tmp_path: Path) -> None:
+    from transformers import LlamaConfig
+
+    folder = tmp_path / "giant"
+    LlamaConfig(hidden_size=32768, num_hidden_layers=200, intermediate_size=131072).save_pretrained(folder)
+    finished = run("run_sft.py", "--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "out"))
+    assert finished.code == 2 and "the model does not fit" in finished.output

@@ -1,0 +1,122 @@
+"""Every option of DPO in ERNIEKit's and Megatron-SWIFT's guides, under its own name, down to a training step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hftune.arguments import parse_arguments
+from hftune.arguments.preference import LOSS_TYPES
+from hftune.data.labelled import preference_encoder
+from hftune.data.splits import load_splits
+from hftune.errors import UserError
+from hftune.models.adapters import add_adapter
+from hftune.models.loading import load_causal_lm
+from hftune.models.reference import load_reference
+from hftune.preflight.preference_checks import check_preferences, settle_rows
+from hftune.trainers.dpo import DPOTrainer
+
+ERNIEKIT = {
+    "beta": "0.3", "loss_type": "hinge", "label_smoothing": "0.1", "pref_loss_ratio": "0.5", "sft_loss_ratio": "0.5",
+    "offset_alpha": "0.7", "simpo_gamma": "0.9 --loss_type simpo", "dpop_lambda": "9 --loss_type dpop",
+    "normalize_logps": "True", "reference_free": "True", "ref_model_update_steps": "1", "max_prompt_len": "4",
+    "max_seq_len": "40",
+}  # fmt: skip
+ERNIEKITS_LOSSES = ("sigmoid", "hinge", "ipo", "kto_pair", "sppo_hard", "nca_pair", "dpop", "or", "simpo")
+MEGATRON_SWIFT = {
+    "beta": "0.3", "rpo_alpha": "0.5", "reference_free": "True", "label_smoothing": "0.1",
+    "f_divergence_type": "js_divergence", "loss_type": "bco_pair", "ref_model": "MODEL", "max_length": "40",
+    "desirable_weight": "2 --loss_type kto", "undesirable_weight": "2 --loss_type kto",
+}  # fmt: skip
+CASES = {
+    **{f"ERNIEKit {name}": f"--{name} {value}" for name, value in ERNIEKIT.items()},
+    **{f"ERNIEKit loss {name}": f"--loss_type {name}" for name in ERNIEKITS_LOSSES},
+    **{f"Megatron-SWIFT {name}": f"--{name} {value}" for name, value in MEGATRON_SWIFT.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def scored(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs with scores of both answers."""
+    import json
+
+    folder = tmp_path_factory.mktemp("scored")
+    lines = (tiny_data / "pairs" / "train.jsonl").read_text().splitlines()[:4]
+    records = [json.loads(line) | {"chosen_score": 3, "rejected_score": place} for place, line in enumerate(lines[:3])]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def arguments(model: Path, data: Path, out: Path, flags: str) -> tuple[Any, ...]:
+    argv = ["--model_name_or_path", str(model), "--train_file_dir", str(data), "--output_dir", str(out)]
+    argv += ["--use_cpu", "True", "--report_to", "none", "--gradient_checkpointing", "False", "--save_strategy", "no"]
+    argv += ["--use_peft", "--lora_r", "4", "--max_steps", "2", "--logging_steps", "1", "--learning_rate", "1e-3"]
+    return parse_arguments("dpo", [*argv, *flags.replace("MODEL", str(model)).split()])
+
+
+def trained(model: Path, data: Path, out: Path, flags: str) -> dict[str, Any]:
+    """Two steps, as run_dpo.py makes them; what the second logged."""
+    model_args, data_args, adapter_args, args = arguments(model, data, out, flags)
+    settle_rows(model_args, args)
+    assert list(check_preferences(model_args, args)) == []
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    splits = load_splits(preference_encoder(tokenizer, args, data_args), data_args, args)
+    loaded = add_adapter(load_causal_lm(model_args, adapter_args, args, tokenizer), adapter_args, args)
+    reference = load_reference(model_args, adapter_args, args, tokenizer)
+    trainer = DPOTrainer(loaded, args, tokenizer, splits, ref_model=reference, starts_as_base=True)
+    trainer.train()
+    logged: dict[str, Any] = trainer.state.log_history[1]
+    return logged
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model: Path, scored: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return trained(tiny_model, scored, tmp_path_factory.mktemp("plain"), "")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_option_reaches_the_loss(
+    case: str, tiny_model: Path, scored: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    logged = trained(tiny_model, scored, tmp_path, CASES[case])
+    assert torch.isfinite(torch.tensor(logged["loss"])) and logged["grad_norm"] > 0
+    if "dpop" in CASES[case]:
+        return  # its penalty is 0 where chosen answers become more likely, as here
+    changes_nothing = case in ("ERNIEKit loss sigmoid", "Megatron-SWIFT ref_model")
+    assert (logged["loss"] == pytest.approx(plain["loss"], abs=1e-6)) == changes_nothing
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--loss_type nonsense", "there is no loss nonsense"),
+        ("--loss_type exo_pair", "exo_pair needs a label smoothing"),
+        ("--loss_type robust --label_smoothing 0.5", "robust with label smoothing 0.5"),
+        ("--loss_type hinge --label_smoothing 0.1", "hinge has no label smoothing"),
+        ("--loss_type ipo --offset_alpha 1", "ipo takes no offset"),
+        ("--loss_type ipo --normalize_logps", "ipo divides by the length"),
+        ("--loss_type nca_pair --f_divergence_type forward_kl", "whose constant does not cancel"),
+        ("--loss_type aot --use_weighting", "sorted answers"),
+        ("--beta 0", "beta 0"),
+        ("--ld_alpha 2", "ld_alpha 2"),
+        ("--sync_ref_model --precompute_ref_log_probs", "cannot be computed before it"),
+        ("--loss_type simpo --sync_ref_model", "no loss looks at a reference"),
+        ("--ref_model m --sync_ref_model", "renewed by mixing in the policy"),
+        ("--padding_free False --shared_prompts True", "a padded row holds one answer"),
+    ],
+)
+def test_what_cannot_be(flags: str, words: str, tiny_model: Path, tmp_path: Path) -> None:
+    model_args, _, _, args = arguments(tiny_model, tmp_path, tmp_path, flags)
+    (problem,) = check_preferences(model_args, args)
+    assert isinstance(problem, UserError) and words in str(problem)
+
+
+def test_each_loss_can_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:
+    for name in LOSS_TYPES:
+        smoothing = " --label_smoothing 0.1" if name == "exo_pair" else ""
+        model_args, _, _, args = arguments(tiny_model, tmp_path, tmp_path, f"--loss_type {name}{smoothing}")
+        assert list(check_preferences(model_args, args)) == [], name

@@ -88,8 +88,7 @@ def resume_problems(found: Found) -> Iterator[ArgumentError]:
             f"{found.folder} was saved without the optimizer's state (--save_only_model), and a run cannot go on "
             "without it",
             place="--resume_from_checkpoint",
-            fix="start anew from its weights: give the folder as --model_name_or_path (an adapter's: as --peft_path) "
-            "with another --output_dir",
+            fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
         )
 
 

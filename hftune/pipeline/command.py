@@ -3,6 +3,7 @@
   --force [STAGE]                            again, even if nothing has changed
   --dry_run                                  all stages on 8 records and 2 steps, into a scratch folder
 hftune pipeline plan FILE      the commands, what would run and why, memory and time of each stage
+  --gpus 8xH200 --no_estimate                for other devices than those that are here; the commands alone
 hftune pipeline check FILE     ask the scripts' parsers about every argument, and start nothing
 """
 
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--only", metavar="STAGE")
     parser.add_argument("--force", nargs="*", metavar="STAGE")
     parser.add_argument("--dry_run", "--dry-run", action="store_true")
+    parser.add_argument("--gpus", help="plan: devices of each machine, 8xH200; left out: those that are here")
     parser.add_argument("--no_estimate", action="store_true", help="plan: the commands alone")
     options = parser.parse_args(argv)
     spec = read_spec(options.file)
@@ -53,7 +55,7 @@ def main(argv: list[str]) -> None:
     if options.action == "check":
         screen.say(f"{options.file}: {len(steps)} steps, nothing wrong")
     else:
-        show_plan(steps, screen, measured=not options.no_estimate)
+        show_plan(steps, screen, measured=not options.no_estimate, gpus=options.gpus)
 
 
 def run(spec: Spec, options: argparse.Namespace) -> None:

@@ -15,13 +15,15 @@ from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
 from hftune.pipeline.steps import MERGE, Step
 
 _PLAN_SECONDS = 600
+GIB = 1 << 30
 
 
-def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool) -> None:
+def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: str | None = None) -> None:
     """Print every command with what would become of it.
 
     Args:
         measured: Ask `hftune plan` for memory and time; it loads libraries, some seconds a stage.
+        gpus: The devices to plan for; None: those that are here.
     """
     again: set[str] = set()
     for number, step in enumerate(steps, start=1):
@@ -29,7 +31,7 @@ def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool) -> None:
         screen.say(f"[{number}/{len(steps)}] {step.name}: {verdict}")
         screen.say(f"  {shown(step.env, step.command())}")
         if measured and step.script != MERGE:
-            for line in measure(step):
+            for line in measure(step, gpus):
                 screen.say(f"  {line}")
 
 
@@ -49,8 +51,12 @@ def _verdict(step: Step, again: set[str]) -> str:
     return "was interrupted, will go on" if state.verdict == RESUME else "will run"
 
 
-def measure(step: Step) -> Iterator[str]:
-    """Memory and time as `hftune plan` estimates them, a line each; one line that says why where it cannot."""
+def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
+    """Memory and time as `hftune plan` estimates them, a line each; one line that says why where it cannot.
+
+    Args:
+        gpus: `8xH200`: the devices of each machine; None: those that are here.
+    """
     # What a stage before will make is not there yet: it has the shape of the model that it begins with.
     model = step.arguments.get("model_name_or_path", [""])[0]
     asked = step if Path(model).exists() or not step.base else step.given(model_name_or_path=step.base)
@@ -58,7 +64,8 @@ def measure(step: Step) -> Iterator[str]:
         token for name, values in asked.arguments.items() if name != "peft_path" for token in (f"--{name}", *values)
     ]
     processes = step.launcher.processes
-    more = ["--num_gpus", str(processes[0])] if processes else []
+    more = ["--nodes", str(processes[0] // processes[1])] if processes else []
+    more += ["--gpus", gpus] if gpus else []
     finished = subprocess.run(
         [sys.executable, "-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"],
         env=environment(step),
@@ -75,15 +82,18 @@ def measure(step: Step) -> Iterator[str]:
 
 
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
-    """The figures that a plan may have, by the names that `hftune plan --json` gives them."""
-    for name in ("peak_bytes", "memory_bytes"):
-        if isinstance(plan.get(name), int | float):
-            yield f"memory: {plan[name] / 1e9:.1f} GB a process"
-    for name in ("seconds", "total_seconds"):
-        if isinstance(plan.get(name), int | float):
-            yield f"time: about {clock(plan[name])}"
-    if "summary" in plan:
-        yield from str(plan["summary"]).splitlines()
+    """What `hftune plan --json` says of the stage as it is asked for, and what would fit where that does not."""
+    asked, free = plan["choices"][0], (plan.get("free") or {}).get("device")
+    room = f" of {free / GIB:.1f} free on {plan['device']}" if free else ""
+    guess = "" if asked.get("traced", True) else ", a rough guess"
+    yield f"memory: {asked['peak'] / GIB:.1f} GiB a process at the peak{room}: {asked['verdict']}{guess}"
+    if not asked["fits"]:
+        best = plan.get("cheapest")
+        yield f"  what would fit: {best['flags']}" if best else "  nothing of this fits there"
+    seconds, steps = asked.get("seconds_per_step"), plan.get("steps")
+    if seconds:
+        whole = f", {steps:,} steps in about {clock(seconds * steps)}" if steps else ""
+        yield f"time: about {seconds:.3g} s a step{whole}"
 
 
 def _last_json(text: str) -> dict[str, Any] | None:

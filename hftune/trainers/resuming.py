@@ -160,7 +160,7 @@ def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], check
     if odd:
         cause = f"the optimizer's state in {checkpoint} cannot be cut: {odd[0]} belongs to blocks of weights"
         fix = "go on with the number of processes and the ZeRO stage that wrote it, or start anew from its weights: "
-        fix += "give the folder as --model_name_or_path (an adapter's: --peft_path)"
+        fix += f"--warm_start {checkpoint}"
     elif wrong:
         cause = f"{checkpoint} has no state for {len(wrong)} of {len(shapes)} trained parameters ({wrong[0]}, ...)"
         fix = "go on with the adapter, the frozen parameters and the base of the run that wrote it"

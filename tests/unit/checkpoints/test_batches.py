@@ -104,7 +104,7 @@ def test_weights_alone_cannot_be_gone_on_from(checkpoint: Path, named: bool) -> 
     write_record(checkpoint, {"step": 2, "global_batch": 16})
     args = arguments(checkpoint, 4, 1, 4, **({} if named else {"resume_from_checkpoint": "auto"}))
     (problem,) = check_resume(COUNTED, args)
-    assert "--save_only_model" in str(problem) and "--model_name_or_path" in str(problem)
+    assert "--save_only_model" in str(problem) and f"--warm_start {checkpoint}" in str(problem)
 
 
 def test_a_checkpoint_that_is_not_whole_is_refused_early(checkpoint: Path) -> None:

@@ -47,14 +47,21 @@ def test_what_would_run_and_why(made: list[Step], tmp_path: Path) -> None:
 def test_memory_and_time_are_asked_of_hftune_plan(
     made: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked_for = {"fits": False, "peak": 12 << 30, "verdict": "too much", "seconds_per_step": 0.5}
+    plan = {"choices": [asked_for], "cheapest": {"flags": "--qlora"}, "steps": 900, "device": "H100"}
     stub = tmp_path / "python"
-    stub.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho noise\necho \'{{"summary": "12 GB a GPU"}}\'\n')
+    stub.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\necho noise\necho '{json.dumps(plan)}'\n")
     stub.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(stub))
-    assert list(measure(by_name(made)["rm"])) == ["12 GB a GPU"]
+    assert list(measure(by_name(made)["rm"], "8xH100")) == [
+        "memory: 12.0 GiB a process at the peak: too much",
+        "  what would fit: --qlora",
+        "time: about 0.5 s a step, 900 steps in about 7:30",
+    ]
     asked = (tmp_path / "asked").read_text()
     # What the stage before makes is not there yet; it has the shape of the base.
     assert f"plan run_rm --model_name_or_path {tmp_path}/base" in asked and "--json" in asked
+    assert "--nodes 1 --gpus 8xH100" in asked
     stub.write_text('#!/bin/sh\necho "error: there is no such thing" >&2\nexit 2\n')
     assert list(measure(made[0])) == ["memory and time: not estimated (there is no such thing)"]
 

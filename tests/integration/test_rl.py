@@ -38,12 +38,12 @@ PPO = ("--rl_algorithm", "ppo", "--num_iterations", "2", "--vf_coef", "1.0", *GR
 @pytest.mark.parametrize(
     "method, mode, extra",
     [
-        ("full", "torchrun", ()),
-        ("full", "zero2", ()),
+        pytest.param("full", "torchrun", (), marks=pytest.mark.slow),
+        pytest.param("full", "zero2", (), marks=pytest.mark.slow),
         ("full", "zero3", ()),
-        ("lora", "zero2", ()),
+        pytest.param("lora", "zero2", (), marks=pytest.mark.slow),
         ("lora", "zero3", ()),
-        ("lora", "zero3", ("--critic", "shared")),
+        pytest.param("lora", "zero3", ("--critic", "shared"), marks=pytest.mark.slow),
     ],
 )
 def test_ppo_is_the_same_on_any_number_of_processes(
@@ -57,9 +57,8 @@ def test_ppo_is_the_same_on_any_number_of_processes(
     assert (result.folder / "critic" / "critic.safetensors").is_file()
 
 
-@pytest.mark.parametrize("mode", ["zero2", "zero3"])
-def test_online_dpo_is_the_same_on_any_number_of_processes(stage_run: Callable, mode: str) -> None:
-    # Of equal greedy answers there would be no pairs, so answers differ, and only that it runs is checked.
+@pytest.mark.parametrize("mode", [pytest.param("zero2", marks=pytest.mark.slow), "zero3"])
+def test_online_dpo_on_two_processes(stage_run: Callable, mode: str) -> None:
     flags = (*GENERATION, "--rl_algorithm", "online_dpo", "--reward_funcs", DIGITS)
     result = stage_run("rl", "lora", mode, flags)
     assert result.manifest["steps"] == 2

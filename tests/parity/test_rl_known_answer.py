@@ -14,10 +14,10 @@ TOKENS = 4
 SHARED = ("--per_device_train_batch_size", "64", "--num_generations", "16", "--lr_scheduler_type", "constant")
 PPO = ("--num_iterations", "2", "--vf_coef", "1.0", "--lam", "1.0")
 SETTINGS = {
-    "grpo": ("--learning_rate", "5e-3", "--max_steps", "40", "--loss_type", "grpo"),
-    "rloo": ("--learning_rate", "5e-3", "--max_steps", "40", "--beta", "0.0"),
-    "ppo": ("--learning_rate", "5e-3", "--max_steps", "60", "--beta", "0.005", *PPO),
-    "online_dpo": ("--learning_rate", "3e-3", "--max_steps", "40", "--beta", "0.1"),
+    "grpo": ("--learning_rate", "5e-3", "--max_steps", "20", "--loss_type", "grpo"),
+    "rloo": ("--learning_rate", "5e-3", "--max_steps", "20", "--beta", "0.0"),
+    "ppo": ("--learning_rate", "5e-3", "--max_steps", "44", "--beta", "0.005", *PPO),
+    "online_dpo": ("--learning_rate", "3e-3", "--max_steps", "30", "--beta", "0.1"),
 }
 
 

@@ -30,10 +30,11 @@ from hftune.preflight.planning.formula import formula_profile
 from hftune.preflight.planning.losses import Head, HeadSizes, fused_head
 from hftune.preflight.planning.miniature import Miniature, cut_down, decoder_layers, materialise
 from hftune.preflight.planning.numerics import Numerics, numerics_of
+from hftune.preflight.planning.pairs import answer_head
 from hftune.preflight.planning.plan import Plan, Standing, Step, highest, moments
 from hftune.preflight.planning.states import Largest, buffers, step_extra
 from hftune.preflight.planning.tracing import Batch, Profile, scaled, trace, trace_without_gradients
-from hftune.preflight.planning.work import FULL_LOGITS, FUSED, Work, work_of
+from hftune.preflight.planning.work import ANSWERS, FULL_LOGITS, FUSED, Work, work_of
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 
 # What the code of some model may raise where it meets tensors without data: a plan then goes by a formula, and says so.
@@ -125,7 +126,7 @@ class Planner:
             self.adapter_args,
             run_setup(self.model_args, self.adapter_args, training_args),
             training_args.ds_resolved,
-            work_of(training_args, self.attention),
+            work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
             training_args.recomputation,
         )
 
@@ -254,7 +255,7 @@ class Planner:
 
     def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
         work = choice.work
-        if work.head != FUSED:
+        if work.head not in (FUSED, ANSWERS):
             return Head()
         config = self.bare.config.get_text_config()
         named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
@@ -268,7 +269,7 @@ class Planner:
             trained=bool(named) if choice.adapter.use_peft else True,
             triton=not choice.setup.on_cpu,
         )
-        return fused_head(sizes)
+        return answer_head(sizes) if work.head == ANSWERS else fused_head(sizes)
 
     def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
         setup, size = choice.setup, self.size(choice.adapter)

@@ -8,8 +8,9 @@ from typing import Any
 from hftune.arguments import DPOArguments, GRPOArguments, PTArguments, RLOOArguments, RMArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.models.configs import row_length
+from hftune.preflight.planning.pairs import compares_while_training
 
-FULL_LOGITS, FUSED, SCORE = "full logits", "fused", "score"
+FULL_LOGITS, FUSED, ANSWERS, SCORE = "full logits", "fused", "answers", "score"
 
 PROMPT = 512
 """Tokens of a prompt where nothing bounds them: as TRL's GRPO had until it left prompts whole."""
@@ -40,7 +41,7 @@ class Work:
         tokens: In a row, at most.
         flat: All rows go through the model as a single one, without padding.
         masked: The attention gets a mask of tokens by tokens.
-        head: `FULL_LOGITS`, `FUSED` or `SCORE`.
+        head: `FULL_LOGITS`, `FUSED`, `ANSWERS` or `SCORE`.
         reference: A forward pass of the reference runs while the policy's activations are kept.
         reference_apart: One runs, while none are.
         generation: Of RL.
@@ -80,11 +81,12 @@ class Work:
         )
 
 
-def work_of(training_args: StageArguments, attention: str) -> Work:
+def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> Work:
     """What the arguments ask for.
 
     Args:
         attention: The implementation that will be used.
+        adapted: Whether an adapter is trained.
     """
     examples, pairs = training_args.per_device_train_batch_size, isinstance(training_args, DPOArguments | RMArguments)
     length = row_length(training_args)
@@ -101,7 +103,7 @@ def work_of(training_args: StageArguments, attention: str) -> Work:
         # Padded rows, or documents in a row that plain SDPA keeps apart. Without a mask SDPA takes causal as a word.
         masked=attention == "eager" or (attention == "sdpa" and (flat or rows > 1)),
         head=_head(training_args),
-        reference=isinstance(training_args, DPOArguments) and not training_args.precompute_ref_log_probs,
+        reference=compares_while_training(training_args, adapted=adapted),
         reference_apart=generation is not None and bool(training_args.beta),
         generation=generation,
         accumulation=training_args.gradient_accumulation_steps,
@@ -112,8 +114,10 @@ def work_of(training_args: StageArguments, attention: str) -> Work:
 def _head(training_args: StageArguments) -> str:
     if isinstance(training_args, RMArguments):
         return SCORE
+    if isinstance(training_args, DPOArguments):
+        return ANSWERS
     liger = bool(getattr(training_args, "use_liger_kernel", False))
-    smoothing = bool(training_args.label_smoothing_factor) and not isinstance(training_args, DPOArguments)
+    smoothing = bool(training_args.label_smoothing_factor)
     return FULL_LOGITS if (isinstance(training_args, PTArguments) and not liger) or smoothing else FUSED
 
 

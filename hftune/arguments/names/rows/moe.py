@@ -69,8 +69,8 @@ ROWS = (
                 "fp32",
             ),
             ("moe_gate", "kind of gate", _MODEL, "top2_fused"),
-            ("moe_layer_recompute", "recompute experts", "use --gradient_checkpointing", "True"),
-            ("use_recompute_moe", "recompute experts", "use --gradient_checkpointing", "True"),
+            ("moe_layer_recompute", "recompute experts", "use --activation_checkpointing mlp", "True"),
+            ("use_recompute_moe", "recompute experts", "use --activation_checkpointing mlp", "True"),
         )
     ),
     refused("moe_use_hard_gate", "route without a gate", "the model's own gate routes; remove it"),

@@ -102,7 +102,7 @@ ROWS = (
     refused("use_expert_parallel", "expert parallelism", "there is none yet; ZeRO-3 shards the experts' weights"),
     refused("enable_auto_parallel", "parallelism that is chosen", "use --deepspeed ds_configs/zero3.json"),
     refused("to_static", "compile the model", "use --torch_compile"),
-    refused("refined_recompute", "recompute some operators", "use --gradient_checkpointing", "attention_column_ln:1"),
+    refused("refined_recompute", "recompute some operators", "use --activation_checkpointing", "attention_column_ln:1"),
     refused("recompute_mtp_granularity", "recompute further heads", "one token ahead is trained; remove it", "full"),
     refused("recompute_mtp_method", "recompute further heads", "one token ahead is trained; remove it", "uniform"),
     refused("recompute_mtp_modules", "recompute further heads", "one token ahead is trained; remove it", "x"),

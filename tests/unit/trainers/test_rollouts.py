@@ -1,0 +1,93 @@
+"""What hftune's loop of answers rests on in TRL, and what it adds: judges, samples, orders that go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from trl.trainer.utils import FusedCausalLMOutput
+
+from hftune.errors import ArgumentError
+from tests.unit.trainers.rl_runs import logged, make_trainer
+
+SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--num_generations", "2")
+
+
+def count_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The share of even token ids."""
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+def count_odd(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    """The opposite."""
+    return [1 - share for share in count_even(completion_ids)]
+
+
+def test_trl_is_as_it_was() -> None:
+    """Private parts of TRL 1.16 that are used or replaced."""
+
+    def parameters(name: str) -> list[str]:
+        return list(inspect.signature(getattr(trl.RLOOTrainer, name)).parameters)[1:]
+
+    assert parameters("_generate") == ["prompts"]
+    assert parameters("_calculate_rewards") == ["inputs", "prompts", "completions", "completion_ids_list"]
+    assert parameters("_generate_and_score_completions") == ["inputs"]
+    assert parameters("_prepare_inputs") == ["generation_batch"]
+    assert parameters("_compute_loss") == ["model", "inputs"]
+    given = inspect.signature(trl.GRPOTrainer._calculate_rewards).parameters
+    assert list(given)[1:] == ["inputs", "prompts", "completions", "completion_ids_list"]
+    assert {"log_probs", "entropy"} <= {entry.name for entry in dataclasses.fields(FusedCausalLMOutput)}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_judge_is_logged_and_not_trained_on(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
+    flags = (*SMALL, "--max_steps", "2", "--sample_completions", "3", "--num_iterations", "1")
+    trainer = make_trainer(tiny_model, tmp_path, algorithm, count_even, *flags)
+    trainer.set_judges(([count_odd], [None]))
+    trainer.train()
+    rewards, judged = logged(trainer, "reward"), logged(trainer, "judge/count_odd/mean")
+    assert [reward + judge for reward, judge in zip(rewards, judged, strict=True)] == pytest.approx([1.0, 1.0])
+    assert logged(trainer, "judge/drift")[0] == 0.0
+    assert "rewards/count_odd/mean" not in trainer.state.log_history[0]
+    assert trainer.reward_func_names == ["count_even"]
+    samples = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert [sample["step"] for sample in samples] == [1, 1, 1, 2, 2, 2]
+    assert set(samples[0]["rewards"]) == {"count_even"}
+
+
+def test_several_rewards_are_weighted_and_none_means_not_mine(tiny_model: Path, tmp_path: Path) -> None:
+    def only_the_first(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+        return [1.0 if place == 0 else None for place in range(len(completion_ids))]
+
+    flags = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--reward_weights", "2.0", "0.5")
+    trainer = make_trainer(tiny_model, tmp_path, "ppo", [count_even, only_the_first], *flags, "--beta", "0")
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in "abcd"]
+    answers = trainer.answer(rows)
+    ids = [row[mask.bool()].tolist() for row, mask in zip(answers.completion_ids, answers.completion_mask, strict=True)]
+    wanted = [2 * share + 0.5 * (place == 0) for place, share in enumerate(count_even(ids))]
+    assert answers.scores.tolist() == pytest.approx(wanted)
+    assert answers.scored.all()
+
+
+def test_answers_that_no_function_scores_train_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    def half(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
+        return [1.0 if place % 2 else None for place in range(len(completion_ids))]
+
+    flags = ("--per_device_train_batch_size", "4", "--max_completion_length", "4")
+    trainer = make_trainer(tiny_model, tmp_path, "ppo", half, *flags)
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in "abcd"]
+    batch = trainer._generate_and_score_completions(rows)
+    assert batch["mask"].any(dim=1).tolist() == [False, True, False, True]
+    assert not batch["advantages"][~batch["mask"].bool()].any()
+
+
+def test_too_few_prompts_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="4 prompts, and a batch of answers is drawn for 8"):
+        make_trainer(tiny_model, tmp_path, "ppo", count_even, "--per_device_train_batch_size", "8")

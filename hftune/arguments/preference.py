@@ -93,8 +93,8 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
 
     @property
     def flat_batches(self) -> bool:
-        """Unless padding is asked for; `preflight.preference_checks.settle_rows` decides what is left open."""
-        return self.padding_free is not False
+        """Once `preflight.preference_checks.settle_rows` has decided what was left open."""
+        return bool(self.padding_free)
 
     @property
     def needs_reference(self) -> bool:

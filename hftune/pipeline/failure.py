@@ -24,7 +24,8 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (r"Read-only file system|os error 30", "the folder is on a read-only file system", "make it writable"),
     (r"Permission denied|os error 13", "a file or folder may not be written or read", "give the rights to it"),
     (
-        r"OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|^MemoryError",
+        r"OutOfMemoryError|CUDA out of memory|can't allocate memory|Cannot allocate memory|^MemoryError"
+        r"|can't start new thread",
         "out of memory",
         "--gradient_checkpointing True, a smaller --per_device_train_batch_size with more "
         "--gradient_accumulation_steps, or another ZeRO stage (hftune plan)",

@@ -133,7 +133,8 @@ def _html_stage(number: int, stage: Stage) -> str:
         f"<figure><figcaption>{escape(title)}</figcaption>{chart(curves, title)}</figure>"
         for title, curves in stage.curves.items()
     )
-    tables = "".join(f"<div>{_html_table(section)}</div>" for section in sections(stage))
+    wide = ' class="whole"'
+    tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{_html_table(s)}</div>" for s in sections(stage))
     parts = [
         f'<section id="s{number}"><h2>{escape(_title(stage))}{badge}</h2>{origin}',
         f'<div class="charts">{charts}</div>' if charts else "",
@@ -188,7 +189,7 @@ def _html_notices(stage: Stage) -> str:
     if not told:
         return ""
     entries = "".join(f"<li>{escape(str(notice))}</li>" for notice in told)
-    return f"<details><summary>{len(told)} notices</summary><ul>{entries}</ul></details>"
+    return f"<details><summary>Notices ({len(told)})</summary><ul>{entries}</ul></details>"
 
 
 # --- Markdown ---

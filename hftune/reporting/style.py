@@ -33,7 +33,7 @@ circle.c0{fill:var(--c0)}circle.c1{fill:var(--c1)}circle.c2{fill:var(--c2)}circl
 i.c0{background:var(--c0)}i.c1{background:var(--c1)}i.c2{background:var(--c2)}i.c3{background:var(--c3)}
 .legend{display:flex;flex-wrap:wrap;gap:14px;font-size:.85rem;color:var(--soft)}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
-.tables{display:flex;flex-wrap:wrap;gap:0 56px}.tables>div{max-width:100%}
+.tables{display:flex;flex-wrap:wrap;gap:0 56px}.tables>div{max-width:100%}.tables>div.whole{flex-basis:100%}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:5px 14px 5px 0;border-bottom:1px solid var(--rule);vertical-align:top}

@@ -23,7 +23,7 @@ STAGES = {
 @pytest.mark.parametrize(
     "stages, kills, share",
     [
-        (("pt", "sft"), 3, 0.5),
+        (("sft",), 3, 0.5),
         pytest.param(("pt", "sft", "rm", "rl"), 30, 0.15, marks=[pytest.mark.slow, pytest.mark.timeout(7200)]),
     ],
 )

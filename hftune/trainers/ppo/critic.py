@@ -11,6 +11,7 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,24 @@ from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 
 FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
+
+
+@dataclass
+class WithValues(ModelOutput):
+    """What TRL's fused head returns, and values beside it, each (B, T - 1).
+
+    A class of its own, since DistributedDataParallel takes outputs apart and builds them anew.
+    """
+
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    state_values: torch.Tensor | None = None
 
 
 class Critic(nn.Module):
@@ -77,9 +91,9 @@ class Critic(nn.Module):
         """Forward hook of the policy: value t is that of all tokens before the one with log-probability t."""
         if not self._listens:
             return None
-        output["state_values"] = self(self._heard, kwargs)[:, :-1]
+        values = self(self._heard, kwargs)[:, :-1]
         self._heard = None
-        return output
+        return WithValues(log_probs=output.log_probs, entropy=output.entropy, state_values=values)
 
 
 def attach(policy: nn.Module, critic: Critic) -> None:

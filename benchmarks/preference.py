@@ -8,7 +8,7 @@ LoRA r=8 on all linears, float32, SDPA, micro batch 2, no accumulation, no recom
 text before, so that every pair fits into the maximum length and all tools see the same tokens. Counted are tokens of
 the policy without padding, a prompt once an answer (hftune computes it once a pair), between the end of the warm-up and
 the end of the last step. `hftune` computes the reference in each step, as the others do; `hftune_once` before the first
-step, and its figure counts that time as if it had been spent on these pairs alone. Losses of hftune and TRL, which
+step, which is in the time to it and not in the tokens a second. Losses of hftune and TRL, which
 draw the same pairs in the same order, must agree.
 """
 

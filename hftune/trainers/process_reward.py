@@ -21,7 +21,34 @@ from hftune.trainers.reward_losses import step_loss
 from hftune.trainers.scales import ScaleMixin, numbered
 
 
-class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, Trainer):
+class _StepLoss:
+    """The loss of a batch of answers. Below hftune's mixins, one of which adds the routers' losses to it."""
+
+    def compute_loss(
+        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
+        labels = inputs.pop("labels")
+        logits = self.step_logits(model, inputs)
+        losses = step_loss(logits, labels, label_smoothing=self.args.label_smoothing)
+        if num_items_in_batch is None:
+            loss = losses.mean()
+        else:
+            loss = losses.sum() / num_items_in_batch
+            if self.args.average_tokens_across_devices:
+                loss = loss * self.accelerator.num_processes  # which the mean over ranks divides by again
+        return (loss, logits[:, 1].float() - logits[:, 0].float()) if return_outputs else loss
+
+    def step_logits(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits of the classes wrong and right of each step in a batch, (steps, 2)."""
+        ends = inputs.pop("ends")
+        for name in ("steps", "index"):
+            inputs.pop(name, None)
+        logits: torch.Tensor = model(**{**inputs, "use_cache": False}).logits
+        return logits.flatten(0, 1)[ends]
+
+
+class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, _StepLoss, Trainer):
     """`transformers.Trainer` on answers in steps; TRL (1.16) has none.
 
     The loss is a mean over all steps of a global batch, however they are spread over answers, ranks and accumulation.
@@ -56,29 +83,6 @@ class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, Trainer):
         self._signature_columns += [
             name for name in ("ends", "step_labels", "index") if name not in self._signature_columns
         ]
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
-        labels = inputs.pop("labels")
-        logits = self.step_logits(model, inputs)
-        losses = step_loss(logits, labels, label_smoothing=self.args.label_smoothing)
-        if num_items_in_batch is None:
-            loss = losses.mean()
-        else:
-            loss = losses.sum() / num_items_in_batch
-            if self.args.average_tokens_across_devices:
-                loss = loss * self.accelerator.num_processes  # which the mean over ranks divides by again
-        return (loss, logits[:, 1].float() - logits[:, 0].float()) if return_outputs else loss
-
-    def step_logits(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Logits of the classes wrong and right of each step in a batch, (steps, 2)."""
-        ends = inputs.pop("ends")
-        for name in ("steps", "index"):
-            inputs.pop(name, None)
-        logits: torch.Tensor = model(**{**inputs, "use_cache": False}).logits
-        return logits.flatten(0, 1)[ends]
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

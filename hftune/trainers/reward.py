@@ -24,7 +24,59 @@ from hftune.trainers.reward_losses import bradley_terry, centring
 from hftune.trainers.scales import ScaleMixin, numbered
 
 
-class RewardTrainer(ScaleMixin, HftuneTrainerMixin, trl.RewardTrainer):
+class _PairLoss:
+    """The loss of a batch of pairs. Below hftune's mixins, one of which adds the routers' losses to it."""
+
+    def compute_loss(
+        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
+        difference = inputs.pop("margin", None)
+        inputs.pop("index", None)
+        chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
+        loss = self.pair_losses(chosen, rejected, difference).mean()
+        if self.model.training:
+            self._count(inputs, chosen.detach(), rejected.detach())
+        return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
+
+    def conversation_scores(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """The score of each conversation in a batch, (conversations,), float32."""
+        ends = inputs.pop("ends", None)
+        if ends is None:
+            return model(**inputs, use_cache=False).logits.squeeze(-1).float()
+        with token_scores(self.model) as heard:
+            model(**inputs)
+        return heard[-1][0, ends, 0].float()
+
+    def pair_losses(
+        self: Any, chosen: torch.Tensor, rejected: torch.Tensor, difference: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One loss a pair, (pairs,), as the arguments say."""
+        how = self.args
+        given = {}
+        if difference is not None and how.score_difference != "none":
+            given[how.score_difference] = difference * how.score_difference_scale
+        losses = bradley_terry(chosen, rejected, label_smoothing=how.label_smoothing, **given)
+        if how.center_rewards_coefficient is not None:
+            losses = losses + how.center_rewards_coefficient * centring(chosen, rejected)
+        return losses
+
+    def _count(self: Any, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
+        """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
+        tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        scores = torch.cat([chosen, rejected])
+        mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
+        mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
+        counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
+        self._total_train_tokens += int(counted.sum()) // self._tp_size
+        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+        found = {"min_reward": low.min(), "mean_reward": mean.mean(), "max_reward": high.max()}
+        found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
+        for name, value in found.items():
+            self._metrics["train"][name].append(float(value))
+
+
+class RewardTrainer(ScaleMixin, HftuneTrainerMixin, _PairLoss, trl.RewardTrainer):
     """TRL's trainer with score differences, label smoothing and rows without padding.
 
     Figures of held-out pairs, the loss as well, are taken over all pairs at once: means of batches' means are other
@@ -61,54 +113,6 @@ class RewardTrainer(ScaleMixin, HftuneTrainerMixin, trl.RewardTrainer):
         super()._set_signature_columns_if_needed()
         if "index" not in self._signature_columns:
             self._signature_columns.append("index")
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
-        difference = inputs.pop("margin", None)
-        inputs.pop("index", None)
-        chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
-        loss = self.pair_losses(chosen, rejected, difference).mean()
-        if self.model.training:
-            self._count(inputs, chosen.detach(), rejected.detach())
-        return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
-
-    def conversation_scores(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """The score of each conversation in a batch, (conversations,), float32."""
-        ends = inputs.pop("ends", None)
-        if ends is None:
-            return model(**inputs, use_cache=False).logits.squeeze(-1).float()
-        with token_scores(self.model) as heard:
-            model(**inputs)
-        return heard[-1][0, ends, 0].float()
-
-    def pair_losses(
-        self, chosen: torch.Tensor, rejected: torch.Tensor, difference: torch.Tensor | None
-    ) -> torch.Tensor:
-        """One loss a pair, (pairs,), as the arguments say."""
-        how = self.args
-        given = {}
-        if difference is not None and how.score_difference != "none":
-            given[how.score_difference] = difference * how.score_difference_scale
-        losses = bradley_terry(chosen, rejected, label_smoothing=how.label_smoothing, **given)
-        if how.center_rewards_coefficient is not None:
-            losses = losses + how.center_rewards_coefficient * centring(chosen, rejected)
-        return losses
-
-    def _count(self, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
-        """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
-        tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
-        scores = torch.cat([chosen, rejected])
-        mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
-        mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
-        counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
-        self._total_train_tokens += int(counted.sum()) // self._tp_size
-        self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-        found = {"min_reward": low.min(), "mean_reward": mean.mean(), "max_reward": high.max()}
-        found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
-        for name, value in found.items():
-            self._metrics["train"][name].append(float(value))
 
     def prediction_step(
         self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import without_launcher
 
 TRAIN = """
 import runpy, sys
@@ -27,6 +30,8 @@ def test_a_run_imports_what_it_uses(
     given += ["--output_dir", str(tmp_path / "out"), "--use_peft", "--max_steps", "1", "--use_cpu", "True"]
     given += ["--report_to", "none", "--save_strategy", "no", *flags]
     code = TRAIN.format(flags=given)
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=without_launcher(os.environ), capture_output=True, text=True
+    )
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.splitlines()[-1].strip() == f"IMPORTED {imported}".strip()

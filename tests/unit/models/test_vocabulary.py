@@ -295,7 +295,6 @@ def test_a_second_table_is_refused(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "flags", "words"),
     [
-        ("dpo", ("--add_tokens", "<a>"), "reference model"),
         ("rl", ("--pad_vocab_to_multiple_of", "64"), "reference model"),
         ("sft", ("--train_new_tokens_only",), "no token is new"),
         ("sft", ("--make_vocab_size_divisible_by", "0"), "0 is no multiple"),

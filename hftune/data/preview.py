@@ -132,9 +132,10 @@ def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTok
 
 def _documents(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
     """The documents of a row: one, or those that are packed into it."""
-    ids = list(example["input_ids"])
-    labels = list(example["labels"]) if "labels" in example else _at_ends(ids, example["ends"])
-    lengths = list(example.get("seq_lengths") or [len(ids)])
+    # Lists, or tensors where rows come from tokenised folders.
+    ids = [int(token) for token in example["input_ids"]]
+    labels = [int(label) for label in example["labels"]] if "labels" in example else _at_ends(ids, example["ends"])
+    lengths = [int(length) for length in example["seq_lengths"]] if "seq_lengths" in example else [len(ids)]
     start = 0
     for number, length in enumerate(lengths, start=1):
         part = slice(start, start + length)

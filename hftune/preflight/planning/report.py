@@ -103,9 +103,10 @@ def one_line(plan: Plan, choice: Choice, free: Free) -> str:
     named = ", ".join(
         f"{word} {parts[part] / GIB:.2f}" for part, word in shown.items() if parts.get(part, 0) >= 0.005 * GIB
     )
+    where = f"{plan.moment.name}: {named}" if named else plan.moment.name
     host = f", {plan.host / GIB:.1f} in the machine's memory" if plan.host and not choice.setup.on_cpu else ""
     return (
-        f"memory: {plan.device / GIB:.2f} GiB a process planned at the peak ({plan.moment.name}: {named}){host}; "
+        f"memory: {plan.device / GIB:.2f} GiB a process planned at the peak ({where}){host}; "
         f"{free.device / GIB:.1f} GiB free"
     )
 

@@ -10,6 +10,7 @@ tokens of each micro batch, those that are pads apart. Last a line of JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import resource
@@ -39,6 +40,7 @@ class Watch:
 
         watch, step, begin = self, transformers.Trainer.training_step, transformers.Trainer.__init__
 
+        @functools.wraps(step)
         def training_step(trainer: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             ids = inputs["input_ids"]
             watch._real += int((ids != watch.pad_id).sum())
@@ -56,6 +58,7 @@ class Watch:
                 if logs and "loss" in logs:
                     watch.losses.append(float(logs["loss"]))
 
+        @functools.wraps(begin)  # ms-swift looks at the signature
         def __init__(trainer: Any, *args: Any, **kwargs: Any) -> None:
             begin(trainer, *args, **kwargs)
             trainer.add_callback(Callback())

@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.optimizer import OptimizerArguments
+from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
@@ -19,7 +20,7 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, CheckpointingFields, OptimizerArguments):
+class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelArguments, OptimizerArguments):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -66,6 +67,7 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, Optimizer
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
+        self.settle_parallel()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:

@@ -19,6 +19,7 @@ from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.optimizer_checks import check_optimizer
+from hftune.preflight.parallel_checks import check_parallel
 from hftune.preflight.preference_checks import check_preferences
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
 from hftune.preflight.resume_checks import check_resume
@@ -51,6 +52,7 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
+            *check_parallel(training_args),
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),

@@ -32,6 +32,7 @@ from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.vocabulary_checks import follow_adapter
 from hftune.trainers.preemption import PreemptionCallback
+from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile
 from hftune.weight_files import fingerprint
 
@@ -120,6 +121,8 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
     trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
     preemption = PreemptionCallback()
     trainer.add_callback(preemption)
+    if args.profile and (ranks.is_main() or not args.profiler_rank0_only):
+        trainer.add_callback(ProfileSteps(args.profile_step_start, args.profile_step_end))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
     result = trainer.train(resume_from_checkpoint=resume)
     if preemption.stopped:

@@ -81,6 +81,13 @@ class AdapterArguments(NewRowsArguments, FreezingArguments):
     bnb_4bit_quant_storage: str | None = field(
         default=None, metadata={"help": "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype."}
     )
+    fused_lora: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Compute LoRA layers and gated MLPs with passes written out: faster, and less is kept for the "
+            "backward pass. Left out: yes, but under ZeRO-3 and with --torch_compile."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.train_new_tokens_only and self.use_peft:

@@ -9,6 +9,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.measuring import MeasuringFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
@@ -20,7 +21,9 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelArguments, OptimizerArguments):
+class StageArguments(
+    RouterFields, DropoutFields, CheckpointingFields, MeasuringFields, ParallelArguments, OptimizerArguments
+):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -68,6 +71,7 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelA
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
         self.settle_parallel()
+        self.settle_profile()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:

@@ -15,6 +15,7 @@ from hftune.models.adapter_configs import read_lora_config
 from hftune.models.checkpointing import recompute
 from hftune.models.folding import fold_adapters, load_adapter
 from hftune.models.freezing import freeze, say_trained
+from hftune.models.fused_lora import fuse_lora
 from hftune.models.initialisation import remember_start
 from hftune.models.lora import inject, lora_config, say_targets
 from hftune.models.new_rows import gather_parameters_only, give_heads_a_bias, rows_alone, rows_on_any_device
@@ -55,11 +56,20 @@ def add_adapter(
         adapted = model
         if adapter_args.freezes:
             freeze(model, adapter_args)
+    if fuses_lora(adapter_args, training_args):
+        fuse_lora(adapted)
     say_trained(adapted)
     _say_low_precision(adapted, training_args)
     if training_args.recomputation is not None:
         _prepare_checkpointing(adapted, adapter_args, training_args)
     return adapted
+
+
+def fuses_lora(adapter_args: AdapterArguments, training_args: StageArguments) -> bool:
+    """Whether LoRA layers compute as `models/fused_lora.py` has it; preflight refuses where that was asked for."""
+    if not adapter_args.use_peft or adapter_args.fused_lora is False:
+        return False
+    return training_args.zero_stage != 3 and not training_args.torch_compile
 
 
 def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> PeftModel:

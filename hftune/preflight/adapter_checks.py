@@ -14,6 +14,7 @@ from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
+from hftune.models.adapters import fuses_lora
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.names import check_names
 
@@ -32,6 +33,7 @@ def check_adapters(
         found += [
             *check_init(adapter_args),
             *check_lora_variants(adapter_args, training_args),
+            *check_fused(adapter_args, training_args),
             *check_reference(adapter_args, training_args),
             *check_chain(model_args, adapter_args, training_args),
         ]
@@ -114,6 +116,23 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
             "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
             place="--use_dora, --load_in_8bit",
             fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
+        )
+    if adapter_args.use_dora and adapter_args.load_in_4bit and training_args.zero_stage == 3 and training_args.use_cpu:
+        yield ArgumentError(
+            "peft puts 4-bit weights anew in each pass of DoRA on a CPU, and ZeRO-3 loses track of them (peft 0.21)",
+            place="--use_dora, --load_in_4bit",
+            fix="leave out --use_dora, use --deepspeed zero2, or quantise on a GPU",
+        )
+
+
+def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """What is asked for by name is done or refused."""
+    if adapter_args.fused_lora and not fuses_lora(adapter_args, training_args):
+        which = "ZeRO-3 gathers weights" if training_args.zero_stage == 3 else "torch.compile sees operators"
+        yield ArgumentError(
+            f"{which} module by module, and fused LoRA layers do not call theirs",
+            place="--fused_lora True",
+            fix="leave it out",
         )
 
 

@@ -11,6 +11,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments import PTArguments
 from hftune.data.splits import Splits
+from hftune.trainers.answer_loss import AnswerLossMixin
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.evaluation import TokenLossMixin
@@ -18,7 +19,7 @@ from hftune.trainers.metrics import load_metric
 from hftune.trainers.streams import StreamMixin
 
 
-class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Trainer):
+class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
 
     The training data are a map-style dataset, a `BlockDataset` over tokenised folders, or a `StreamingDataset`.

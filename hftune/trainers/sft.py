@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import trl
 from datasets import Dataset
 from peft import PeftModel
@@ -15,15 +14,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import SFTArguments
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import Splits
+from hftune.trainers.answer_loss import AnswerLossMixin
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
 from hftune.trainers.streams import StreamMixin
 
 
-class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer):
+class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, trl.SFTTrainer):
     """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
 
     reports_perplexity = True
+    measures_tokens = True
 
     def __init__(
         self,
@@ -50,27 +51,25 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer
         if streams:
             self.train_dataset = data.train
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As TRL's; with `loss_weights`, the loss of each token is scaled by its turn's weight.
-
-        The sum is still divided by the number of trained tokens, so a weight of 0.5 halves a turn's share.
-        """
-        weights = inputs.pop("loss_weights", None)
-        scaled = model if weights is None else _Scaled(model, weights)
-        return super().compute_loss(scaled, inputs, *args, **kwargs)
-
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
         if "loss_weights" not in self._signature_columns:
             self._signature_columns.append("loss_weights")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's; token accuracy and entropy of an evaluation are means over its tokens, not over its batches."""
-        if not self.model.training:
+        """As TRL's; token accuracy and entropy are means over the tokens since the last log, not over batches."""
+        mode = "train" if self.model.training else "eval"
+        if self.token_sums[mode].sums is not None:
+            means, read = self.token_sums[mode].take(self.accelerator)
+            if mode == "train":
+                self._total_train_tokens += read // self.args.tensor_parallel_size
+            measured = {**means, "num_tokens": self._total_train_tokens}
+            self._metrics[mode] |= {name: [value] for name, value in measured.items()}
+        elif mode == "eval":  # batches went TRL's own way
             for name in ("entropy", "mean_token_accuracy"):
-                values = self._metrics["eval"].get(name)  # looking it up with [] would make an empty entry
+                values = self._metrics[mode].get(name)  # looking it up with [] would make an empty entry
                 if values:
-                    self._metrics["eval"][name] = [weighted_mean(values, self.tokens_per_batch)]
+                    self._metrics[mode][name] = [weighted_mean(values, self.tokens_per_batch)]
         super().log(logs, start_time)
 
 
@@ -78,20 +77,6 @@ def sample_of(stream: StreamingDataset) -> Dataset:
     """The first example of a stream: TRL wants to see one, and takes no data sets but those of `datasets`."""
     example = next(iter(stream))
     return Dataset.from_list([{name: example[name].tolist() for name in ("input_ids", "labels")}])
-
-
-class _Scaled:
-    """A model whose log-probabilities, which TRL sums up as its loss, are scaled by weights (batch, length)."""
-
-    def __init__(self, model: Any, weights: torch.Tensor) -> None:
-        self.model, self.weights = model, weights
-
-    def __call__(self, **inputs: Any) -> Any:
-        outputs = self.model(**inputs)
-        if getattr(outputs, "log_probs", None) is not None:
-            # Position t holds the token t + 1.
-            outputs.log_probs = outputs.log_probs * self.weights[:, 1:]
-        return outputs
 
 
 @contextmanager

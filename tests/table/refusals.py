@@ -98,6 +98,11 @@ RULES: tuple[Rule, ...] = (
         lambda cell: cell.base == "int8" and cell.method == "dora",
     ),
     Rule(
+        "ZeRO-3 loses track of them",
+        "peft 0.21 makes 4-bit parameters anew in each pass of DoRA, on a CPU; ZeRO-3 knows the old ones.",
+        lambda cell: cell.base == "nf4" and cell.method == "dora" and _stage(cell) == 3,
+    ),
+    Rule(
         "cannot be evaluated with 8-bit weights on a CPU",
         "bitsandbytes' 8-bit kernel for CPUs fails in latent attention.",
         lambda cell: cell.base == "int8" and cell.architecture in ("deepseek_v2", "deepseek_v3"),

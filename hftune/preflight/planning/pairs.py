@@ -1,9 +1,9 @@
-"""Head and loss of DPO: only tokens of answers meet the vocabulary, a chunk at a time (`models/answer_head.py`)."""
+"""Head and loss of DPO: only tokens of answers are projected, a chunk at a time (`models/answer_projection.py`)."""
 
 from __future__ import annotations
 
 from hftune.arguments import DPOArguments, StageArguments
-from hftune.models.answer_head import CHUNK_BYTES, KEPT_BYTES
+from hftune.models.answer_projection import CHUNK_BYTES, KEPT_BYTES
 from hftune.preflight.planning.losses import Head, HeadSizes
 
 CHUNKS_FROZEN = 2
@@ -13,11 +13,12 @@ CHUNKS_TRAINED = 4
 """Logits, their logarithm of shares, and the gradients of both."""
 
 
-def answer_head(sizes: HeadSizes) -> Head:
+def answer_head(sizes: HeadSizes, *, weighted: bool = False) -> Head:
     """Of `answer_log_probs`.
 
     Args:
         sizes: `tokens` of answers; all of a row where it is not known how long answers are.
+        weighted: Whether the loss is known beforehand, so that a trained head finds its gradient on the way.
     """
     logits = sizes.tokens * sizes.words * 4.0
     chunk = min(logits, float(CHUNK_BYTES["cuda" if sizes.triton else "cpu"]))
@@ -25,7 +26,12 @@ def answer_head(sizes: HeadSizes) -> Head:
     if not sizes.trained:
         # The gradient of the hidden states is found in the forward pass.
         return Head(forward=2 * states + CHUNKS_FROZEN * chunk, kept=2 * states, backward=states)
-    gradients = states + sizes.words * sizes.hidden * sizes.weight_bytes
+    weights = sizes.words * sizes.hidden
+    if weighted:
+        found = weights * (4.0 if logits > chunk else sizes.weight_bytes)
+        kept = 2 * states + found
+        return Head(forward=kept + CHUNKS_FROZEN * chunk, kept=kept, backward=states + weights * sizes.weight_bytes)
+    gradients = states + weights * sizes.weight_bytes
     if logits <= KEPT_BYTES:
         kept = states + 2 * logits
         return Head(forward=kept + logits, kept=kept, backward=gradients + 2 * logits)

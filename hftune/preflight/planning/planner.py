@@ -21,6 +21,7 @@ from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.attention import attention_for, causal_class
 from hftune.models.freezing import plan_freezing
+from hftune.models.fused_lora import fuse_lora
 from hftune.models.loading import weight_dtype
 from hftune.models.lora import inject, lora_config
 from hftune.preflight.memory import ModelSize, Setup, estimate
@@ -34,7 +35,7 @@ from hftune.preflight.planning.pairs import answer_head
 from hftune.preflight.planning.plan import Plan, Standing, Step, highest, moments
 from hftune.preflight.planning.states import Largest, buffers, step_extra
 from hftune.preflight.planning.tracing import Batch, Profile, scaled, trace, trace_without_gradients
-from hftune.preflight.planning.work import ANSWERS, FULL_LOGITS, FUSED, Work, work_of
+from hftune.preflight.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 
 # What the code of some model may raise where it meets tensors without data: a plan then goes by a formula, and says so.
@@ -222,6 +223,8 @@ class Planner:
         assert miniature is not None
         if choice.adapter.use_peft:
             miniature.model = self._adapted(miniature, choice.adapter)
+            if self._fuses(choice):
+                fuse_lora(miniature.model)
         return miniature, marks
 
     def _ready(self, miniature: Miniature, marks: list[bool], choice: Choice, numerics: Numerics) -> None:
@@ -237,6 +240,11 @@ class Planner:
                 module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
         miniature.model.train()
         recomputing.switch_on(miniature, choice.recompute, marks, reentrant=self._older(choice))
+
+    def _fuses(self, choice: Choice) -> bool:
+        """As `models/adapters.fuses_lora`, of a choice."""
+        wanted = choice.adapter.fused_lora is not False and not self.training_args.torch_compile
+        return wanted and choice.setup.zero_stage != 3
 
     def _older(self, choice: Choice) -> bool:
         """Adapters under ZeRO-3 need torch's older kind of checkpoint."""
@@ -255,7 +263,7 @@ class Planner:
 
     def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
         work = choice.work
-        if work.head not in (FUSED, ANSWERS):
+        if work.head not in (FUSED, ANSWERS, WEIGHTED):
             return Head()
         config = self.bare.config.get_text_config()
         named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
@@ -269,7 +277,9 @@ class Planner:
             trained=bool(named) if choice.adapter.use_peft else True,
             triton=not choice.setup.on_cpu,
         )
-        return answer_head(sizes) if work.head == ANSWERS else fused_head(sizes)
+        if work.head == FUSED:
+            return fused_head(sizes)
+        return answer_head(sizes, weighted=work.head == WEIGHTED)
 
     def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
         setup, size = choice.setup, self.size(choice.adapter)

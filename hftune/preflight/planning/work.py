@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hftune.arguments import DPOArguments, GRPOArguments, PTArguments, RLOOArguments, RMArguments, StageArguments
+from hftune.arguments import (
+    DPOArguments,
+    GRPOArguments,
+    PTArguments,
+    RLOOArguments,
+    RMArguments,
+    SFTArguments,
+    StageArguments,
+)
 from hftune.distributed import ranks
 from hftune.models.configs import row_length
 from hftune.preflight.planning.pairs import compares_while_training
 
-FULL_LOGITS, FUSED, ANSWERS, SCORE = "full logits", "fused", "answers", "score"
+FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"
 
 PROMPT = 512
 """Tokens of a prompt where nothing bounds them: as TRL's GRPO had until it left prompts whole."""
@@ -41,7 +49,7 @@ class Work:
         tokens: In a row, at most.
         flat: All rows go through the model as a single one, without padding.
         masked: The attention gets a mask of tokens by tokens.
-        head: `FULL_LOGITS`, `FUSED`, `ANSWERS` or `SCORE`.
+        head: `FULL_LOGITS`, `FUSED`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
         reference: A forward pass of the reference runs while the policy's activations are kept.
         reference_apart: One runs, while none are.
         generation: Of RL.
@@ -116,9 +124,9 @@ def _head(training_args: StageArguments) -> str:
         return SCORE
     if isinstance(training_args, DPOArguments):
         return ANSWERS
-    liger = bool(getattr(training_args, "use_liger_kernel", False))
-    smoothing = bool(training_args.label_smoothing_factor)
-    return FULL_LOGITS if (isinstance(training_args, PTArguments) and not liger) or smoothing else FUSED
+    if isinstance(training_args, PTArguments | SFTArguments):
+        return FULL_LOGITS if training_args.label_smoothing_factor else WEIGHTED
+    return FUSED
 
 
 def _generation(training_args: Any) -> Generation | None:

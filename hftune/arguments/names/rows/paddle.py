@@ -1,6 +1,6 @@
 """What PaddleFormers' trainer adds beneath ERNIEKit: communication, checkpoints and Muon of Paddle."""
 
-from hftune.arguments.names.row import Row, no_effect, refused, translated
+from hftune.arguments.names.row import Row, no_effect, refused, translated, works
 from hftune.arguments.names.values.common import mapped
 
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
@@ -115,9 +115,9 @@ ROWS = (
     refused("zcc_ema_interval", "moving average of weights", _EMA, "2", harmless=("1",)),
     refused("zcc_ema_loss_threshold", "moving average of weights", _EMA, "2.0"),
     no_effect("online_merge_ema", "moving average of weights", "no moving average of the weights is kept"),
-    refused("profile", "write a profile", "start under nsys or torch.profiler"),
-    refused("profile_step_start", "first step of a profile", "start under nsys or torch.profiler", "10", harmless=()),
-    refused("profile_step_end", "last step of a profile", "start under nsys or torch.profiler", "12", harmless=()),
+    works("profile", "write a profile", "True"),
+    works("profile_step_start", "first step of a profile", "10"),
+    works("profile_step_end", "last step of a profile", "12"),
     refused("save_hf_total_limit", "weights kept", "use --save_total_limit", "3", harmless=("none",)),
     refused(
         "save_hf_steps",

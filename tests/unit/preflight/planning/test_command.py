@@ -110,9 +110,11 @@ def test_rl_draws_completions(ask: Ask) -> None:
 
 
 def test_preparing_and_reward_models_are_planned(ask: Ask) -> None:
-    packed = ask("pt", "--gpus", "H100", "--block_size", "4096")
-    # Full logits of 8 x 4,096 tokens x 128,256 words in float32, more than once.
-    assert choice(packed)["parts"]["activations"] > 8 * 4096 * 128256 * 4 * 2
+    flags, logits = ("pt", "--gpus", "H100", "--block_size", "4096"), 8 * 4096 * 128256 * 4
+    packed, smoothed = ask(*flags), ask(*flags, "--label_smoothing_factor", "0.1")
+    # Logits of 8 x 4,096 tokens x 128,256 words in float32 exist a chunk at a time; smoothing wants all of them.
+    assert choice(packed)["parts"]["activations"] + choice(packed)["parts"]["loss"] < logits
+    assert choice(smoothed)["parts"]["activations"] > 2 * logits
     scores = ask("rm", "--gpus", "H100", "--max_length", "512")
     assert choice(scores)["parts"]["loss"] == 0
 

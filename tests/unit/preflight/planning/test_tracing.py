@@ -118,7 +118,7 @@ def test_every_way_of_recomputing(tmp_path: Path, flags: tuple[str, ...], plan: 
 def test_half_precision_and_full_logits(tmp_path: Path, mode: str) -> None:
     config = config_of("llama")
     flags = ("--bf16", "True", "--packing", "False", "--activation_checkpointing", mode)
-    planner, choice = planner_of(config, tmp_path, "pt", *flags)
+    planner, choice = planner_of(config, tmp_path, "pt", *flags, "--label_smoothing_factor", "0.1")
     assert choice.work.head == FULL_LOGITS
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
     if choice.recompute is not None:

@@ -1,0 +1,340 @@
+"""From hidden states to log-probabilities of given tokens, a chunk of the vocabulary's logits at a time.
+
+The log-probability of a token depends on one hidden state only, so its gradient there is known as soon as the chunk
+is. Behind a frozen head (LoRA) the backward pass merely scales it. A head that is trained gets its own gradient in the
+same chunk where the factor of each token's log-probability in the loss is known beforehand; else it recomputes its
+chunks in the backward pass, unless they are small enough to be kept.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**28}
+"""Float32 logits of a chunk: small enough for the caches of a CPU, large enough to keep a GPU busy."""
+
+KEPT_BYTES = 2**28
+"""Float32 logits that a trained head may keep for the backward pass instead of computing them again."""
+
+Columns = tuple[torch.Tensor, ...]
+"""log_probs and, as far as asked for, entropy, is_top1, mean_logits, log_sum_sq; (tokens,) each."""
+
+
+@dataclass(frozen=True)
+class LogitShape:
+    """What an architecture does to logits: scale * x, then softcap * tanh(x / softcap)."""
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> LogitShape:
+        """From a model's config; the names are those of transformers' architectures."""
+        text = config.get_text_config()
+        scale = next(
+            (
+                value
+                for name in ("logit_scale", "output_multiplier", "lm_head_multiplier")
+                if (value := getattr(text, name, None)) is not None
+            ),
+            None,
+        )
+        divisor = getattr(text, "logits_scaling", None)
+        if scale is None and divisor is not None:
+            scale = divisor if text.model_type == "hyperclovax" else 1 / divisor
+        return cls(1.0 if scale is None else float(scale), getattr(text, "final_logit_softcapping", None))
+
+    def __call__(self, raw: torch.Tensor) -> torch.Tensor:
+        """Logits of the model from those of its head, float32, of any shape."""
+        logits = raw.float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    @property
+    def plain(self) -> bool:
+        """Whether logits are what the head gives."""
+        return self.scale == 1.0 and self.softcap is None
+
+    def slope(self, logits: torch.Tensor) -> torch.Tensor:
+        """d logits / d raw, of the shape of `logits`."""
+        if self.softcap is None:
+            return torch.full_like(logits, self.scale)
+        return (1 - (logits / self.softcap).square()) * self.scale
+
+
+def answer_log_probs(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int = 2
+) -> Columns:
+    """The columns from hidden states (tokens, size) and targets (tokens,); the first has a gradient."""
+    if _is_plain(head) and not _is_trained(head):
+        # Called as a module, so that ZeRO-3 gathers its weight.
+        _answering(head)
+        columns: Columns = head(hidden, answer_ids=targets, answer_options=(shape, detail))
+        return columns
+    return _by_module(head, hidden, targets, shape, detail)
+
+
+def weighted_loss(
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    shape: LogitShape,
+    detail: int,
+    factors: torch.Tensor,
+    *,
+    dft: bool = False,
+) -> tuple[torch.Tensor, Columns]:
+    """-sum of factor * log_prob, a float32 scalar, and the columns without a gradient.
+
+    Args:
+        factors: (tokens,), float32.
+        dft: Scale each by its token's probability, held constant (arXiv:2508.05629).
+    """
+    if len(targets) and _is_plain(head) and _is_trained(head) and torch.is_grad_enabled():
+        _answering(head)
+        loss, *columns = head(hidden, answer_ids=targets, answer_options=(shape, detail, factors, dft))
+        return loss, tuple(columns)
+    columns = answer_log_probs(head, hidden, targets, shape, detail)
+    log_probs = columns[0]
+    scaled = factors * log_probs.detach().exp() if dft else factors
+    return -(log_probs * scaled).sum(), (log_probs.detach(), *columns[1:])
+
+
+def _is_plain(head: Any) -> bool:
+    """Whether it is a projection and nothing else."""
+    return type(head) is torch.nn.Linear
+
+
+def _is_trained(head: torch.nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in head.parameters())
+
+
+def _answering(head: Any) -> None:
+    """Let a plain head score answers where its weight is at hand."""
+    if getattr(head, "scores_answers", False):
+        return
+    original: Callable[[torch.Tensor], torch.Tensor] = head.forward
+
+    def forward(self: Any, hidden: torch.Tensor, answer_ids: Any = None, answer_options: Any = None) -> Any:
+        if answer_ids is None:
+            return original(hidden)
+        function = _FrozenHead if len(answer_options) == 2 else _TrainedHead
+        return function.apply(hidden, self.weight, self.bias, answer_ids, *answer_options)
+
+    head.forward = types.MethodType(forward, head)
+    head.scores_answers = True
+
+
+def _rows(tensor: torch.Tensor, vocabulary: int) -> int:
+    """Rows of a chunk of hidden states (tokens, size): as few chunks as may be, and all alike."""
+    most = max(1, CHUNK_BYTES.get(tensor.device.type, 2**28) // (4 * vocabulary))
+    chunks = -(-len(tensor) // most)
+    return -(-len(tensor) // chunks) if chunks else 1
+
+
+def _dtype(weight: torch.Tensor) -> torch.dtype:
+    """What the projection is computed in."""
+    device = weight.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's softmax, in parts: p = powers / total.
+
+    Args:
+        columns: See `Columns`.
+        powers: exp(logit - largest), (tokens, vocabulary); times the slope of the logits, where that is not 1.
+        total: Their sum before that, (tokens,).
+        slope: d logit / d raw at the target, (tokens,); None: 1.
+    """
+
+    columns: Columns
+    powers: torch.Tensor
+    total: torch.Tensor
+    slope: torch.Tensor | None
+
+    @classmethod
+    def of(cls, raw: torch.Tensor, ids: torch.Tensor, shape: LogitShape, detail: int) -> _Chunk:
+        """From what the head gave, (tokens, vocabulary), and targets (tokens,)."""
+        logits = shape(raw)
+        top = logits.amax(dim=-1)
+        powers = (logits - top[:, None]).exp_()
+        total = powers.sum(dim=-1)
+        at_target = logits.gather(1, ids[:, None])
+        columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
+        if shape.plain:
+            return cls(columns, powers, total, None)
+        return cls(columns, powers.mul_(shape.slope(logits)), total, shape.slope(at_target).squeeze(1))
+
+    def to_hidden(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """d log_prob / d hidden state, (tokens, size), in the weight's dtype: (onehot - p) times the weight."""
+        own = weight[ids] if self.slope is None else weight[ids] * self.slope[:, None].to(weight.dtype)
+        expected = (self.powers.to(weight.dtype) @ weight) / self.total[:, None]
+        return (own - expected).to(weight.dtype)
+
+
+def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts: Columns, detail: int) -> Columns:
+    powers, total, top, at_target = parts
+    normaliser = top + total.log()
+    columns = [at_target - normaliser]
+    if detail > 0:
+        # sum of p * logit without a third tensor of this size
+        entropy = normaliser - torch.linalg.vecdot(powers, logits) / total
+        # In 16 bits several tokens often share the largest logit.
+        is_top1 = at_target == top if dtype == torch.float32 else logits.argmax(dim=-1) == ids
+        columns += [entropy, is_top1]
+    if detail > 1:
+        squares = torch.linalg.vecdot(powers, powers) / total.square()
+        columns += [logits.mean(dim=-1), squares.log()]
+    return tuple(columns)
+
+
+class _FrozenHead(torch.autograd.Function):
+    """(tokens, size) hidden states to the columns; see the module's description."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        shape: LogitShape,
+        detail: int,
+    ) -> Columns:
+        """One chunk after the other; what the backward pass needs is as large as the hidden states."""
+        dtype, wanted = _dtype(weight), ctx.needs_input_grad[0]
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        slopes = torch.empty_like(hidden) if wanted else None
+        found: list[Columns] = []
+        rows = _rows(hidden, weight.shape[0])
+        for start in range(0, len(hidden), rows):
+            part, ids = hidden[start : start + rows].to(dtype), targets[start : start + rows]
+            chunk = _Chunk.of(torch.nn.functional.linear(part, weight, bias), ids, shape, detail)
+            found.append(chunk.columns)
+            if slopes is not None:
+                slopes[start : start + rows] = chunk.to_hidden(weight, ids)
+        ctx.save_for_backward(slopes)
+        columns = _joined(found, hidden, detail)
+        ctx.mark_non_differentiable(*columns[1:])
+        return columns
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+        """Each hidden state's slope times the gradient of its token."""
+        (slopes,) = ctx.saved_tensors
+        return ((slopes * gradient[:, None]).to(slopes.dtype), *[None] * 5)
+
+
+class _TrainedHead(torch.autograd.Function):
+    """(tokens, size) hidden states to the weighted loss and the columns, with all gradients computed on the way.
+
+    The idea is Liger's (arXiv:2410.10989, section 3.2): logits exist once, in the forward pass, a chunk at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        shape: LogitShape,
+        detail: int,
+        factors: torch.Tensor,
+        dft: bool,
+    ) -> Columns:
+        """The loss, a float32 scalar, then the columns, none of which has a gradient."""
+        dtype, wanted = _dtype(weight), ctx.needs_input_grad
+        kept, kept_bias = weight, bias
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        rows = _rows(hidden, weight.shape[0])
+        exact = torch.float32 if len(hidden) > rows else kept.dtype  # many sums want more than 16 bits
+        to_hidden = torch.empty_like(hidden) if wanted[0] else None
+        to_weight = torch.zeros_like(kept, dtype=exact) if wanted[1] else None
+        to_bias = None if kept_bias is None or not wanted[2] else torch.zeros_like(kept_bias, dtype=torch.float32)
+        found: list[Columns] = []
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for start in range(0, len(hidden), rows):
+            part, ids = hidden[start : start + rows].to(dtype), targets[start : start + rows]
+            chunk = _Chunk.of(torch.nn.functional.linear(part, weight, bias), ids, shape, detail)
+            log_probs = chunk.columns[0]
+            by = -factors[start : start + rows] * (log_probs.exp() if dft else 1.0)
+            loss += (by * log_probs).sum()
+            found.append(chunk.columns)
+            if to_hidden is not None:
+                to_hidden[start : start + rows] = chunk.to_hidden(weight, ids) * by[:, None]
+            at_target = by if chunk.slope is None else by * chunk.slope
+            if to_weight is not None:
+                _add_to_weight(to_weight, chunk, part, ids, by, at_target)
+            if to_bias is not None:
+                to_bias.index_add_(0, ids, at_target).sub_((by / chunk.total) @ chunk.powers)
+        ctx.gradients = (to_hidden, to_weight, to_bias)
+        ctx.dtypes = (hidden.dtype, kept.dtype, None if kept_bias is None else kept_bias.dtype)
+        columns = _joined(found, hidden, detail)
+        ctx.mark_non_differentiable(*columns)
+        return loss, *columns
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
+        """What was found, times the gradient of the loss; once only."""
+        gradients, ctx.gradients = ctx.gradients, None
+        pairs = zip(gradients, ctx.dtypes, strict=True)
+        return (*(None if each is None else each.mul_(gradient).to(dtype) for each, dtype in pairs), *[None] * 5)
+
+
+def _add_to_weight(
+    total: torch.Tensor,
+    chunk: _Chunk,
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    by: torch.Tensor,
+    at_target: torch.Tensor,
+) -> None:
+    """Add the sum over tokens of factor * (onehot - p) times the hidden state, in place."""
+    total.index_add_(0, ids, (hidden * at_target[:, None]).to(total.dtype))
+    scaled = (hidden * (by / chunk.total)[:, None]).to(hidden.dtype)
+    powers = chunk.powers.to(hidden.dtype)
+    if total.dtype == hidden.dtype:
+        total.addmm_(powers.T, scaled, alpha=-1)
+    else:
+        total.sub_(powers.T @ scaled)
+
+
+def _by_module(
+    head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int
+) -> Columns:
+    """The same through the head as it is: trained, quantised, with an adapter or a bias of its own."""
+
+    def score(part: torch.Tensor, ids: torch.Tensor) -> Columns:
+        raw = head(part)
+        log_probs = shape(raw).log_softmax(dim=-1).gather(1, ids[:, None]).squeeze(1)
+        if not detail:
+            return (log_probs,)
+        with torch.no_grad():
+            rest = _Chunk.of(raw, ids, shape, detail).columns[1:]
+        return log_probs, *rest
+
+    vocabulary = int(getattr(head, "out_features", 0) or 2**16)
+    rows = _rows(hidden, vocabulary)
+    again = torch.is_grad_enabled() and 4 * len(hidden) * vocabulary > KEPT_BYTES
+    found = []
+    for part, ids in zip(hidden.split(rows), targets.split(rows), strict=True):
+        found.append(checkpoint(score, part, ids, use_reentrant=False) if again else score(part, ids))
+    return _joined(found, hidden, detail)
+
+
+def _joined(found: list[Columns], hidden: torch.Tensor, detail: int) -> Columns:
+    """The columns of all chunks; empty ones, still joined to the model, where a batch has no answer."""
+    if not found:
+        none = hidden.sum(dim=-1).float()
+        return (none, none.detach(), none.detach().bool(), none.detach(), none.detach())[: 1 + 2 * detail]
+    return tuple(torch.cat(column) for column in zip(*found, strict=True))

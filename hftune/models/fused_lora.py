@@ -1,0 +1,324 @@
+"""LoRA layers and gated MLPs with forward and backward passes written out: fewer passes over memory, less kept.
+
+peft computes W x, then A x, B A x, a scaled copy of that, and a sum, each a tensor as large as the output. Here the
+low-rank part is added inside the matrix product, and products with one side of r rows run with that side first, where
+BLAS is several times quicker. A gated MLP (down(act(gate x) * up x)) keeps x, gate x and up x for its backward pass and
+nothing else. The idea of writing these passes out is Unsloth's.
+
+A module takes this way where it is as plain as that, which is looked at in every call: adapters that are switched off,
+merged, several or of another kind (DoRA) take peft's.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft.tuners.lora.layer import Linear as LoraLinear
+from peft.tuners.lora.layer import LoraLayer
+from torch import nn
+from torch.nn.functional import gelu, linear, silu
+
+Weight = Callable[[torch.dtype], torch.Tensor]
+"""The (out, in) weight in a dtype; a quantised one is unpacked for each use."""
+
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A frozen weight and what an adapter adds: W x + b + scale * B A x.
+
+    Args:
+        weight: See `Weight`.
+        bias: (out,) or None.
+        a: (r, in), or None where there is no adapter.
+        b: (out, r), likewise.
+        dropout: For the adapter's input.
+    """
+
+    weight: Weight
+    bias: torch.Tensor | None
+    dtype: torch.dtype
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+    scale: float = 1.0
+    dropout: nn.Module | None = None
+
+    @classmethod
+    def of(cls, module: nn.Module, x: torch.Tensor) -> Projection | None:
+        """How this module works now on this input; None: not in this way."""
+        layer = module if isinstance(module, LoraLayer) else None
+        if layer is None:
+            return _frozen(module, x)
+        base = _frozen(layer.base_layer, x)
+        if base is None or layer.merged or layer.disable_adapters or not isinstance(module, _lora_kinds()):
+            return None
+        names = [name for name in layer.active_adapters if name in layer.lora_A]
+        if len(names) != 1 or names[0] in layer.lora_variant:
+            return None
+        name = names[0]
+        a, b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        if type(a) is not nn.Linear or type(b) is not nn.Linear or b.bias is not None:
+            return None
+        if not torch.is_autocast_enabled(x.device.type) and not a.weight.dtype == b.weight.dtype == base.dtype:
+            return None  # a float32 adapter on a 16-bit base computes in float32
+        drops = dropout if layer.training and getattr(dropout, "p", 0.0) > 0 else None
+        return cls(base.weight, base.bias, base.dtype, a.weight, b.weight, float(layer.scaling[name]), drops)
+
+
+def _lora_kinds() -> tuple[type, ...]:
+    from peft.tuners.lora import bnb
+
+    packed = getattr(bnb, "Linear4bit", None)
+    return (LoraLinear,) if packed is None else (LoraLinear, packed)
+
+
+def _frozen(module: Any, x: torch.Tensor) -> Projection | None:
+    """Of a plain or 4-bit linear whose weight is not trained, and computes in the dtype of its input or of autocast."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    if weight is None or weight.requires_grad or (bias is not None and bias.requires_grad):
+        return None
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    if type(module) is nn.Linear:
+        if weight.dim() != 2 or (weight.dtype != dtype and not torch.is_autocast_enabled(device)):
+            return None
+        return Projection(weight.to, bias, dtype)
+    state = getattr(weight, "quant_state", None)
+    if type(module).__name__ != "Linear4bit" or state is None or state.dtype != dtype:
+        return None
+    return Projection(lambda wanted: _unpacked(weight, state).to(wanted), bias, dtype)
+
+
+def _unpacked(weight: torch.Tensor, state: Any) -> torch.Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    dense: torch.Tensor = dequantize_4bit(weight.data, state)
+    return dense
+
+
+def fuse_lora(model: nn.Module) -> int:
+    """Have the LoRA layers and gated MLPs of a model compute in this way; how many modules may do so.
+
+    Modules whose forward pass somebody else has replaced (Liger) are left alone. Weights are read where they are used,
+    not by calling the modules that own them, so that this is not for ZeRO-3, which gathers them in such calls.
+    """
+    found = 0
+    for module in model.modules():
+        if "forward" in vars(module):
+            continue
+        if isinstance(module, _lora_kinds()):
+            module.forward = types.MethodType(_lora_forward(type(module).forward), module)
+            found += 1
+        elif is_gated_mlp(module):
+            module.forward = types.MethodType(_mlp_forward(type(module).forward), module)
+            found += 1
+    return found
+
+
+def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        how = None if args or kwargs else Projection.of(self, x)
+        if how is None or how.a is None:
+            return original(self, x, *args, **kwargs)
+        dropped = None if how.dropout is None else how.dropout(x)
+        out: torch.Tensor = _LoraLinear.apply(x, dropped, how.a, how.b, how)
+        return out
+
+    return forward
+
+
+def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        hows = [None if args or kwargs else Projection.of(each, x) for each in (self.gate_proj, self.up_proj)]
+        hows.append(Projection.of(self.down_proj, x))
+        if any(how is None or how.dropout is not None for how in hows):
+            return original(self, x, *args, **kwargs)
+        gate, up, down = hows
+        factors = [factor for how in (gate, up, down) if how is not None for factor in (how.a, how.b)]
+        out: torch.Tensor = _GatedMLP.apply(x, *factors, gate, up, down, _activation(self))
+        return out
+
+    return forward
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """Whether its class computes down(act(gate x) * up x) with an activation known here; it is tried out."""
+    names = ("gate_proj", "up_proj", "down_proj")
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in names) or _activation(module) is None:
+        return False
+    if len(list(module.children())) != 4:
+        return False  # a norm or a dropout of its own
+    probe = _Probe(module)
+    x = torch.linspace(-2, 2, 12).view(1, 2, 6)
+    activation = _activation(module)
+    assert activation is not None
+    expected = x.flip(-1) * (activation.forward(x * 0.5) * (x + 1.0))
+    try:
+        found = type(module).forward(probe, x)
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        return False  # it wants more of its module than these four: not the plain one
+    return isinstance(found, torch.Tensor) and torch.equal(found, expected)
+
+
+class _Probe:
+    """Stands for a gated MLP in its own forward pass, with projections that are easy to follow."""
+
+    def __init__(self, module: Any) -> None:
+        self.act_fn = module.act_fn
+        self.gate_proj = lambda x: x * 0.5
+        self.up_proj = lambda x: x + 1.0
+        self.down_proj = lambda x: torch.linspace(-2, 2, 12).view(1, 2, 6).flip(-1) * x
+
+
+@dataclass(frozen=True)
+class Activation:
+    """A function and its derivative times a gradient."""
+
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    backward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+_SILU = Activation(silu, torch.ops.aten.silu_backward)
+_GELU = Activation(gelu, torch.ops.aten.gelu_backward)
+_GELU_TANH = Activation(
+    lambda x: gelu(x, approximate="tanh"), lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate="tanh")
+)
+_BY_NAME = {"SiLU": _SILU, "SiLUActivation": _SILU, "GELUActivation": _GELU, "GELUTanh": _GELU_TANH}
+
+
+def _activation(module: Any) -> Activation | None:
+    act = getattr(module, "act_fn", None)
+    if type(act) is nn.GELU:
+        return _GELU_TANH if act.approximate == "tanh" else _GELU
+    return _BY_NAME.get(type(act).__name__)
+
+
+def _low(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """A x for all tokens, (r, tokens): the side of r rows comes first."""
+    return a @ x.T
+
+
+def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """W x + b + scale * B A x of (tokens, in), and A x, (r, tokens). `inner`: what A sees, where that is not x."""
+    bias = None if how.bias is None else how.bias.to(how.dtype)
+    out = linear(x, how.weight(how.dtype), bias)
+    if how.a is None or how.b is None:
+        return out, None
+    low = _low(x if inner is None else inner, how.a.to(how.dtype))
+    return out.addmm_(low.T, how.b.to(how.dtype).T, alpha=how.scale), low
+
+
+def _factor_gradients(
+    gradient: torch.Tensor, x: torch.Tensor, low: torch.Tensor | None, how: Projection
+) -> tuple[torch.Tensor | None, Tensors]:
+    """Of A x, (r, tokens), and of A and B, from that of the output, (tokens, out)."""
+    if low is None or how.a is None or how.b is None:
+        return None, (None, None)
+    inner = (how.b.to(how.dtype).T @ gradient.T).mul_(how.scale)
+    of_a = (inner @ x).to(how.a.dtype) if how.a.requires_grad else None
+    of_b = (low @ gradient).mul_(how.scale).T.to(how.b.dtype) if how.b.requires_grad else None
+    return inner, (of_a, of_b)
+
+
+def _add_input_gradient(
+    total: torch.Tensor | None,
+    gradient: torch.Tensor,
+    inner: torch.Tensor | None,
+    how: Projection,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Add that of the input, (tokens, in), through W and, where `inner` is given, through A.
+
+    Args:
+        dtype: Of the sum. Under autocast a float32 input gets its gradient from 16-bit products, summed in float32.
+    """
+    weight, dtype = how.weight(how.dtype), dtype or how.dtype
+    parts = [(gradient, weight)]
+    if inner is not None and how.a is not None:
+        parts.append((inner.T, how.a.to(how.dtype)))
+    for left, right in parts:
+        if total is None:
+            total = (left @ right).to(dtype)
+        elif dtype == how.dtype:
+            total.addmm_(left, right)
+        else:
+            total.add_(left @ right)
+    assert total is not None
+    return total
+
+
+class _LoraLinear(torch.autograd.Function):
+    """(..., in) to (..., out), with gradients for A, B and the input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, dropped: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, how: Projection
+    ) -> torch.Tensor:
+        """W x + b + scale * B A d(x), d being the dropout."""
+        with torch.autocast(x.device.type, enabled=False):
+            flat = x.reshape(-1, x.shape[-1]).to(how.dtype)
+            inner = None if dropped is None else dropped.reshape(flat.shape).to(how.dtype)
+            out, low = _project(flat, how, inner)
+        ctx.save_for_backward(flat if inner is None else inner, low)
+        ctx.how, ctx.shape, ctx.dtype = how, x.shape, x.dtype
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Of the input, the dropped input, A and B."""
+        seen, low = ctx.saved_tensors
+        how: Projection = ctx.how
+        wants_x, wants_dropped = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        with torch.autocast(gradient.device.type, enabled=False):
+            gradient = gradient.reshape(-1, gradient.shape[-1]).to(how.dtype)
+            inner, factors = _factor_gradients(gradient, seen, low, how)
+            assert inner is not None and how.a is not None
+            of_x = of_dropped = None
+            if wants_x:
+                of_x = _add_input_gradient(None, gradient, None if wants_dropped else inner, how, ctx.dtype)
+                of_x = of_x.view(ctx.shape)
+            if wants_dropped:
+                of_dropped = (inner.T @ how.a.to(how.dtype)).view(ctx.shape).to(ctx.dtype)
+        return of_x, of_dropped, *factors, None
+
+
+class _GatedMLP(torch.autograd.Function):
+    """(..., size) to (..., size): down(act(gate x) * up x), with gradients for x and all A and B."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        """`rest`: A and B of gate, up and down, then their projections and the activation."""
+        gate, up, down, act = rest[6:]
+        with torch.autocast(x.device.type, enabled=False):
+            flat = x.reshape(-1, x.shape[-1]).to(gate.dtype)
+            gated, low_gate = _project(flat, gate, None)
+            upped, low_up = _project(flat, up, None)
+            out, low_down = _project(act.forward(gated).mul_(upped), down, None)
+        ctx.save_for_backward(flat, gated, upped, low_gate, low_up, low_down)
+        ctx.hows, ctx.shape, ctx.dtype = (gate, up, down, act), x.shape, x.dtype
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """Of x and the factors; the product before `down` is computed again."""
+        flat, gated, upped, low_gate, low_up, low_down = ctx.saved_tensors
+        gate, up, down, act = ctx.hows
+        with torch.autocast(gradient.device.type, enabled=False):
+            gradient = gradient.reshape(-1, gradient.shape[-1]).to(down.dtype)
+            opened = act.forward(gated)
+            inner, of_down = _factor_gradients(gradient, opened * upped, low_down, down)
+            of_product = _add_input_gradient(None, gradient, inner, down)
+            of_upped = opened.mul_(of_product)
+            of_gated = act.backward(of_product.mul_(upped), gated)
+            inner_up, of_up = _factor_gradients(of_upped, flat, low_up, up)
+            inner_gate, of_gate = _factor_gradients(of_gated, flat, low_gate, gate)
+            of_x = None
+            if ctx.needs_input_grad[0]:
+                of_x = _add_input_gradient(None, of_upped, inner_up, up, ctx.dtype)
+                of_x = _add_input_gradient(of_x, of_gated, inner_gate, gate, ctx.dtype).view(ctx.shape)
+        return of_x, *of_gate, *of_up, *of_down, None, None, None, None

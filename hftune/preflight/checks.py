@@ -52,7 +52,7 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
-            *check_parallel(training_args),
+            *check_parallel(model_args, adapter_args, training_args),
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),

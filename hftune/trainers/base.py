@@ -26,6 +26,7 @@ from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
+from hftune.trainers.shared_rows import SharedRowsMixin
 
 
 class HftuneTrainerMixin(
@@ -38,6 +39,7 @@ class HftuneTrainerMixin(
     DropoutMixin,
     AdapterPrecisionMixin,
     GradNormMixin,
+    SharedRowsMixin,
 ):
     """Put before a `Trainer` subclass.
 

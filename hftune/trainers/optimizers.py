@@ -54,6 +54,8 @@ class OptimizerMixin:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
         if self.lr_scheduler is None:
             used = self.optimizer if optimizer is None else optimizer
+            if self.groups is not None and self.args.tensor_parallel_size > 1:
+                renew_members(self.groups, self.model)
             lost = lost_groups(self.groups, used) if self.groups is not None else None
             assert lost is None, lost
             self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
@@ -77,6 +79,13 @@ class OptimizerMixin:
         """
         if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
             self.optimizer.eval()
+
+
+def renew_members(groups: list[Group], model: nn.Module) -> None:
+    """Have groups hold the parameters that a model has now: AutoTP puts others in the place of ZeRO-3's, in place."""
+    live = dict(model.named_parameters())
+    for group in groups:
+        group.members = [(name, live[name]) for name, _ in group.members]
 
 
 def lost_groups(groups: list[Group], optimizer: Any) -> str | None:

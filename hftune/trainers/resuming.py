@@ -123,7 +123,9 @@ def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
         # Without ZeRO nothing is dealt out, and any number of processes loads it.
         return (folder / MODEL_FILE).is_file() and not engine.zero_optimization()
     stage = int(load(files[0])["optimizer_state_dict"].get("zero_stage", 1))
-    return engine.zero_optimization_stage() == stage and engine.seq_dp_world_size == len(files)
+    # Tensor-parallel ranks write files of their own; preflight has compared how many there are.
+    written = engine.seq_dp_world_size * engine.mp_world_size
+    return engine.zero_optimization_stage() == stage and written == len(files)
 
 
 def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:

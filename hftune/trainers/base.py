@@ -19,6 +19,7 @@ from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.experts import ExpertParallelMixin
 from hftune.trainers.finite import FiniteMixin
 from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
@@ -33,6 +34,7 @@ class HftuneTrainerMixin(
     FiniteMixin,
     CheckpointMixin,
     ResumeMixin,
+    ExpertParallelMixin,
     WholeEpochMixin,
     OptimizerMixin,
     RouterLossMixin,

@@ -10,6 +10,7 @@ from torch import nn
 from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
 from hftune.distributed import ranks
+from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
@@ -31,6 +32,8 @@ class OptimizerMixin:
         chosen, kwargs, options = self._optimizer_class(args, model)
         if is_8bit(args.optim):
             chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
+        for key, more in expert_options(model).items():
+            options.setdefault(key, {}).update(more)
         self.groups = parameter_groups(model, args, set(self.get_decay_parameter_names(model)), options)
         for group in self.groups:
             for _, parameter in group.members:

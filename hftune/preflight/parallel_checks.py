@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hftune.arguments import AdapterArguments, ModelArguments, PTArguments, SFTArguments, StageArguments
 from hftune.arguments.optimizer import MUON
-from hftune.checkpoints.engine_files import engine_folder
-from hftune.checkpoints.resume import asked_for
 from hftune.distributed.ds_config import asks_for_compiling, offload_device
 from hftune.distributed.tensor_parallel import FLAG, plan_of, unknown_styles
 from hftune.errors import ArgumentError, UserError
 from hftune.models.configs import model_config
+from hftune.preflight.optimizer_checks import NOT_UNDER_ZERO
 
 OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"
 
@@ -26,7 +23,6 @@ def check_parallel(
     for name in ("sequence_parallel_size",):
         if getattr(training_args, name) > 1:
             yield ArgumentError(f"--{name} does nothing yet", place=f"--{name}", fix="use --deepspeed zero3")
-    yield from check_resumed_parallel(training_args)
     if training_args.tensor_parallel_size == 1:
         return
     yield from check_tensor_stage(training_args)
@@ -102,10 +98,11 @@ def check_tensor_others(training_args: StageArguments) -> Iterator[UserError]:
             yield ArgumentError(
                 f"{FLAG} and --{name} at once were not found right", place=f"{FLAG}, --{name}", fix="give one of them"
             )
-    if training_args.optim_name == MUON:
+    name = training_args.optim_name
+    if name.startswith((MUON, *NOT_UNDER_ZERO)):
         yield ArgumentError(
-            "Muon makes the update of a matrix orthogonal, and each process would do so with a part of it",
-            place=f"--optim {MUON}, {FLAG}",
+            f"{name} looks at a matrix as a whole, and each process would give it a part",
+            place=f"--optim {name}, {FLAG}",
             fix=f"use --optim adamw_torch, {OTHERWISE}",
         )
     for name in ("torch_compile", "use_liger_kernel"):
@@ -157,26 +154,3 @@ def _uneven(config: Any, size: int) -> Iterator[UserError]:
             place=f"{FLAG} {size}",
             fix=f"use {' or '.join(fitting)}" if fitting else f"leave it out, {OTHERWISE}",
         )
-
-
-def check_resumed_parallel(training_args: StageArguments) -> Iterator[UserError]:
-    """The optimizer's state of split matrices belongs to groups of as many processes as wrote it."""
-    folder = asked_for(training_args).folder
-    engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
-    if engine is None:
-        return
-    then, now = tensor_ranks(engine), training_args.tensor_parallel_size
-    if then != now:
-        again = f"add {FLAG} {then}" if then > 1 else f"leave {FLAG} out"
-        yield ArgumentError(
-            f"{folder} was written with {FLAG} {then}, and this run has {now}: the optimizer's state lies in other "
-            "pieces",
-            place=f"--resume_from_checkpoint, {FLAG}",
-            fix=f"{again}; or begin with its weights alone, in another --output_dir: --warm_start {folder}",
-        )
-
-
-def tensor_ranks(engine: Path) -> int:
-    """Tensor-parallel processes that wrote a folder of DeepSpeed's, by the names of its files."""
-    found = {match[1] for file in engine.glob("*mp_rank_*.pt") if (match := re.search(r"mp_rank_(\d+)", file.name))}
-    return max(1, len(found))

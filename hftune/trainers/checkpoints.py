@@ -101,6 +101,7 @@ class CheckpointMixin:
             "world_size": ranks.world_size(),
             "zero_stage": self.args.zero_stage,
             "tensor_parallel_size": self.args.tensor_parallel_size,
+            "expert_parallel_size": self.args.expert_parallel_size,
             "global_batch": self.get_total_train_batch_size(self.args),
         }
         if ranks.is_main():

@@ -1,24 +1,87 @@
-"""x"""
-import os
-from tests.parity.test_tensor_parallel import *
-from tests.parity.test_tensor_parallel import curves
+"""Expert parallelism changes no number: losses and gradient norms of two processes are those of one."""
 
-@pytest.mark.parametrize("aux", [0, 1])
-@pytest.mark.parametrize("name", os.environ.get("EPM","mixtral").split())
-@pytest.mark.parametrize("stage", os.environ.get("EPS","pt").split())
-def test_ep(run, workspace, tiny_data, name, stage, aux, tmp_path_factory):
-    work = tmp_path_factory.mktemp("w")
-    model = work/name; make_model(name, model)
-    fl = ("--save_steps","12", *(("--router_aux_loss_coef","0") if not aux else ("--router_aux_loss_coef", "0.5")))
-    one = train(run, stage, model, tiny_data, work/"one", *PACKED[stage], *(("--per_device_train_batch_size","4") if not aux else ("--per_device_train_batch_size","2","--deepspeed","zero1")), *fl, launcher="python" if not aux else TWO)
-    bad=[]
-    for z in ([1,3] if not aux else [1,3]):
-        try:
-            two = train(run, stage, model, tiny_data, work/f"two{z}", *PACKED[stage], "--per_device_train_batch_size","2", "--deepspeed", f"zero{z}", "--expert_parallel_size","2",*fl, launcher=TWO)
-        except AssertionError as e:
-            print("ERR", name, stage, z, str(e)[-1500:]); bad.append(z); continue
-        print("RES", name, stage, aux, z, furthest(two,one), one[0], two[0], one[-1], two[-1])
-        if furthest(two, one)>1e-4: bad.append(z)
-        assert_saved_alike(work/f"two{z}", work/"one"); assert_saved_alike(work/f"two{z}"/"checkpoint-12", work/"one"/"checkpoint-12")
-        os.system(f"cd {work}/two{z} && find . -name *.pt | sort; cd checkpoint-12; ls; cat hftune_checkpoint.json | head -6")
-    assert not bad
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.parity.shared_models import (
+    FOUR,
+    SAVED_AT,
+    STEPS,
+    TOLERANCE,
+    TWO,
+    Runs,
+    assert_measured_alike,
+    assert_saved_alike,
+    furthest,
+    read_curve,
+)
+
+UNBALANCED = ("--router_aux_loss_coef", "0")
+"""The balance of a batch is no sum over its rows: it is compared between runs that split a step alike."""
+
+
+@pytest.fixture(scope="module")
+def runs(run: Callable, workspace: Path, tiny_data: Path) -> Runs:
+    return Runs(run, workspace / "experts", tiny_data)
+
+
+def experts(zero: str) -> tuple[str, ...]:
+    return "--deepspeed", zero, "--expert_parallel_size", "2"
+
+
+QUICK = [("pt", "mixtral", "zero1"), ("sft", "mixtral", "zero3")]
+EVERY = [
+    *product(("pt", "sft"), ("mixtral",), ("zero1", "zero2", "zero3")),
+    *product(("sft",), ("qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"), ("zero1", "zero3")),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "zero"),
+    [pytest.param(*cell, marks=[] if cell in QUICK else [pytest.mark.slow]) for cell in EVERY],
+)
+def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) -> None:
+    """Packed; routed and shared experts, with and without a gate, routers of softmax and sigmoid, groups of experts."""
+    reference, alone = runs(stage, name, *UNBALANCED)
+    found, folder = runs(stage, name, *UNBALANCED, *experts(zero), launcher=TWO, rows=2)
+    assert furthest(found, reference) < TOLERANCE
+    assert_measured_alike(folder, alone)
+    assert_saved_alike(folder, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+def test_routers_are_balanced_alike(runs: Runs, name: str) -> None:
+    """Against two processes that hold all experts each."""
+    balanced = ("--router_aux_loss_coef", "0.5", "--moe_z_loss_coef", "0.1")
+    reference, _ = runs("pt", name, *balanced, "--deepspeed", "zero1", launcher=TWO, rows=2)
+    found, _ = runs("pt", name, *balanced, *experts("zero1"), launcher=TWO, rows=2)
+    assert furthest(found, reference) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["zero1", "zero2", "zero3"])
+def test_two_groups_of_two(runs: Runs, zero: str) -> None:
+    """Every expert is in two of four processes, which add up its gradients."""
+    reference, alone = runs("pt", "mixtral", *UNBALANCED)
+    found, folder = runs("pt", "mixtral", *UNBALANCED, *experts(zero), launcher=FOUR, rows=1)
+    assert furthest(found, reference) < TOLERANCE
+    assert_saved_alike(folder, alone)
+
+
+@pytest.mark.parametrize("zero", ["zero1", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_it_goes_on_from_a_checkpoint(runs: Runs, tmp_path: Path, zero: str) -> None:
+    whole, folder = runs("pt", "mixtral", *UNBALANCED, *experts(zero), launcher=TWO, rows=2)
+    going_on = (*UNBALANCED, "--resume_from_checkpoint", str(folder / f"checkpoint-{SAVED_AT}"))
+    model = runs.model("mixtral")
+    runs.start("pt", model, tmp_path / "rest", *experts(zero), *going_on, launcher=TWO, rows=2)
+    rest = read_curve(tmp_path / "rest")[SAVED_AT:]
+    assert len(rest) == STEPS - SAVED_AT
+    assert furthest(rest, whole[SAVED_AT:]) < 1e-6
+    with pytest.raises(AssertionError, match="was written with --expert_parallel_size 2, and this run has 1"):
+        runs.start("pt", model, tmp_path / "other", "--deepspeed", zero, *going_on, launcher=TWO, rows=2)

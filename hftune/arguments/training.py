@@ -9,6 +9,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.long_context import TiledLossFields, TilingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
@@ -20,7 +21,9 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelArguments, OptimizerArguments):
+class StageArguments(
+    RouterFields, DropoutFields, CheckpointingFields, TilingFields, ParallelArguments, OptimizerArguments
+):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -136,7 +139,7 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelA
 
 
 @dataclass
-class PTArguments(StageArguments, TrainingArguments):
+class PTArguments(StageArguments, TiledLossFields, TrainingArguments):
     """Pre-training on plain text."""
 
     block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})

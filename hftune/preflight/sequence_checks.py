@@ -138,11 +138,12 @@ def check_architecture(model_args: ModelArguments, training_args: StageArguments
 
 def check_tiling(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Pieces are cut from rows of a known length, for MLPs that are not recomputed already."""
-    if getattr(training_args, "tiles_loss", False) and training_args.label_smoothing_factor:
-        if training_args.tiled_loss:  # else --sequence_parallel_size has its own words
-            yield ArgumentError(
-                "label smoothing takes all logits at once", place="--tiled_loss, --label_smoothing_factor", fix="choose"
-            )
+    if getattr(training_args, "tiled_loss", None) and training_args.label_smoothing_factor:
+        yield ArgumentError(
+            "label smoothing takes all logits at once",
+            place="--tiled_loss, --label_smoothing_factor",
+            fix="leave one of them out",
+        )
     if not training_args.tiled_mlp:
         return
     place = "--tiled_mlp"

@@ -26,9 +26,11 @@ from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
+from hftune.trainers.watching import PhaseMixin
 
 
 class HftuneTrainerMixin(
+    PhaseMixin,
     FiniteMixin,
     CheckpointMixin,
     ResumeMixin,

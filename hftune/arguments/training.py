@@ -14,6 +14,7 @@ from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
+from hftune.arguments.watching import WatchFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks
 from hftune.distributed.ds_features import Setting, uses_nvme
 from hftune.errors import ArgumentError, raise_together
@@ -22,7 +23,7 @@ from hftune.logging import notice
 
 @dataclass
 class StageArguments(
-    RouterFields, DropoutFields, CheckpointingFields, TilingFields, ParallelArguments, OptimizerArguments
+    RouterFields, DropoutFields, CheckpointingFields, TilingFields, ParallelArguments, OptimizerArguments, WatchFields
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
@@ -70,12 +71,13 @@ class StageArguments(
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
+        self.settle_watching()
         self.settle_parallel()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
-        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
+        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu

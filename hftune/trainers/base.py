@@ -28,9 +28,11 @@ from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
 from hftune.trainers.sequences import SequenceMixin
 from hftune.trainers.tiling import TilingMixin
+from hftune.trainers.watching import PhaseMixin
 
 
 class HftuneTrainerMixin(
+    PhaseMixin,
     FiniteMixin,
     CheckpointMixin,
     ResumeMixin,

@@ -9,10 +9,12 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.long_context import TiledLossFields, TilingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
+from hftune.arguments.watching import WatchFields
 from hftune.distributed import ds_config, ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, uses_nvme
 from hftune.errors import ArgumentError, raise_together
@@ -20,7 +22,9 @@ from hftune.logging import notice
 
 
 @dataclass
-class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelArguments, OptimizerArguments):
+class StageArguments(
+    RouterFields, DropoutFields, CheckpointingFields, TilingFields, ParallelArguments, OptimizerArguments, WatchFields
+):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
@@ -67,12 +71,13 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelA
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
+        self.settle_watching()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         self.settle_parallel()
-        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
+        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu
@@ -138,7 +143,7 @@ class StageArguments(RouterFields, DropoutFields, CheckpointingFields, ParallelA
 
 
 @dataclass
-class PTArguments(StageArguments, TrainingArguments):
+class PTArguments(StageArguments, TiledLossFields, TrainingArguments):
     """Pre-training on plain text."""
 
     block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})

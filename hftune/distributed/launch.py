@@ -11,11 +11,13 @@ import os
 import shutil
 import socket
 import warnings
+from datetime import timedelta
 
 import torch
 from accelerate.utils import imports, other
 
-from hftune.distributed import ranks
+from hftune.distributed import ranks, watchdog
+from hftune.errors import farewells
 from hftune.logging import notice
 
 
@@ -58,17 +60,20 @@ def prepare_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # bitsandbytes looks for optional kernels at import and warns of what nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if watchdog.say_farewell not in farewells:
+        farewells.append(watchdog.say_farewell)
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
+def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800) -> None:
     """Join the other processes, or become a world of one where DeepSpeed runs without a launcher.
 
     Args:
         use_cpu: Train on the CPU: the backend is gloo, and the group is made here, since ZeRO-3 loads models before
             DeepSpeed would make it. On accelerators the Trainer makes the group itself.
         deepspeed: Whether a DeepSpeed config was given.
+        timeout: Seconds that a collective may take, for a group that is made here.
     """
     prepare_environment()
     if ranks.imagined() is not None:
@@ -83,7 +88,7 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
     _share_cores()
     if deepspeed and not ranks.is_distributed():
-        _init_deepspeed_on_gloo()
+        _init_deepspeed_on_gloo(timeout)
 
 
 def _unwrap_engines(needed: bool) -> None:
@@ -115,11 +120,11 @@ def _share_cores() -> None:
         notice(f"{threads} CPU thread(s) for each of {ranks.local_world_size()} processes")
 
 
-def _init_deepspeed_on_gloo() -> None:
+def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
     import deepspeed.ops
 
     # DeepSpeed would compile a shared-memory operator that only AutoTP inference uses. Training does not need it, and a
     # machine without a compiler would stop here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

@@ -20,9 +20,6 @@ def check_parallel(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """What does not go together with groups of processes that share a model."""
-    for name in ("sequence_parallel_size",):
-        if getattr(training_args, name) > 1:
-            yield ArgumentError(f"--{name} does nothing yet", place=f"--{name}", fix="use --deepspeed zero3")
     if training_args.tensor_parallel_size == 1:
         return
     yield from check_tensor_stage(training_args)

@@ -1,0 +1,129 @@
+"""The hub hears deaths and farewells at once; phases cost next to nothing; errors of lost peers are known."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+import timeit
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from hftune.distributed import peers, phases, stacks
+from hftune.distributed.heartbeats import Hub, Wire, connect
+from hftune.distributed.verdicts import judge_hang
+
+
+@pytest.fixture
+def hub() -> Any:
+    found = Hub("word", judge_hang)
+    yield found
+    found.close()
+
+
+def join(hub: Hub, rank: int, word: str = "word") -> Wire:
+    return connect("127.0.0.1", hub.port, rank, word, {"host": f"h{rank}", "step": 3, "phase": "save"})
+
+
+def heard(wire: Wire, seconds: float = 8.0) -> list[dict[str, Any]] | None:
+    ready, _, _ = select.select([wire.socket], [], [], seconds)
+    assert ready, "nothing came"
+    return wire.receive()
+
+
+def test_a_connection_that_ends_is_a_death(hub: Hub) -> None:
+    first, second, third = (join(hub, rank) for rank in range(3))
+    time.sleep(0.3)
+    second.close()
+    third.close()
+    (message,) = heard(first) or []
+    assert message["verdict"]["kind"] == "lost" and message["verdict"]["ranks"] == [1, 2], "one event"
+    assert message["verdict"]["reports"]["2"]["host"] == "h2"
+
+
+def test_a_farewell_is_none(hub: Hub) -> None:
+    first, second = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    second.send({"bye": ""})
+    second.close()
+    assert not select.select([first.socket], [], [], 2.0)[0]
+    hub.close()
+    assert heard(first) == [{"end": True}]
+
+
+def test_last_words_are_told(hub: Hub) -> None:
+    first, second = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    second.send({"bye": "ValueError: odd", "report": {"step": 9}})
+    (message,) = heard(first) or []
+    assert message["verdict"]["words"] == "ValueError: odd" and message["verdict"]["reports"]["1"]["step"] == 9
+
+
+def test_strangers_are_shown_out(hub: Hub) -> None:
+    first, stranger = join(hub, 0), join(hub, 1, word="another")
+    assert heard(stranger) is None
+    assert not select.select([first.socket], [], [], 1.5)[0], "and are no death"
+
+
+def test_who_does_not_answer_is_named(hub: Hub) -> None:
+    first, frozen = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    first.send({"stalled": True, "report": {"waits": "all_reduce"}})
+    assert heard(first) == [{"where": True}]
+    first.send({"answer": True, "report": {"waits": "all_reduce"}})
+    (message,) = heard(first) or []
+    assert message["verdict"]["ranks"] == [1] and message["verdict"]["reports"]["1"]["silent"]
+    frozen.close()
+
+
+def test_phases_are_counted_and_timed_only_while_asked() -> None:
+    before = phases.now()
+    with pytest.raises(KeyError), phases.timed("starting"):
+        phases.enter(phases.FORWARD, 5)
+        inside = phases.now()
+        assert inside.timed and inside.step == 5 and inside.count == before.count + 2
+        raise KeyError
+    assert not phases.now().timed and phases.now().name == phases.FORWARD, "an error is told with its phase"
+    phases.enter(phases.PREPARATION, 0)
+
+
+def test_a_phase_costs_next_to_nothing() -> None:
+    times = timeit.repeat(lambda: phases.enter(phases.FORWARD), number=2000, repeat=5)
+    assert min(times) / 2000 < 50e-6, "seven of them a step"
+
+
+def test_what_the_main_thread_waits_for() -> None:
+    found: list[str | None] = []
+
+    def look() -> None:
+        time.sleep(0.3)
+        found.extend([stacks.waits_in(), stacks.place(), stacks.main_stack()])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    time.sleep(0.6)
+    thread.join()
+    assert found[0] is None and "time.sleep(0.6)" in str(found[2])
+    assert str(found[1]).startswith("test_watchdog.py:") and str(found[1]).endswith(
+        "test_what_the_main_thread_waits_for"
+    )
+
+
+def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")
+    assert peers.lost_contact(gloo) and peers.lost_contact(dist.DistStoreError("wait timeout after 10ms"))
+    assert not peers.lost_contact(RuntimeError("CUDA out of memory")) and not peers.lost_contact(KeyError("gloo/"))
+    assert not peers.lost_contact(None)
+    monkeypatch.setenv("MASTER_ADDR", "nowhere")
+    text = peers.explain(dist.DistNetworkError("The client socket has timed out after 1000ms while trying to connect"))
+    assert "have not met" in text and "nowhere:" in text
+
+
+def test_torch_says_connection_lost_in_words_that_are_known() -> None:
+    """The real error, of this version of torch: nobody listens at the port."""
+    with pytest.raises(RuntimeError) as caught:
+        dist.TCPStore("127.0.0.1", 9, 2, is_master=False, timeout=timedelta(seconds=1))
+    assert peers.lost_contact(caught.value) and "have not met" in peers.explain(caught.value)

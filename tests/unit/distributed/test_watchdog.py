@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import select
 import threading
 import time
@@ -110,6 +111,24 @@ def test_what_the_main_thread_waits_for() -> None:
     assert str(found[1]).startswith("test_watchdog.py:") and str(found[1]).endswith(
         "test_what_the_main_thread_waits_for"
     )
+
+
+def test_what_nccl_has_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder's own fields, as torch's FlightRecorder writes them; there is no NCCL here."""
+    done = {"profiling_name": "nccl:broadcast", "state": "completed", "collective_seq_id": 6}
+    stuck = {"profiling_name": "nccl:all_reduce", "state": "started", "collective_seq_id": 7}
+    dump = json.dumps({"entries": [done, {**stuck, "process_group": ["0", "default_pg"]}]})
+    asked: dict[str, bool] = {}
+    monkeypatch.setattr(stacks.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(stacks.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        stacks.torch._C._distributed_c10d,
+        "_dump_nccl_trace_json",
+        lambda **flags: asked.update(flags) or dump,
+        raising=False,
+    )
+    assert stacks.waits_in() == "all_reduce number 7 of default_pg"
+    assert asked == {"includeCollectives": True, "onlyActive": True}
 
 
 def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import select
+import signal
 import threading
 import time
 import timeit
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from hftune.distributed import peers, phases, stacks
+from hftune.distributed import launch, peers, phases, stacks, watchdog
 from hftune.distributed.heartbeats import Hub, Wire, connect
 from hftune.distributed.verdicts import judge_hang
 
@@ -78,6 +81,60 @@ def test_who_does_not_answer_is_named(hub: Hub) -> None:
     (message,) = heard(first) or []
     assert message["verdict"]["ranks"] == [1] and message["verdict"]["reports"]["1"]["silent"]
     frozen.close()
+
+
+def test_a_worker_of_a_data_loader_does_not_keep_a_dead_process_alive(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    monkeypatch.setattr(watchdog, "_watchdog", SimpleNamespace(wire=second, hub=None))
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        monkeypatch.setattr(watchdog, "_watchdog", None)
+        second.close()
+        (message,) = heard(first) or []
+        assert message["verdict"]["ranks"] == [1]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_pause_of_the_whole_process_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, Any]] = []
+    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, verdict: ended.append(verdict))
+    monkeypatch.setattr(watchdog.Watchdog, "_watch", lambda self: None)
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with phases.timed("starting"):
+        found = watchdog.Watchdog(60.0)
+        for seconds in (5.0, 5.0, 3600.0, 5.0, 5.0):  # Ctrl-Z for an hour
+            clock[0] += seconds
+            found._look()
+        assert not ended
+        for _ in range(10):
+            clock[0] += 5.0
+            found._look()
+        assert ended, "it does hang, apart from the pause"
+    phases.enter(phases.PREPARATION, 0)
+
+
+def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "123"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "_PATIENCE", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(launch.get_logger(), "warning", said.append)
+    with launch.meeting():
+        time.sleep(0.4)
+    assert said == ["rank 0 waits for the other 3 process(es) at node1:123"]
+    with launch.meeting():
+        pass
+    time.sleep(0.2)
+    assert len(said) == 1
 
 
 def test_phases_are_counted_and_timed_only_while_asked() -> None:

@@ -82,6 +82,8 @@ class Watchdog:
                 faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=2)
             self._look()
             self._hear()
+        if _can_dump():  # `stop` may have come between the question above and the arming
+            faulthandler.cancel_dump_traceback_later()
 
     def _look(self) -> None:
         phase = phases.now()

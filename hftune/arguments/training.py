@@ -9,6 +9,7 @@ import trl
 from transformers import TrainingArguments
 
 from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.long_context import TiledLossFields, TilingFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
@@ -22,7 +23,7 @@ from hftune.logging import notice
 
 @dataclass
 class StageArguments(
-    RouterFields, DropoutFields, CheckpointingFields, ParallelArguments, OptimizerArguments, WatchFields
+    RouterFields, DropoutFields, CheckpointingFields, TilingFields, ParallelArguments, OptimizerArguments, WatchFields
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
@@ -144,7 +145,7 @@ class StageArguments(
 
 
 @dataclass
-class PTArguments(StageArguments, TrainingArguments):
+class PTArguments(StageArguments, TiledLossFields, TrainingArguments):
     """Pre-training on plain text."""
 
     block_size: int = field(default=1024, metadata={"help": "Tokens in a training sequence."})

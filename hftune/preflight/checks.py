@@ -27,6 +27,7 @@ from hftune.preflight.resume_checks import check_resume
 from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
+from hftune.preflight.sequence_checks import check_sequence
 from hftune.preflight.vocabulary_checks import check_vocabulary
 
 
@@ -55,6 +56,7 @@ def check_run(
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
             *check_parallel(training_args),
+            *check_sequence(model_args, data_args, training_args),
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),

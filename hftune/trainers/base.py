@@ -26,6 +26,8 @@ from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
+from hftune.trainers.sequences import SequenceMixin
+from hftune.trainers.tiling import TilingMixin
 from hftune.trainers.watching import PhaseMixin
 
 
@@ -40,6 +42,8 @@ class HftuneTrainerMixin(
     DropoutMixin,
     AdapterPrecisionMixin,
     GradNormMixin,
+    SequenceMixin,
+    TilingMixin,
 ):
     """Put before a `Trainer` subclass.
 
@@ -92,7 +96,8 @@ class HftuneTrainerMixin(
         """Once a run, and only where documents share rows."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
-            prove_apart(model, vocabulary_rows(self.model), self.model.config._attn_implementation, self.args.device)
+            attention, read = self.model.config._attn_implementation, self._read_row if self._sequence else None
+            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -16,9 +16,10 @@ from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.evaluation import TokenLossMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.streams import StreamMixin
+from hftune.trainers.tiling import TiledLossMixin
 
 
-class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Trainer):
+class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, TiledLossMixin, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
 
     The training data are a map-style dataset, a `BlockDataset` over tokenised folders, or a `StreamingDataset`.
@@ -49,9 +50,12 @@ class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, Tr
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation."""
+    """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation.
+
+    With `--tiled_loss` there are none: what comes are token ids already.
+    """
     tensor = logits[0] if isinstance(logits, tuple) else logits
-    return tensor.argmax(dim=-1)
+    return tensor.argmax(dim=-1) if tensor.dim() == 3 else tensor
 
 
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:

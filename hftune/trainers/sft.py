@@ -89,8 +89,9 @@ class _Scaled:
     def __call__(self, **inputs: Any) -> Any:
         outputs = self.model(**inputs)
         if getattr(outputs, "log_probs", None) is not None:
-            # Position t holds the token t + 1.
-            outputs.log_probs = outputs.log_probs * self.weights[:, 1:]
+            # Position t holds the token t + 1; slices of rows come with weights that are shifted like their labels.
+            weights = self.weights if "shift_labels" in inputs else self.weights[:, 1:]
+            outputs.log_probs = outputs.log_probs * weights
         return outputs
 
 

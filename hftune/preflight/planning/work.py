@@ -118,6 +118,8 @@ def _head(training_args: StageArguments) -> str:
         return ANSWERS
     liger = bool(getattr(training_args, "use_liger_kernel", False))
     smoothing = bool(training_args.label_smoothing_factor)
+    if isinstance(training_args, PTArguments) and training_args.tiles_loss:
+        return ANSWERS
     return FULL_LOGITS if (isinstance(training_args, PTArguments) and not liger) or smoothing else FUSED
 
 

@@ -35,9 +35,10 @@ ROWS = (
         _NO_TENSOR,
         """fuse_sequence_parallel_allreduce sequence_parallel_config=x tp_async_allreduce sp_async_reduce_scatter
         mp_async_allreduce mp_skip_c_identity mp_fused_linear_param_grad_add tp_sync_param sync_grad tp_sync_moment
-        replace_with_c_embedding replace_with_parallel_cross_entropy split_inputs_sequence_dim cp_balance_mode=x
+        replace_with_c_embedding replace_with_parallel_cross_entropy cp_balance_mode=x
         hybrid_parallel_expert_grad_scale=1.0""",
     ),
+    *_details("--sequence_parallel_size shares rows out by itself", "split_inputs_sequence_dim"),
     *_details(
         _STAGES,
         """hybrid_parallel_topo_order=pp_first variable_seq_lengths pp_delay_scale_loss pp_sync_param pp_sync_moment
@@ -85,12 +86,13 @@ ROWS = (
         "muon_ns_coeff_type", "Newton-Schulz coefficients", "they are the quintic ones", "aol", harmless=("quintic",)
     ),
     refused("muon_ns_coeffs", "Newton-Schulz coefficients", "they are the quintic ones; remove it", "x"),
-    refused(
+    translated(
         "sep_parallel_size",
-        "sequence parallelism",
-        "there is none yet; lower --max_length, or use ZeRO-3",
-        "2",
-        harmless=("-1", "0", "1"),
+        "sequence_parallel_size",
+        "processes that share the tokens of a row (all-to-all)",
+        "1",
+        {},
+        mapped("sequence_parallel_size", {"-1": None, "0": None, "1": None}, ""),
     ),
     refused(
         "expert_tensor_model_parallel_size",

@@ -9,7 +9,8 @@ _STAGES = "there are no pipeline stages"
 _TENSOR = "there is no tensor parallelism yet; ZeRO-3 shards layers over all processes"
 _NO_TENSOR = "there is no tensor parallelism"
 _EXPERT = "there is no expert parallelism yet; ZeRO-3 shards the experts' weights"
-_SEQUENCE = "there is no sequence parallelism yet; lower --max_length, or use ZeRO-3 with checkpointing"
+_RING = "there is no ring attention; use --sequence_parallel_size, which exchanges heads for tokens (Ulysses)"
+_NO_RING = "there is no ring attention"
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
 
 ROWS = (
@@ -78,10 +79,10 @@ ROWS = (
     # experts and sequences
     refused("expert_model_parallel_size", "expert parallelism", _EXPERT, "2", harmless=_ONE),
     refused("expert_tensor_parallel_size", "tensor parallelism of experts", _EXPERT, "2", harmless=_ONE),
-    refused("context_parallel_size", "context parallelism", _SEQUENCE, "2", harmless=_ONE),
-    refused("sequence_parallel_size", "sequence parallelism (Ulysses)", _SEQUENCE, "2", harmless=_ONE),
-    no_effect("cp_comm_type", "communication of context parallelism", "there is no context parallelism", "p2p"),
-    no_effect("cp_partition_mode", "parts of context parallelism", "there is no context parallelism", "zigzag"),
+    refused("context_parallel_size", "context parallelism: attention in a ring", _RING, "2", harmless=_ONE),
+    works("sequence_parallel_size", "processes that share the tokens of a row (Ulysses)", "1"),
+    no_effect("cp_comm_type", "communication of context parallelism", _NO_RING, "p2p"),
+    no_effect("cp_partition_mode", "parts of context parallelism", _NO_RING, "zigzag"),
     refused("sequence_packing_scheduler", "packing balanced over processes", "use --packing", "dp_balanced"),
     # recomputation
     translated(

@@ -77,14 +77,18 @@ class StageArguments(
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         self.settle_parallel()
-        launch.join_process_group(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout)
+        with launch.meeting():
+            launch.join_process_group(
+                use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
+            )
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu
         if ranks.imagined() is not None:
             # A plan: transformers must not look for the device, nor join a process group.
             self.use_cpu, self.deepspeed = True, None
-        super().__post_init__()
+        with launch.meeting():
+            super().__post_init__()
         self.use_cpu = asked
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 

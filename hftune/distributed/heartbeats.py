@@ -64,9 +64,10 @@ class Wire:
         *lines, rest = bytes(self.unread).split(b"\n")
         self.unread = bytearray(rest)
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError:  # no process of ours
+            found = [json.loads(line) for line in lines]
+        except ValueError:
             return None
+        return found if all(isinstance(message, dict) for message in found) else None  # else: no process of ours
 
     def close(self) -> None:
         """Let go of it."""
@@ -124,6 +125,12 @@ class Hub:
         self._tell({"end": True})
         self._over.set()
 
+    def forget(self) -> None:
+        """In a forked child: a connection ends when nobody holds it any more."""
+        self._server.close()
+        for member in self._members.values():
+            member.wire.close()
+
     def _listen(self) -> None:
         while not self._over.is_set():
             for key, _ in self._selector.select(0.25):
@@ -144,10 +151,10 @@ class Hub:
         rank = next((rank for rank, member in self._members.items() if member.wire is wire), None)
         for message in messages or ():
             if rank is None:
-                if message.get("word") != self.word:
+                if message.get("word") != self.word or not isinstance(message.get("rank"), int):
                     messages = None
                     break
-                rank = int(message["rank"])
+                rank = message["rank"]
                 self._members[rank] = Member(wire, {})
             self._hear(rank, message)
         if messages is None:

@@ -10,7 +10,10 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -18,7 +21,10 @@ from accelerate.utils import imports, other
 
 from hftune.distributed import ranks, watchdog
 from hftune.errors import farewells
-from hftune.logging import notice
+from hftune.logging import get_logger, notice
+
+_PATIENCE = 30.0
+"""Seconds before a process says that it waits for the others."""
 
 
 def has_accelerator() -> bool:
@@ -64,6 +70,22 @@ def prepare_environment() -> None:
         farewells.append(watchdog.say_farewell)
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Say whom this process waits for, where the others do not come at once: torch waits half an hour in silence."""
+    variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
+    rank, *address = variables
+    said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
+    timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
+    timer.daemon = True
+    if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.imagined() is None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800) -> None:

@@ -28,6 +28,9 @@ _SAME_HOST_GRACE = 3.0
 """Seconds in which a launcher ends the other processes of its machine, whose words would only repeat the first."""
 
 _HUB_ANSWERS_WITHIN = 10.0
+_PAUSE = 10.0
+"""Seconds without a look after which this process, not its work, has stood still: Ctrl-Z, a debugger."""
+
 _FROZEN = 60.0
 """Seconds beyond the time-out after which the thread itself is taken to be stuck; then the system dumps the stacks."""
 
@@ -53,6 +56,7 @@ class Watchdog:
     def __post_init__(self) -> None:
         self.rank, self.host = ranks.rank(), socket.gethostname()
         self._complained: float | None = None
+        self._looked, self._forgiven = time.monotonic(), (0, 0.0)
         self._thread = threading.Thread(target=self._watch, name="hftune watchdog", daemon=True)
         self._thread.start()
 
@@ -78,12 +82,15 @@ class Watchdog:
                 faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=2)
             self._look()
             self._hear()
+        if _can_dump():  # `stop` may have come between the question above and the arming
+            faulthandler.cancel_dump_traceback_later()
 
     def _look(self) -> None:
         phase = phases.now()
         if self.wire is not None:
             self.wire.send({"report": self._report(phase)})
-        if not phase.timed or phase.seconds < self.timeout:
+        paused = self._paused(phase)
+        if not phase.timed or phase.seconds - paused < self.timeout:
             return
         report = self._report(phase) | self._details()
         if self.wire is None:
@@ -93,6 +100,15 @@ class Watchdog:
             self.wire.send({"report": report, "stalled": True})
         elif time.monotonic() - self._complained > _HUB_ANSWERS_WITHIN:  # rank 0 is frozen itself
             self._end(verdicts.judge_hang({0: report | self._first(), self.rank: report}, {0}))
+
+    def _paused(self, phase: phases.Phase) -> float:
+        """Seconds of a phase in which all of this process stood still, its watchdog as well."""
+        looked, self._looked = self._looked, time.monotonic()
+        gap = self._looked - looked - self.beat
+        count, seconds = self._forgiven
+        seconds = seconds if count == phase.count else 0.0
+        self._forgiven = (phase.count, seconds + (gap if gap > _PAUSE else 0.0))
+        return self._forgiven[1]
 
     def _hear(self) -> None:
         if self.wire is None:
@@ -162,6 +178,21 @@ def start(timeout: float) -> None:
         found = (hub.word, hub.port, socket.gethostname()) if hub is not None else ("", 0, "")
         word, port, host = ranks.gathered_objects(found)[0]
         _watchdog = Watchdog(timeout, hub, _connected(word, port), host)
+
+
+def _forget() -> None:
+    """In a forked child, such as a worker of a data loader: it is not the process that others listen for."""
+    global _watchdog
+    if _watchdog is not None:
+        for end in (_watchdog.wire, _watchdog.hub):
+            if isinstance(end, Wire):
+                end.close()
+            elif isinstance(end, Hub):
+                end.forget()
+    _watchdog = None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def stop() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import select
+import signal
 import threading
 import time
 import timeit
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from hftune.distributed import peers, phases, stacks
+from hftune.distributed import launch, peers, phases, stacks, watchdog
 from hftune.distributed.heartbeats import Hub, Wire, connect
 from hftune.distributed.verdicts import judge_hang
 
@@ -79,6 +83,60 @@ def test_who_does_not_answer_is_named(hub: Hub) -> None:
     frozen.close()
 
 
+def test_a_worker_of_a_data_loader_does_not_keep_a_dead_process_alive(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    monkeypatch.setattr(watchdog, "_watchdog", SimpleNamespace(wire=second, hub=None))
+    child = os.fork()
+    if not child:
+        time.sleep(30)
+        os._exit(0)
+    try:
+        monkeypatch.setattr(watchdog, "_watchdog", None)
+        second.close()
+        (message,) = heard(first) or []
+        assert message["verdict"]["ranks"] == [1]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_pause_of_the_whole_process_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[dict[str, Any]] = []
+    monkeypatch.setattr(watchdog.Watchdog, "_end", lambda self, verdict: ended.append(verdict))
+    monkeypatch.setattr(watchdog.Watchdog, "_watch", lambda self: None)
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    with phases.timed("starting"):
+        found = watchdog.Watchdog(60.0)
+        for seconds in (5.0, 5.0, 3600.0, 5.0, 5.0):  # Ctrl-Z for an hour
+            clock[0] += seconds
+            found._look()
+        assert not ended
+        for _ in range(10):
+            clock[0] += 5.0
+            found._look()
+        assert ended, "it does hang, apart from the pause"
+    phases.enter(phases.PREPARATION, 0)
+
+
+def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "123"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "_PATIENCE", 0.05)
+    said: list[str] = []
+    monkeypatch.setattr(launch.get_logger(), "warning", said.append)
+    with launch.meeting():
+        time.sleep(0.4)
+    assert said == ["rank 0 waits for the other 3 process(es) at node1:123"]
+    with launch.meeting():
+        pass
+    time.sleep(0.2)
+    assert len(said) == 1
+
+
 def test_phases_are_counted_and_timed_only_while_asked() -> None:
     before = phases.now()
     with pytest.raises(KeyError), phases.timed("starting"):
@@ -110,6 +168,24 @@ def test_what_the_main_thread_waits_for() -> None:
     assert str(found[1]).startswith("test_watchdog.py:") and str(found[1]).endswith(
         "test_what_the_main_thread_waits_for"
     )
+
+
+def test_what_nccl_has_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder's own fields, as torch's FlightRecorder writes them; there is no NCCL here."""
+    done = {"profiling_name": "nccl:broadcast", "state": "completed", "collective_seq_id": 6}
+    stuck = {"profiling_name": "nccl:all_reduce", "state": "started", "collective_seq_id": 7}
+    dump = json.dumps({"entries": [done, {**stuck, "process_group": ["0", "default_pg"]}]})
+    asked: dict[str, bool] = {}
+    monkeypatch.setattr(stacks.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(stacks.torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        stacks.torch._C._distributed_c10d,
+        "_dump_nccl_trace_json",
+        lambda **flags: asked.update(flags) or dump,
+        raising=False,
+    )
+    assert stacks.waits_in() == "all_reduce number 7 of default_pg"
+    assert asked == {"includeCollectives": True, "onlyActive": True}
 
 
 def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,10 @@ PREEMPTED_EXIT_CODE = 75
 """What every script exits with that was told to stop (SIGTERM, SIGUSR1) and saved a checkpoint: EX_TEMPFAIL of
 sysexits.h. Start it again with `--resume_from_checkpoint auto`."""
 
+STALLED_EXIT_CODE = 76
+"""What every process exits with after a hang (--hang_timeout), or when another process is gone: EX_PROTOCOL of
+sysexits.h. Start the run again with `--resume_from_checkpoint auto`."""
+
 TASK_TYPES = {"causal_lm": "CAUSAL_LM", "score": "SEQ_CLS", "steps": "TOKEN_CLS"}
 """What a model ends with, in the manifest's word and in peft's: a language model's head, one score a conversation (an
 outcome reward model), two classes a step, wrong and right (a process reward model)."""

@@ -84,6 +84,20 @@ class Preempted(Exception):
     """The run was told to stop and has saved a checkpoint; it ends with `PREEMPTED_EXIT_CODE`."""
 
 
+farewells: list[Callable[[BaseException | None], None]] = []
+"""Called before a script ends, with what ends it: an error, or None. Other processes may wait for this one."""
+
+
+class _Farewell:
+    """Says goodbye however the block inside ends, and hides nothing."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        for farewell in farewells:
+            farewell(None if isinstance(error, Preempted) else error)
+
+
 def run_script(main: Callable[[], None]) -> None:
     """Run a script's `main`; a `UserError` becomes its message and exit code 2, a stop on demand exit code 75.
 
@@ -91,7 +105,8 @@ def run_script(main: Callable[[], None]) -> None:
     the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone.
     """
     try:
-        main()
+        with _Farewell():
+            main()
     except UserError as error:
         rank = int(os.environ.get("RANK", "0"))
         if rank != 0:

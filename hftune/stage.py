@@ -22,7 +22,7 @@ from hftune.checkpoints.resume import find_checkpoint, say_if_done
 from hftune.checkpoints.warm import settle_warm_start
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
-from hftune.distributed import ranks, zero
+from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import Preempted
 from hftune.logging import get_logger, notice, notices
 from hftune.models.attention import settle_batches
@@ -57,6 +57,7 @@ def start_run(
     training_args: StageArguments,
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
+    watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
     keep_global_batch(training_args, data_args)
@@ -88,7 +89,8 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         _write_samples(args, trainer, data)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
-        manifest["metrics"] |= trainer.evaluate()
+        with phases.timed(phases.EVALUATION):
+            manifest["metrics"] |= trainer.evaluate()
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
@@ -96,6 +98,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         manifest["files"] = record_result(str(args.output_dir))
     _write(args, manifest)
     ranks.barrier()
+    watchdog.stop()
     _say_goodbye(run, manifest)
     return manifest
 

@@ -26,6 +26,7 @@ from hftune.arguments.reinforcement import ALGORITHMS, GRPOArguments
 from hftune.arguments.training import PTArguments, RMArguments, SFTArguments
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
+from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
@@ -149,6 +150,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
         argv: The command line; left out: the process's own.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
+    adopt_slurm()
     launch.prepare_environment()
     return parser_for(stage, argv).parse(argv)
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments import StageArguments
+from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
 from hftune.checkpoints.integrity import TRAINER_STATE, altered_files, what_is_wrong
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
@@ -26,10 +28,12 @@ class Found:
     Attributes:
         folder: None where there is none.
         skipped: Newer ones that are not whole, with the reason.
+        disagreement: Which machine has which as its newest, where no checkpoint is whole on all of them.
     """
 
     folder: Path | None = None
     skipped: list[tuple[Path, str]] = field(default_factory=list)
+    disagreement: str | None = None
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
@@ -48,6 +52,28 @@ def newest_whole(output_dir: Path) -> Found:
             break
         found.skipped.append((folder, fault))
     return found
+
+
+def newest_on_all_machines(output_dir: Path) -> Found:
+    """The newest checkpoint that is whole on every machine; every rank must ask, and gets the same one.
+
+    The first process of a machine looks for all of it. Machines that share their files have the same answer.
+    """
+    looks = ranks.local_rank() == 0
+    own = newest_whole(output_dir) if looks else Found()
+    step = steps_done(own.folder)[0] if own.folder else None
+    found, differ = newest_on_all(step, _older_whole(output_dir, step) if looks else [])
+    if differ and found is None:
+        return Found(disagreement="; ".join(differ))
+    if differ:
+        notice(f"machines have different newest checkpoints ({'; '.join(differ)}): all go on from checkpoint-{found}")
+    return Found(output_dir / f"checkpoint-{found}" if found is not None else None, own.skipped)
+
+
+def _older_whole(output_dir: Path, newest: int | None) -> list[int]:
+    """Steps of whole checkpoints up to the newest, which was read to the last byte; the others are looked at."""
+    folders = [folder for folder in checkpoints(output_dir) if newest is not None and what_is_wrong(folder) is None]
+    return [step for folder in folders if (step := steps_done(folder)[0]) <= (newest or 0)]
 
 
 def find_checkpoint(args: StageArguments) -> str | None:
@@ -71,13 +97,27 @@ def asked_for(args: StageArguments) -> Found:
     asked = str(args.resume_from_checkpoint or "")
     if asked.lower() in ("", "no", "none", "false"):
         return Found()
-    return newest_whole(Path(args.output_dir or "")) if _wants_newest(args) else Found(Path(asked))
+    if not _wants_newest(args):
+        return Found(Path(asked))
+    if not ranks.is_distributed():
+        return newest_whole(Path(args.output_dir or ""))
+    # Asked by a collective, so once only: later some processes may have met a problem that others have not.
+    known: Found | None = vars(args).get("_agreed_checkpoint")
+    if known is None:
+        known = vars(args)["_agreed_checkpoint"] = newest_on_all_machines(Path(args.output_dir or ""))
+    return known
 
 
 def resume_problems(found: Found) -> Iterator[ArgumentError]:
     """Why nothing can go on from what was asked for."""
     fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
-    if fault is not None:
+    if found.disagreement:
+        yield ArgumentError(
+            f"no checkpoint is whole on every machine: {found.disagreement}",
+            place="--resume_from_checkpoint",
+            fix="name one, after copying its folders together; or start anew in another --output_dir",
+        )
+    elif fault is not None:
         yield ArgumentError(
             f"nothing can go on from {found.folder}: {fault}",
             place="--resume_from_checkpoint",
@@ -90,6 +130,8 @@ def resume_problems(found: Found) -> Iterator[ArgumentError]:
             place="--resume_from_checkpoint",
             fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
         )
+    elif found.folder:
+        yield from missing_pieces(found.folder)
 
 
 def has_weights_only(folder: Path) -> bool:

@@ -10,13 +10,21 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 from accelerate.utils import imports, other
 
-from hftune.distributed import ranks
-from hftune.logging import notice
+from hftune.distributed import ranks, watchdog
+from hftune.errors import farewells
+from hftune.logging import get_logger, notice
+
+_PATIENCE = 30.0
+"""Seconds before a process says that it waits for the others."""
 
 
 def has_accelerator() -> bool:
@@ -58,17 +66,36 @@ def prepare_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # bitsandbytes looks for optional kernels at import and warns of what nobody asked for.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    if watchdog.say_farewell not in farewells:
+        farewells.append(watchdog.say_farewell)
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
-def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Say whom this process waits for, where the others do not come at once: torch waits half an hour in silence."""
+    variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
+    rank, *address = variables
+    said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
+    timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
+    timer.daemon = True
+    if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.imagined() is None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800) -> None:
     """Join the other processes, or become a world of one where DeepSpeed runs without a launcher.
 
     Args:
         use_cpu: Train on the CPU: the backend is gloo, and the group is made here, since ZeRO-3 loads models before
             DeepSpeed would make it. On accelerators the Trainer makes the group itself.
         deepspeed: Whether a DeepSpeed config was given.
+        timeout: Seconds that a collective may take, for a group that is made here.
     """
     prepare_environment()
     if ranks.imagined() is not None:
@@ -83,7 +110,7 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool) -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
     _share_cores()
     if deepspeed and not ranks.is_distributed():
-        _init_deepspeed_on_gloo()
+        _init_deepspeed_on_gloo(timeout)
 
 
 def _unwrap_engines(needed: bool) -> None:
@@ -115,11 +142,11 @@ def _share_cores() -> None:
         notice(f"{threads} CPU thread(s) for each of {ranks.local_world_size()} processes")
 
 
-def _init_deepspeed_on_gloo() -> None:
+def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
     import deepspeed.ops
 
     # DeepSpeed would compile a shared-memory operator that only AutoTP inference uses. Training does not need it, and a
     # machine without a compiler would stop here.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

@@ -75,7 +75,9 @@ def local_world_size() -> int:
     """Number of processes on this machine; the world size where the launcher does not say."""
     if _imagined is not None:
         return _imagined.local_processes
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("WORLD_SIZE", "1")))
+    # DeepSpeed's launcher has a name of its own for it.
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
+    return int(next((os.environ[name] for name in names if name in os.environ), "1"))
 
 
 def is_main() -> bool:

@@ -17,6 +17,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.configs import model_config
 from hftune.models.segments import SEGMENTS
+from hftune.models.ulysses import ULYSSES, inner_name
 from hftune.models.varlen import MAX_HEAD_SIZE, VARLEN, has_varlen
 
 WITHOUT_PACKING = "leave out --packing, --padding_free; for text: --packing False or --cross_document_attention True"
@@ -56,6 +57,9 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
         ArgumentError: Documents side by side, and a model or an attention that would let them see each other.
     """
     machine = this_machine(training_args, dtype=model_args.dtype)
+    if training_args.sequence_parallel_size > 1:
+        notice(f"attention: {ULYSSES}, which is {inner_name()} over whole rows, for a share of the heads a process")
+        return ULYSSES
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
     if not training_args.flat_batches:
         return asked
@@ -79,6 +83,10 @@ def settle_batches(model_args: ModelArguments, training_args: StageArguments) ->
     if not isinstance(training_args, PTArguments | SFTArguments) or training_args.padding_free is not None:
         return
     packed = training_args.packing or bool(training_args.eval_packing)
+    if training_args.sequence_parallel_size > 1:
+        # What is shared is one row a batch; a block whose documents see each other is one document of it.
+        training_args.padding_free = not packed or bool(getattr(training_args, "cross_document_attention", False))
+        return
     training_args.padding_free = not packed and _lie_side_by_side(model_args, training_args)
     if training_args.padding_free:
         notice("the documents of a batch lie side by side in one row, without pads (--padding_free False pads them)")
@@ -193,23 +201,28 @@ def refuse_unless_apart(config: PreTrainedConfig, model_class: Any) -> None:
     Raises:
         ArgumentError: Layers with a state that runs on (Mamba, linear attention), positions or attention of its own.
     """
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    reason = None
-    if model_class is None:
-        reason = "its code comes with the model, and cannot be checked"
-    elif model_class._is_stateful or layers - LAYERS_APART:
-        kinds = ", ".join(sorted(layers - LAYERS_APART)) or "a recurrent state"
-        reason = f"it has layers whose past is more than the attention mask says ({kinds})"
-    elif not model_class._supports_attention_backend:
-        reason = "it has an attention of its own, which no document borders reach"
-    elif "position_ids" not in inspect.signature(model_class.forward).parameters:
-        reason = "it takes no position ids"
+    reason = not_apart(config, model_class)
     if reason:
         raise ArgumentError(
             f"documents in a row cannot be kept apart in {config.model_type}: {reason}",
             place="--packing / --padding_free",
             fix=WITHOUT_PACKING,
         )
+
+
+def not_apart(config: PreTrainedConfig, model_class: Any) -> str | None:
+    """Why tokens of this model know of others by other ways than attention; None where they do not."""
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if model_class is None:
+        return "its code comes with the model, and cannot be checked"
+    if model_class._is_stateful or layers - LAYERS_APART:
+        kinds = ", ".join(sorted(layers - LAYERS_APART)) or "a recurrent state"
+        return f"it has layers whose past is more than the attention mask says ({kinds})"
+    if not model_class._supports_attention_backend:
+        return "it has an attention of its own, which no document borders reach"
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        return "it takes no position ids"
+    return None
 
 
 def refuse_attention(asked: str, machine: Machine) -> None:

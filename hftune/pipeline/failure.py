@@ -13,6 +13,7 @@ _NOISE = re.compile(
     r"|^\s*\d+%\|.*\||^\s*$|^=+$|^-+$|^\*+$"
     r"|Killing subprocess|exits with return code|^Traceback \(most recent call last\):$"
 )
+_OF_ANOTHER = re.compile(r"rank \d+ on \S+ has stopped at|lost ranks? |lost contact")
 _TAIL_BYTES = 1 << 18
 _LINES = 12
 
@@ -49,7 +50,7 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
         The lines to show, and what to do where that is known.
     """
     text = _end_of(log, start)
-    own = _own_message(text)
+    own = _message(text)
     if own:
         return own, None
     # The log may lie on the same disk, and lack the very line that says so.
@@ -60,6 +61,9 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
             return [cause, *_last_words(text, 3)], remedy
     if code == -9 or re.search(r"return code = -9|exitcode\s*: -9|Signal 9", text):
         return [_KILLED[0], *_last_words(text, 3)], _KILLED[1]
+    told = _message(text, of_another=True)
+    if told and "Traceback (most recent call last):\n  File" not in text:
+        return told, None
     return _last_words(text, _LINES) or ["it said nothing"], None
 
 
@@ -72,12 +76,12 @@ def _end_of(log: Path, start: int) -> str:
         return stream.read().decode(errors="replace").replace("\r", "\n")
 
 
-def _own_message(text: str) -> list[str] | None:
-    """The message of `run_script`: from `error:` to the next empty line."""
+def _message(text: str, *, of_another: bool = False) -> list[str] | None:
+    """The message of `run_script`, from `error:` to the next empty line; or what a process says of another one."""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         match = re.match(r"(\[rank \d+\] )?error: (.*)", line)
-        if match:
+        if match and bool(_OF_ANOTHER.match(match[2])) == of_another:
             end = next((place for place in range(number + 1, len(lines)) if not lines[place].strip()), len(lines))
             return [match[2], *lines[number + 1 : end]]
     return None

@@ -11,21 +11,24 @@ import torch
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.checkpoints.manifest import is_complete
 from hftune.constants import MANIFEST_NAME
-from hftune.distributed import ranks
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.distributed import nodes, ranks
+from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.expert_checks import check_experts
 from hftune.preflight.model_checks import check_model
+from hftune.preflight.node_checks import check_nodes
 from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.parallel_checks import check_parallel
 from hftune.preflight.preference_checks import check_preferences
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
-from hftune.preflight.resume_checks import check_resume
+from hftune.preflight.resume_checks import check_resume, check_resumed_groups
 from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
+from hftune.preflight.sequence_checks import check_sequence
 from hftune.preflight.vocabulary_checks import check_vocabulary
 
 
@@ -35,9 +38,10 @@ def check_run(
     adapter_args: AdapterArguments,
     training_args: StageArguments,
 ) -> None:
-    """Raise every problem of a run in one message; nothing has been written or loaded by then."""
-    raise_together(
+    """Raise every problem of a run, on whichever machine, in one message; nothing has been loaded by then."""
+    nodes.raise_everywhere(
         [
+            *check_nodes(model_args, data_args, adapter_args, training_args),
             *check_model_folder(model_args),
             *check_output_folder(training_args),
             *check_data_flags(data_args, training_args),
@@ -52,7 +56,10 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
-            *check_parallel(training_args),
+            *check_parallel(model_args, adapter_args, training_args),
+            *check_experts(model_args, adapter_args, training_args),
+            *check_resumed_groups(training_args),
+            *check_sequence(model_args, data_args, training_args),
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),

@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from hftune.constants import IGNORE_INDEX
+from hftune.data.slices import shifted
 from hftune.models.answer_head import AnswerOutput, add_answer_head
+from hftune.trainers.tiling import plain_model
+
+OF_LABELS = ("labels", "shift_labels", "loss_weights")
+"""What of a batch does not go to the model."""
 
 
 @dataclass
@@ -40,8 +44,8 @@ class AnswerLossMixin:
     """Put right before a `Trainer` whose loss is the mean negative log-likelihood of labelled tokens.
 
     The model is called with the places of the labels (`models/answer_head.py`). A batch may have `loss_weights`
-    (batch, length), a factor of each label. What needs logits (label smoothing, a loss or metrics of one's own) and
-    sequence parallelism keep to the trainer's own way.
+    (batch, length), a factor of each label. What needs logits (label smoothing, a loss of one's own) keeps to the
+    trainer's own way.
     """
 
     measures_tokens = False
@@ -49,71 +53,74 @@ class AnswerLossMixin:
 
     def __init__(self: Any, *positional: Any, **kwargs: Any) -> None:
         super().__init__(*positional, **kwargs)
-        plain = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
-        add_answer_head(plain)
+        add_answer_head(plain_model(self.model))
         self.token_sums = {mode: TokenSums(self.args.device) for mode in ("train", "eval")}
 
     def compute_loss(
         self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """A float32 scalar: sum of weights times -log p, over `num_items_in_batch`, or over the labels of the batch."""
-        if return_outputs or not self._finds_answers(inputs):
+        if not self._finds_answers(inputs):
             parent = super().compute_loss  # type: ignore[misc]
             return parent(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
-        inputs = dict(inputs)
-        at, ids = answers_of(inputs.pop("labels"))
-        weights = inputs.pop("loss_weights", None)
-        count = max(len(ids), 1) if num_items_in_batch is None else num_items_in_batch
-        scale = self._processes_averaged() if num_items_in_batch is not None else 1
-        factors = torch.full(ids.shape, float(scale), device=ids.device) / count
-        if weights is not None:
-            factors = factors * weights[:, 1:].reshape(-1)[_without_first(at, weights.shape[1])]
-        dft = getattr(self.args, "loss_type", None) == "dft"
+        labels = next_tokens(inputs).reshape(-1)
+        at = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+        count = max(len(at), 1) if num_items_in_batch is None else num_items_in_batch
+        factors = torch.ones(at.shape, device=at.device) / count
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            # The count is that of all processes, and gradients are averaged over them.
+            factors = factors * (self.accelerator.num_processes // self.get_tp_size())
+        if "loss_weights" in inputs:
+            factors = factors * next_values(inputs, "loss_weights", 0.0).reshape(-1)[at]
+        others = {name: value for name, value in inputs.items() if name not in OF_LABELS}
         outputs: AnswerOutput = model(
-            **inputs,
+            **others,
             answer_at=at,
-            answer_ids=ids,
+            answer_ids=labels[at],
             answer_factors=factors,
-            answer_dft=dft,
-            answer_detail=1 if self.measures_tokens else 0,
+            answer_dft=getattr(self.args, "loss_type", None) == "dft",
+            answer_detail=1 if self.measures_tokens or not self.model.training else 0,
         )
         if self.measures_tokens:
-            mode = "train" if self.model.training else "eval"
-            self.token_sums[mode].add(outputs, _tokens_of(inputs))
-        return outputs.loss
+            self.token_sums["train" if self.model.training else "eval"].add(outputs, _tokens_of(inputs))
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+    def prediction_step(
+        self: Any, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> Any:
+        """As the Trainer's; in place of logits the tokens foretold, as far as is known: -1 for a wrong one."""
+        if prediction_loss_only or not self._finds_answers(inputs):
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        labels = next_tokens(inputs)
+        foretold = torch.full_like(labels, -1)
+        scored = labels != IGNORE_INDEX
+        foretold[scored] = torch.where(outputs.is_top1, labels[scored], -1)
+        # Metrics compare what is foretold at a place with the label at the next one.
+        pad = torch.nn.functional.pad
+        return loss.detach(), pad(foretold, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 
     def _finds_answers(self: Any, inputs: dict[str, Any]) -> bool:
         """Whether this batch's loss can be had from the places of its labels."""
-        plan = getattr(self.accelerator, "parallelism_config", None)
         return (
             "labels" in inputs
             and self.label_smoother is None
             and self.compute_loss_func is None
-            and not (plan is not None and plan.sp_enabled)
             and not getattr(getattr(self.model, "active_peft_config", None), "is_prompt_learning", False)
         )
 
-    def _processes_averaged(self: Any) -> int:
-        """Over how many processes gradients are averaged, where the count of tokens is that of all of them."""
-        if not self.args.average_tokens_across_devices:
-            return 1
-        return int(self.accelerator.num_processes) // int(getattr(self.args, "tensor_parallel_size", 1))
+
+def next_tokens(inputs: dict[str, Any]) -> torch.Tensor:
+    """(batch, tokens): the label that is to be foretold at each place."""
+    return inputs["shift_labels"] if "shift_labels" in inputs else shifted(inputs["labels"], IGNORE_INDEX)
 
 
-def answers_of(labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Places (in the flattened input) whose hidden state predicts a label, and those labels, (labels,) each.
-
-    Args:
-        labels: (batch, length); IGNORE_INDEX where nothing is trained. Position t predicts label t + 1.
-    """
-    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX).reshape(-1)
-    at = (shifted != IGNORE_INDEX).nonzero().squeeze(1)
-    return at, shifted[at]
-
-
-def _without_first(at: torch.Tensor, length: int) -> torch.Tensor:
-    """Places in rows of `length` as places in rows of `length - 1`, of which none is the last."""
-    return at - at // length
+def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tensor:
+    """(batch, tokens): what belongs to the label that is to be foretold at each place."""
+    values: torch.Tensor = inputs[name]
+    return values if "shift_labels" in inputs else shifted(values, filler)  # slices come shifted like their labels
 
 
 def _tokens_of(inputs: dict[str, Any]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.experts import ExpertParallelMixin
 from hftune.trainers.finite import FiniteMixin
 from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
@@ -26,18 +27,29 @@ from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
+from hftune.trainers.sequences import SequenceMixin
+from hftune.trainers.shared_rows import SharedRowsMixin
+from hftune.trainers.speed import SpeedMixin
+from hftune.trainers.tiling import TilingMixin
+from hftune.trainers.watching import PhaseMixin
 
 
 class HftuneTrainerMixin(
+    SpeedMixin,
+    PhaseMixin,
     FiniteMixin,
     CheckpointMixin,
     ResumeMixin,
+    ExpertParallelMixin,
     WholeEpochMixin,
     OptimizerMixin,
     RouterLossMixin,
     DropoutMixin,
     AdapterPrecisionMixin,
     GradNormMixin,
+    SharedRowsMixin,
+    SequenceMixin,
+    TilingMixin,
 ):
     """Put before a `Trainer` subclass.
 
@@ -90,7 +102,8 @@ class HftuneTrainerMixin(
         """Once a run, and only where documents share rows."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
-            prove_apart(model, vocabulary_rows(self.model), self.model.config._attn_implementation, self.args.device)
+            attention, read = self.model.config._attn_implementation, self._read_row if self._sequence else None
+            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -12,10 +12,12 @@ from typing import Any
 from safetensors.torch import load_file
 
 from hftune.checkpoints.consolidate import exported_name
+from hftune.checkpoints.everywhere import send_common_files
 from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
-from hftune.distributed import ranks, zero
+from hftune.distributed import nodes, ranks, zero
+from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
 from hftune.models.initialisation import started_from, trained_factors
 from hftune.weight_files import weight_files
@@ -30,6 +32,7 @@ class CheckpointMixin:
 
     checkpoint_manifest: Manifest | None = None
     _aside: Path | None = None
+    _apart: bool | None = None
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
         """As the Trainer's, but nothing is called a checkpoint before all ranks have written all of it.
@@ -40,6 +43,8 @@ class CheckpointMixin:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             return
         output = Path(self.args.output_dir)
+        if self._apart is None:
+            self._apart = self._settle_places(output)
         name = f"checkpoint-{self.state.global_step}"
         with self._writing_aside(output / PARTIAL):
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
@@ -47,11 +52,23 @@ class CheckpointMixin:
         self._save_beside(output / PARTIAL / name)
         self._remember_best(output, name)
         ranks.barrier()
+        if self._apart:
+            send_common_files(output / PARTIAL / name, exports=self.args.load_best_model_at_end)
         self._publish(output / PARTIAL / name, output / name)
         ranks.barrier()
-        if self.args.should_save:
+        if self.args.should_save or (self._apart and ranks.local_rank() == 0):
             remove_leftovers(output)
             remove_old(output, self.args.save_total_limit, self.state.best_model_checkpoint)
+
+    def _settle_places(self: Any, output: Path) -> bool:
+        """Whether machines write into folders of their own that have the same name; said once."""
+        if not nodes.several() or nodes.is_shared(output):
+            return False
+        notice(
+            f"{output} is not shared between the machines: each keeps its processes' part of every checkpoint and "
+            f"what all need; exported weights and the result are on {nodes.hosts()[0]}"
+        )
+        return True
 
     def _finish_writing(self: Any) -> None:
         """Nothing may be in flight when a checkpoint is checked; called on all ranks, for mixins to extend.
@@ -99,12 +116,11 @@ class CheckpointMixin:
             "step": self.state.global_step,
             "world_size": ranks.world_size(),
             "zero_stage": self.args.zero_stage,
+            "tensor_parallel_size": self.args.tensor_parallel_size,
+            "expert_parallel_size": self.args.expert_parallel_size,
             "global_batch": self.get_total_train_batch_size(self.args),
         }
-        if ranks.is_main():
-            _publish(aside, final, about)
-        ranks.barrier()
-        if ranks.local_rank() == 0 and aside.is_dir():
+        if ranks.is_main() or (self._apart and ranks.local_rank() == 0):
             _publish(aside, final, about)
 
     def _load_best_model(self: Any) -> None:
@@ -143,7 +159,7 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
             missing += [name] if parameter.requires_grad else []
             continue
         with zero.gathered([parameter], write=True):
-            parameter.data.copy_(stored.to(parameter.dtype))
+            parameter.data.copy_(own_part(parameter, stored).to(parameter.dtype))
     return missing
 
 

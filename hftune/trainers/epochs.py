@@ -45,8 +45,8 @@ class WholeEpochMixin:
         return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
 
     def _dealt_out_in_turn(self: Any) -> bool:
-        """Whether each process gets batches of its own: not split, not sent by one, not shared by a group."""
-        alone = self._train_batch_size * self.args.gradient_accumulation_steps * ranks.world_size()
+        """Whether each process, or group of them, gets batches of its own: not split, not sent by one."""
+        alone = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.data_parallel_size
         split = self.accelerator.split_batches or self.accelerator.dispatch_batches
         return not split and self.get_total_train_batch_size(self.args) == alone
 
@@ -56,13 +56,14 @@ class WholeEpochMixin:
         return super().get_batch_samples(batches, *args, **kwargs)  # type: ignore[misc]
 
     def _without_repeats(self: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        mesh = self.args.mesh
         for batch in batches:
             lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
             if isinstance(getattr(self.data_collator, "inner", self.data_collator), CausalCollator | FlatCollator):
                 size = self._train_batch_size
-                # accelerate deals batches out one by one, in turn.
-                first = (self._place * ranks.world_size() + ranks.rank()) * size
-                new = max(0, self._records - first) if self._records and ranks.world_size() > 1 else size
+                # accelerate deals batches out one by one, in turn; a group of processes gets the same.
+                first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
+                new = max(0, self._records - first) if self._records and mesh.data > 1 else size
                 if new < size:
                     ignore_rows(batch["labels"], new, lengths)
             self._place += 1

@@ -20,6 +20,7 @@ class TokenLossMixin:
     records so that every rank has a full last batch. Here sums are added up, and repeated records train nothing.
     """
 
+    _measures = False
     tokens_per_batch: tuple[float, ...] = ()
     """Trained tokens of each batch of the last evaluation, over all ranks."""
 
@@ -29,13 +30,15 @@ class TokenLossMixin:
         if isinstance(dataset, str):
             dataset = self.eval_dataset[dataset]  # one of several, by its name
         if isinstance(dataset, Dataset):
-            dataset = filled_up(dataset, self.args.eval_batch_size * self.args.world_size)
+            dataset = filled_up(dataset, self.args.eval_batch_size * self.args.data_parallel_size)
         return super().get_eval_dataloader(dataset)  # type: ignore[misc]
 
     def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, with the loss over all tokens."""
         self._sums: list[tuple[float, int]] = []
+        self._measures = True
         output = super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+        self._measures = False
         sums = torch.tensor(self._sums, dtype=torch.float64, device=self.args.device).view(-1, 2)
         losses, tokens = self.accelerator.reduce(sums, "sum").T.tolist()
         self.tokens_per_batch = tuple(tokens)
@@ -44,10 +47,18 @@ class TokenLossMixin:
                 output.metrics[name] = sum(losses) / sum(tokens)
         return output
 
+    def _get_num_items_in_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's in training. A held-out batch's loss is the mean over its own tokens on its own rank.
+
+        transformers 5.23 counts those of all ranks there, and what is measured is no mean where ranks have unlike many.
+        """
+        return None if self._measures else super()._get_num_items_in_batch(*args, **kwargs)  # type: ignore[misc]
+
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; the batch's loss and tokens are added up on the way."""
         # The first label of a row has no token before it.
-        tokens = int((inputs["labels"][..., 1:] != IGNORE_INDEX).sum())
+        predicted = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
+        tokens = int((predicted != IGNORE_INDEX).sum())
         result = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         self._sums.append((float(result[0]) * tokens if tokens else 0.0, tokens))
         if not tokens and not math.isfinite(float(result[0])):

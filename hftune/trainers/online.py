@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import RepeatSampler
 
 from hftune.data.corpus.mixing import LookedUp, MixtureSampler
-from hftune.distributed import ranks
+from hftune.distributed import phases, ranks
 from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.guards import Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
@@ -75,6 +75,13 @@ class OnlineMixin:
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
         step: torch.Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
         return step
+
+    def _generate(self: Any, prompts: list[Any]) -> Any:
+        """As TRL's (1.16), as a phase that the watchdog times; what follows it is scoring."""
+        phases.enter(phases.GENERATION, self.state.global_step)
+        result = super()._generate(prompts)  # type: ignore[misc]
+        phases.enter(phases.REWARDS)
+        return result
 
     def _calculate_rewards(
         self: Any, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], ids: list[list[int]]

@@ -50,9 +50,12 @@ class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, An
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
-    """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation."""
+    """Token ids (batch, length) from logits (batch, length, vocabulary), so that no logits pile up in evaluation.
+
+    Mostly there are none: what comes are token ids already (`AnswerLossMixin`).
+    """
     tensor = logits[0] if isinstance(logits, tuple) else logits
-    return tensor.argmax(dim=-1)
+    return tensor.argmax(dim=-1) if tensor.dim() == 3 else tensor
 
 
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
+from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.pieces import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
@@ -71,7 +72,7 @@ class ResumeMixin:
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         """As the Trainer's; processes that the checkpoint does not know keep the state of the seed."""
         super()._load_rng_state(checkpoint)  # type: ignore[misc]
-        known = len(list(Path(checkpoint).glob("rng_state*.pth"))) if checkpoint else ranks.world_size()
+        known = written_by(checkpoint) if checkpoint else ranks.world_size()
         if known != ranks.world_size() and ranks.is_main():
             notice(
                 f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
@@ -123,7 +124,17 @@ def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
         # Without ZeRO nothing is dealt out, and any number of processes loads it.
         return (folder / MODEL_FILE).is_file() and not engine.zero_optimization()
     stage = int(load(files[0])["optimizer_state_dict"].get("zero_stage", 1))
-    return engine.zero_optimization_stage() == stage and engine.seq_dp_world_size == len(files)
+    # Machines that share no files have the pieces of their own processes only.
+    # Tensor-parallel ranks write files of their own; preflight has compared how many there are.
+    wanted = engine.seq_dp_world_size * engine.mp_world_size
+    elsewhere = len(files) < wanted and written_by(checkpoint) == ranks.world_size()
+    return engine.zero_optimization_stage() == stage and (len(files) == wanted or elsewhere)
+
+
+def written_by(checkpoint: str | Path) -> int:
+    """Processes that wrote a checkpoint: by its record; of another tool's, by the random states."""
+    recorded = (read_record(Path(checkpoint)) or {}).get("world_size")
+    return int(recorded or len(list(Path(checkpoint).glob("rng_state*.pth"))))
 
 
 def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:

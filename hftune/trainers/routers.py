@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.experts import is_mixture, routers_of, scores_of
@@ -50,6 +51,19 @@ class RouterListener:
         for router in routers_of(model):
             router.register_forward_hook(self._hear)
 
+    def listen_to_dealt(self, router: Any) -> None:
+        """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
+        said: list[torch.Tensor] = []
+
+        def keep(gate: Any, args: Any, logits: torch.Tensor) -> None:
+            said[:] = [logits]
+
+        def hear(module: Any, args: Any, output: Any) -> None:
+            self._hear(module, args, (said.pop(), *output[:2]))
+
+        router.gate.register_forward_hook(keep)
+        router.register_forward_hook(hear)
+
     @contextmanager
     def open(self) -> Iterator[list[_Pass]]:
         """Passes in the block are heard; a recomputed one, in the backward pass after it, is not."""
@@ -59,14 +73,15 @@ class RouterListener:
         finally:
             self.passes = None
 
-    def losses(self, passes: list[_Pass]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The balance and z losses, each a mean over passes."""
+    def losses(self, passes: list[_Pass], group: SequenceGroup | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The balance and z losses, each a mean over passes; of whole rows where a group of processes shares them."""
+        over = None if group is None else (group.size, group.sum)
         balances, zs = [], []
         for one in passes:
             logits = torch.cat(one.logits)
             mask = None if one.mask is None else one.mask.reshape(-1).repeat(len(one.logits))
-            balances.append(balance_loss(self.shares(logits), torch.cat(one.chosen), mask))
-            zs.append(z_loss(logits, mask))
+            balances.append(balance_loss(self.shares(logits), torch.cat(one.chosen), mask, over))
+            zs.append(z_loss(logits, mask, over))
         return torch.stack(balances).mean(), torch.stack(zs).mean()
 
     def _begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
@@ -142,7 +157,7 @@ class RouterLossMixin:
         return bool(self.model_accepts_loss_kwargs and counted is not None) or self.compute_loss_func is not None
 
     def _router_loss(self: Any, passes: list[_Pass]) -> torch.Tensor:
-        balance, z = self._listener.losses(passes)
+        balance, z = self._listener.losses(passes, self._sequence)
         if not balance.requires_grad:
             raise ArgumentError(
                 "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",

@@ -48,6 +48,8 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixi
                 **kwargs,
             )
         self.mixture = data.mixture
+        # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
+        self._tp_size = args.tensor_parallel_size
         if streams:
             self.train_dataset = data.train
 
@@ -62,7 +64,7 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixi
         if self.token_sums[mode].sums is not None:
             means, read = self.token_sums[mode].take(self.accelerator)
             if mode == "train":
-                self._total_train_tokens += read // self.args.tensor_parallel_size
+                self._total_train_tokens += read // self._tp_size
             measured = {**means, "num_tokens": self._total_train_tokens}
             self._metrics[mode] |= {name: [value] for name, value in measured.items()}
         elif mode == "eval":  # batches went TRL's own way

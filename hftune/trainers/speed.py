@@ -46,8 +46,9 @@ class Cost:
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0
             total += share * zero.full_numel(parameter) * (6 if parameter.requires_grad else 4)
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(total, 6.0 * config.num_hidden_layers * config.num_attention_heads * size)
+        heads = getattr(config, "num_attention_heads", 0)  # none without attention
+        size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+        return cls(total, 6.0 * config.num_hidden_layers * heads * size)
 
 
 class Meter:

@@ -122,7 +122,7 @@ def test_precision_follows_the_device() -> None:
         (["--lerning_rate", "1"], ["unknown argument --lerning_rate", "did you mean --learning_rate?"]),
         (["--lora_rnk", "1"], ["did you mean --lora_rank?"]),
         (["--learning_rate", "fast"], ["learning_rate", "fast"]),
-        (["--context_parallel_size", "2"], ["cannot be used", "lower --max_length"]),
+        (["--context_parallel_size", "2"], ["cannot be used", "use --sequence_parallel_size"]),
         (["--one", "1", "--two", "2"], ["2 problems", "--one", "--two"]),
         (["stray"], ["cannot place 'stray'"]),
         (["--config", "no.yaml"], ["there is no file no.yaml"]),

@@ -11,6 +11,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.distributed.parallel import Mesh
 from hftune.trainers import epochs
 from hftune.trainers.epochs import ROWS, WholeEpochMixin, WithRows, ignore_rows
 
@@ -29,6 +30,7 @@ def labels_seen(
     for rank in range(processes):
         monkeypatch.setattr(epochs, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes))
         trainer: Any = WholeEpochMixin()
+        trainer.args = SimpleNamespace(mesh=Mesh(world=processes))
         trainer._records, trainer._place, trainer._train_batch_size = records, done, size
         trainer.data_collator = collator
         collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator

@@ -4,7 +4,7 @@ from hftune.arguments.names.row import Row, no_effect, refused, translated, work
 from hftune.arguments.names.values.common import mapped
 
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
-_NO_TENSOR = "there is no tensor parallelism"
+_NO_TENSOR = "tensor parallelism is DeepSpeed's, without these details; see --tensor_parallel_size"
 _STAGES = "there are no pipeline stages"
 _STATIC = "models run as torch has them"
 _CKPT = "checkpoints are DeepSpeed's; weights are saved whole, as safetensors"
@@ -35,9 +35,10 @@ ROWS = (
         _NO_TENSOR,
         """fuse_sequence_parallel_allreduce sequence_parallel_config=x tp_async_allreduce sp_async_reduce_scatter
         mp_async_allreduce mp_skip_c_identity mp_fused_linear_param_grad_add tp_sync_param sync_grad tp_sync_moment
-        replace_with_c_embedding replace_with_parallel_cross_entropy split_inputs_sequence_dim cp_balance_mode=x
+        replace_with_c_embedding replace_with_parallel_cross_entropy cp_balance_mode=x
         hybrid_parallel_expert_grad_scale=1.0""",
     ),
+    *_details("--sequence_parallel_size shares rows out by itself", "split_inputs_sequence_dim"),
     *_details(
         _STAGES,
         """hybrid_parallel_topo_order=pp_first variable_seq_lengths pp_delay_scale_loss pp_sync_param pp_sync_moment
@@ -85,21 +86,22 @@ ROWS = (
         "muon_ns_coeff_type", "Newton-Schulz coefficients", "they are the quintic ones", "aol", harmless=("quintic",)
     ),
     refused("muon_ns_coeffs", "Newton-Schulz coefficients", "they are the quintic ones; remove it", "x"),
-    refused(
+    translated(
         "sep_parallel_size",
-        "sequence parallelism",
-        "there is none yet; lower --max_length, or use ZeRO-3",
-        "2",
-        harmless=("-1", "0", "1"),
+        "sequence_parallel_size",
+        "processes that share the tokens of a row (all-to-all)",
+        "1",
+        {},
+        mapped("sequence_parallel_size", {"-1": None, "0": None, "1": None}, ""),
     ),
     refused(
         "expert_tensor_model_parallel_size",
         "tensor parallelism of experts",
-        "use ZeRO-3",
+        "use --expert_parallel_size, which leaves each expert whole",
         "2",
         harmless=("-1", "0", "1"),
     ),
-    refused("use_expert_parallel", "expert parallelism", "there is none yet; ZeRO-3 shards the experts' weights"),
+    refused("use_expert_parallel", "expert parallelism", "say over how many processes: --expert_parallel_size"),
     refused("enable_auto_parallel", "parallelism that is chosen", "use --deepspeed ds_configs/zero3.json"),
     refused("to_static", "compile the model", "use --torch_compile"),
     refused("refined_recompute", "recompute some operators", "use --activation_checkpointing", "attention_column_ln:1"),

@@ -1,0 +1,156 @@
+"""What the watchdog says, from what the processes said of themselves. Pure functions on plain values.
+
+A report is `{"host", "step", "phase", "count", "seconds", "waits", "place", "stack", "ago"}`: phase and its number as
+in `phases.Phase`, seconds in it, the collective (or data) that is waited for, the innermost frame, the stack, and how
+many seconds ago this was said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+Report = dict[str, Any]
+_STACKS = 2
+_ROWS = 24
+
+
+def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
+    """Which ranks hold up the others.
+
+    Args:
+        reports: By rank.
+        silent: Ranks whose connection is alive and which do not answer: frozen, or in code that keeps the interpreter.
+
+    Returns:
+        The verdict: `ranks` that are behind, none where all are at the same place, and all `reports`.
+    """
+    behind = silent or _not_waiting(reports) or _least(reports)
+    rows = {str(rank): {**report, "silent": rank in silent} for rank, report in reports.items()}
+    for rank, report in rows.items():
+        if int(rank) not in sorted(behind)[:_STACKS]:
+            report.pop("stack", None)
+    return {"kind": "hang", "ranks": sorted(behind), "reports": rows}
+
+
+def _not_waiting(reports: dict[int, Report]) -> set[int]:
+    """Those in no collective, where others wait in one."""
+    idle = {rank for rank, report in reports.items() if not report.get("waits")}
+    return idle if len(idle) < len(reports) else set()
+
+
+def _least(reports: dict[int, Report]) -> set[int]:
+    """Those that have come the least far, where not all have come as far."""
+    far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
+    least = {rank for rank, value in far.items() if value == min(far.values())}
+    return least if len(least) < len(reports) else set()
+
+
+def say(verdict: dict[str, Any], rank: int, timeout: float, stack: str) -> str:
+    """The whole message for one process, as it is printed."""
+    reports = {int(key): report for key, report in verdict["reports"].items()}
+    words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports, timeout)
+    if verdict["kind"] == "hang" and rank not in verdict["ranks"][:_STACKS]:
+        words += [f"  main thread of rank {rank}, innermost last:", _indented(stack)]
+    who = f"[rank {rank}] " if rank else ""
+    return f"\n{who}error: " + "\n".join(words) + "\n\n"
+
+
+def _hang(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+    behind: list[int] = verdict["ranks"]
+    first = reports[behind[0] if behind else min(reports)]
+    at = f"step {first.get('step')}, {first.get('phase')}"
+    if not behind:
+        lines = [f"nothing has moved for {_time(first)}: all {len(reports)} process(es) are at {at}"]
+    else:
+        silent = f", silent for {first.get('ago', 0):.0f} s (frozen, or in code that keeps the interpreter)"
+        silent = silent if first.get("silent") else ""
+        others = len(reports) - len(behind)
+        names = f"{named(behind)} on {_hosts(behind, reports)}"
+        how = silent or f", for {_time(first)}"
+        lines = [f"the run hangs: {names} at {at}{how}; {others} other process(es) wait"]
+    lines.append(f"  where: {_at(first)}")
+    lines += _table(reports, behind)
+    for rank in behind[:_STACKS]:
+        if reports[rank].get("stack"):
+            lines += [f"  main thread of rank {rank}, innermost last:", _indented(reports[rank]["stack"])]
+    fix = "look at what it does there; start again with --resume_from_checkpoint auto"
+    return [*lines, f"  to do: {fix}. Where it is only slow, raise --hang_timeout ({timeout:g} s)"]
+
+
+def _lost(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+    gone: list[int] = verdict["ranks"]
+    first = reports[gone[0]]
+    ended = "ended without a word" if len(gone) == 1 else "ended without a word, together"
+    return [
+        f"lost {named(gone)} on {_hosts(gone, reports)}: {ended}, last heard {first.get('ago', 0):.0f} s "
+        f"before, at step {first.get('step')}, {first.get('phase')}",
+        "  where: killed from outside (out of memory, the scheduler), its machine or its network gone, or a crash: see "
+        "the output there",
+        "  to do: start again with --resume_from_checkpoint auto; on fewer processes, too",
+    ]
+
+
+def _failed(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -> list[str]:
+    rank = verdict["ranks"][0]
+    report = reports[rank]
+    cause, *more = str(verdict["words"]).splitlines() or [""]
+    return [
+        f"rank {rank} on {report.get('host')} has stopped at step {report.get('step')}, {report.get('phase')}: {cause}",
+        *more,
+    ]
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`."""
+    found = sorted(ranks)
+    return ("rank " if len(found) == 1 else "ranks ") + spans(found)
+
+
+def spans(numbers: list[int]) -> str:
+    """Sorted numbers with runs drawn together: `0-2,5`."""
+    pieces: list[list[int]] = []
+    for number in numbers:
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pieces)
+
+
+def _hosts(ranks: list[int], reports: dict[int, Report]) -> str:
+    return ", ".join(dict.fromkeys(str(reports[rank].get("host")) for rank in ranks))
+
+
+def _time(report: Report) -> str:
+    return f"{report.get('ago' if report.get('silent') else 'seconds') or 0:.0f} s"
+
+
+def _at(report: Report) -> str:
+    inside = f"in {report['waits']}, " if report.get("waits") else ""
+    return f"{inside}{report.get('place') or 'not known'}"
+
+
+def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
+    """One row for all ranks of a machine that are at the same place; those behind come first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, report in sorted(reports.items(), key=lambda item: (item[0] not in behind, item[0])):
+        where = "no answer" if report.get("silent") else _at(report)
+        mark = ">" if rank in behind else " "
+        row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
+        groups.setdefault(row, []).append(rank)
+    rows: list[tuple[str, ...]] = [("", "ranks", "host", "step", "phase", "for", "in")]
+    rows += [(row[0], spans(ranks), *row[1:]) for row, ranks in groups.items()]
+    left_out = len(rows) - _ROWS
+    return [*aligned(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as lines with columns below each other."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def _indented(stack: str) -> str:
+    return "\n".join(f"    {line}" for line in stack.splitlines())

@@ -1,0 +1,144 @@
+"""Attention of a model whose processes hold slices of a row: over the whole row, for a share of the heads.
+
+The documents of the row come with the batch, as the borders that FlashAttention takes (`cu_seq_lens_q`), of the whole
+row and not of a slice. What the model makes of its slice alone (its mask) is only asked for the width of a window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+
+from hftune.distributed import sequence_parallel
+from hftune.distributed.sequence_parallel import Heads, SequenceGroup, shares
+from hftune.errors import ArgumentError
+from hftune.models.segments import SEGMENTS, MaskFunction, Segments, segments_attention
+from hftune.models.varlen import VARLEN, has_varlen, varlen_attention
+
+ULYSSES = "hftune_ulysses"
+"""For slices of a row, shared by the processes of a sequence-parallel group."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """In place of a mask: how many tokens a token sees, itself included; None: all before it in its document."""
+
+    width: int | None = None
+
+
+def ulysses_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: MaskFunction,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Window:
+    """A mask of transformers' `AttentionMaskInterface` for a slice; arguments as of `segments_mask`.
+
+    Raises:
+        ArgumentError: Tokens see what comes after them.
+    """
+    assert attention_mask is None, "slices are of rows without padding"
+    row, here = torch.zeros(1, 1, dtype=torch.long, device=device), torch.arange(1, q_length, device=device)[None]
+    head = torch.zeros((), dtype=torch.long, device=device)
+    if mask_function(row, head, here - 1, here).any():
+        raise ArgumentError(
+            "this model's tokens see those after them", place="--sequence_parallel_size", fix="leave it out"
+        )
+    return Window(local_size)
+
+
+def ulysses_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Window,
+    s_aux: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention of transformers' `AttentionInterface`; all processes of the group must call.
+
+    Args:
+        query: (1, heads, tokens of this process, head size); key and value may have fewer heads.
+        attention_mask: From `ulysses_mask`.
+        s_aux: (heads,), scores of attention sinks.
+        cu_seq_lens_q: IntTensor (documents + 1,): where the documents of the whole row begin, and its end.
+
+    Returns:
+        (1, tokens of this process, heads, head size), and no weights.
+    """
+    group = sequence_parallel.active()
+    assert cu_seq_lens_q is not None and isinstance(attention_mask, Window), "a batch of a sequence-parallel trainer"
+    assert kwargs.get("shared_prompts") is None and kwargs.get("position_bias") is None, "refused in preflight"
+    documents = _documents(cu_seq_lens_q)
+    tokens = shares(sum(documents.lengths), group.size)
+    assert query.shape[2] == tokens[group.rank], "a slice of the row whose documents were given"
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    heads = Heads(query.shape[1], key.shape[1], group.size)
+    whole_query = group.to_heads(query, heads.query_shares, tokens)
+    whole_key, whole_value = (_keys_of(part, heads, group, tokens) for part in (key, value))
+    mine = heads.query_range(group.rank)
+    inner = varlen_attention if has_varlen() else segments_attention
+    out, _ = inner(
+        module,
+        whole_query,
+        whole_key,
+        whole_value,
+        dataclasses.replace(documents, window=attention_mask.width),
+        s_aux=None if s_aux is None else s_aux[mine.start : mine.stop],
+        **kwargs,
+    )
+    return group.to_tokens(out, heads.query_shares, tokens), None
+
+
+def _keys_of(states: torch.Tensor, heads: Heads, group: SequenceGroup, tokens: tuple[int, ...]) -> torch.Tensor:
+    """(1, heads, tokens of this process, size) to the heads of all tokens that this process's queries need."""
+    if list(heads.keys_sent) != list(range(heads.keys)):
+        states = states[:, heads.keys_sent]
+    whole = group.to_heads(states, heads.key_shares, tokens)
+    places = heads.key_of_query(group.rank)
+    return whole if places is None else whole[:, places]
+
+
+_last: tuple[torch.Tensor, Segments] | None = None
+
+
+def _documents(borders: torch.Tensor) -> Segments:
+    """The borders with their lengths, which are read from the device once a batch, not once a layer."""
+    global _last
+    if _last is None or _last[0] is not borders:
+        _last = borders, Segments(borders, tuple(borders.diff().tolist()))
+    return _last[1]
+
+
+def inner_name() -> str:
+    """The attention that is used over the whole row."""
+    return VARLEN if has_varlen() else SEGMENTS
+
+
+def not_shareable(config: PreTrainedConfig, size: int) -> str | None:
+    """Why the tokens of a row of this model cannot be shared by `size` processes; None where nothing is known."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if isinstance(heads, int) and heads < size:
+        return f"its {heads} heads of attention do not suffice for {size} processes"
+    chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())
+    if chunked or getattr(text, "attention_chunk_size", None):
+        return "its chunked attention is laid out from the beginning of a slice, not of a document"
+    return None
+
+
+AttentionInterface.register(ULYSSES, ulysses_attention)
+AttentionMaskInterface.register(ULYSSES, ulysses_mask)

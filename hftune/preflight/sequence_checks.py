@@ -1,0 +1,159 @@
+"""Rules of sequence parallelism (`--sequence_parallel_size`) and of what makes long rows fit (`--tiled_mlp`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments import (
+    DataArguments,
+    ModelArguments,
+    PTArguments,
+    SFTArguments,
+    StageArguments,
+)
+from hftune.arguments.checkpointing import MLP
+from hftune.errors import ArgumentError, UserError
+from hftune.models.attention import causal_class, not_apart
+from hftune.models.configs import model_config, row_length
+from hftune.models.skeleton import skeleton_of
+from hftune.models.tiling import tileable
+from hftune.models.ulysses import ULYSSES, not_shareable
+
+PLACE = "--sequence_parallel_size"
+
+
+def check_sequence(
+    model_args: ModelArguments, data_args: DataArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """All rules of sharing the tokens of rows, and of computing them in pieces."""
+    yield from check_tiling(model_args, training_args)
+    if training_args.sequence_parallel_size == 1:
+        return
+    if not isinstance(training_args, PTArguments | SFTArguments):
+        yield check_stage(training_args)
+        return
+    yield from check_other_degrees(training_args)
+    yield from check_rows(data_args, training_args)
+    yield from check_loss(training_args)
+    yield from check_attention_of_rows(model_args, training_args)
+    yield from check_architecture(model_args, training_args)
+
+
+def check_stage(training_args: StageArguments) -> UserError:
+    """Losses that look at whole answers would need parts of them from several processes."""
+    return ArgumentError(
+        "processes share the tokens of a row in pre-training and fine-tuning only: the losses of preferences, rewards "
+        "and reinforcement learning are of whole answers",
+        place=f"{PLACE} {training_args.sequence_parallel_size}",
+        fix="leave it out; long answers fit with --deepspeed zero3 and --activation_checkpointing full",
+    )
+
+
+def check_other_degrees(training_args: StageArguments) -> Iterator[UserError]:
+    """One kind of sharing at a time."""
+    for name in ("tensor_parallel_size", "expert_parallel_size"):
+        if getattr(training_args, name) > 1:
+            yield ArgumentError(
+                "tokens of rows and weights of layers cannot both be shared by groups of processes",
+                place=f"{PLACE}, --{name}",
+                fix=f"leave --{name} out: --deepspeed zero3 partitions the weights over all processes",
+            )
+
+
+def check_rows(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """What is shared is one row a batch, the same for all processes of a group."""
+    if training_args.padding_free is False and not training_args.packing:
+        yield ArgumentError(
+            "rows with padding are not shared",
+            place=f"{PLACE}, --padding_free False",
+            fix="leave --padding_free out: the documents of a batch then lie side by side in one row",
+        )
+    if data_args.streaming:
+        yield ArgumentError(
+            "a stream gives every process records of its own, and here several need the same",
+            place=f"{PLACE}, --streaming",
+            fix="tokenise ahead of the run (hftune tokenize, --tokenized_dir), or leave --streaming out",
+        )
+    if training_args.train_sampling_strategy == "batch_rebalance":
+        yield ArgumentError(
+            "batch_rebalance deals rows out to processes, not to groups of them",
+            place=f"{PLACE}, --train_sampling_strategy",
+            fix="leave --train_sampling_strategy out",
+        )
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(training_args.accelerator_config, name, False):
+            yield ArgumentError(
+                f"{name} deals batches out to processes, not to groups of them",
+                place=f"{PLACE}, --accelerator_config",
+                fix=f"leave {name} out",
+            )
+
+
+def check_loss(training_args: StageArguments) -> Iterator[UserError]:
+    """The loss is a sum over tokens of which each process knows its own."""
+    if training_args.label_smoothing_factor:
+        yield ArgumentError(
+            "label smoothing takes the logits of whole rows",
+            place=f"{PLACE}, --label_smoothing_factor",
+            fix="leave --label_smoothing_factor out",
+        )
+    for name, what in (("use_liger_kernel", "Liger's kernels"), ("torch_compile", "a compiled model")):
+        if getattr(training_args, name, False):
+            yield ArgumentError(
+                f"{what} and slices of rows were not proven to give the loss of whole rows",
+                place=f"{PLACE}, --{name}",
+                fix=f"leave --{name} out: the loss is computed in pieces anyway",
+            )
+
+
+def check_attention_of_rows(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """The attention over whole rows is hftune's; others would see slices only."""
+    asked = model_args.attn_implementation or ("flash_attention" if model_args.flash_attn else None)
+    if asked not in (None, ULYSSES):
+        yield ArgumentError(
+            f"{asked} would let the tokens of a slice see that slice only",
+            place=f"{PLACE}, --attn_implementation",
+            fix=f"leave it out: {ULYSSES} exchanges heads for tokens, and uses torch's FlashAttention on a GPU",
+        )
+
+
+def check_architecture(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Tokens of different slices meet in attention alone, and there are heads for every process."""
+    if not model_args.model_name_or_path:
+        return  # said by check_model_folder
+    try:
+        config = model_config(model_args, training_args)
+    except UserError:
+        return  # said by check_model
+    size = training_args.sequence_parallel_size
+    reason = not_apart(config, causal_class(config)) or not_shareable(config, size)
+    if reason:
+        yield ArgumentError(
+            f"the tokens of a row of {config.model_type} cannot be shared by {size} processes: {reason}",
+            place=PLACE,
+            fix="use a smaller number, or leave it out: --deepspeed zero3, --activation_checkpointing full and "
+            "--tiled_mlp save memory in one process",
+        )
+
+
+def check_tiling(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Pieces are cut from rows of a known length, for MLPs that are not recomputed already."""
+    if not training_args.tiled_mlp:
+        return
+    place = "--tiled_mlp"
+    if not isinstance(training_args, PTArguments | SFTArguments):
+        yield ArgumentError("MLPs are tiled in pre-training and fine-tuning only", place=place, fix="leave it out")
+        return
+    if row_length(training_args) is None:
+        yield ArgumentError("tiles are cut from rows of a known length", place=place, fix="give --max_length")
+    if training_args.recomputation is not None and MLP in training_args.recomputation.parts:
+        yield ArgumentError(
+            "--tiled_mlp recomputes the MLPs already", place="--activation_checkpointing mlp", fix="leave one out"
+        )
+    bare = skeleton_of(model_args, training_args, scores=False)
+    if bare is not None and not tileable(bare):
+        yield ArgumentError(
+            f"{type(bare).__name__} has no MLPs whose input could be cut: experts see a part of the tokens anyway",
+            place=place,
+            fix="leave it out; --activation_checkpointing full saves memory",
+        )

@@ -1,0 +1,33 @@
+"""Long rows in little memory: MLPs in pieces, for all trainers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+
+from hftune.logging import notice
+from hftune.models.configs import row_length
+from hftune.models.tiling import tile_mlps, tiles_for
+
+
+class TilingMixin:
+    """Put before a `Trainer` subclass: tiles the MLPs of its model where `--tiled_mlp` asks for it."""
+
+    def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
+        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
+        if not args.tiled_mlp:
+            return
+        plain = plain_model(self.model)
+        longest = row_length(args)
+        assert longest, "preflight asks for a length"
+        rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
+        tokens = -(-rows * longest // args.sequence_parallel_size)
+        tiles = tiles_for(tokens, plain.config.get_text_config().hidden_size)
+        count = tile_mlps(plain, tiles)
+        notice(f"--tiled_mlp: {count} MLPs are computed in {tiles} piece(s) of at most {-(-tokens // tiles)} tokens")
+
+
+def plain_model(model: Any) -> Any:
+    """The model without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,0 +1,198 @@
+"""Training across two machines (network namespaces joined by a virtual cable): files shared or not, deaths, signals."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Finished, free_port
+from tests.faults.test_watchdog import messages
+from tests.faults.two_hosts import TwoHosts, two_hosts, why_not
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+SCRIPT = "tests/faults/hanging_sft.py"  # run_sft.py or run_pt.py, with a harm where one is named
+AUTO = ("--resume_from_checkpoint", "auto")
+
+
+@pytest.fixture
+def machines() -> Iterator[TwoHosts]:
+    with two_hosts() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def flags(tiny_model: Path, tiny_data: Path) -> Callable[..., list[str]]:
+    """What is the same wherever a stage runs."""
+
+    def of(stage: str, output: Path, zero: str, *more: str) -> list[str]:
+        return [
+            *("--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / stage)),
+            *("--output_dir", str(output), "--per_device_train_batch_size", "2", "--logging_steps", "1"),
+            *("--report_to", "none", "--gradient_checkpointing", "False", "--learning_rate", "1e-3"),
+            *("--lr_scheduler_type", "constant", "--use_cpu", "True", "--deepspeed", f"ds_configs/{zero}.json"),
+            *(("--block_size", "32") if stage == "pt" else ()),
+            *more,
+        ]
+
+    return of
+
+
+@pytest.fixture
+def start(machines: TwoHosts, flags: Callable, workspace: Path) -> Callable[..., None]:
+    """Start a stage on both machines: `start("pt", output, "zero2", "--max_steps", "6")`."""
+
+    def go(stage: str, *arguments: str | Path, harm: str = "", launcher: str = "torchrun") -> None:
+        more = {"HFTUNE_CACHE": str(workspace / "cache"), "STAGE": stage, "HARM": harm}
+        machines.run(free_port(), [SCRIPT, *flags(stage, *arguments)], more, launcher=launcher)
+
+    return go
+
+
+@pytest.fixture
+def here(run: Callable, flags: Callable) -> Callable[..., Finished]:
+    """The same on this machine, in so many processes."""
+
+    def go(processes: int, stage: str, *arguments: str | Path) -> Finished:
+        return run(f"run_{stage}.py", *flags(stage, *arguments), launcher=f"forked {processes}", warm=True)
+
+    return go
+
+
+def losses(output: Path) -> list[float]:
+    state = json.loads((output / "trainer_state.json").read_text())
+    return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+
+def both(machines: TwoHosts) -> Finished:
+    """What the first machine said, once both have succeeded."""
+    first, second = machines.finish(200)
+    second.check()
+    return first.check()
+
+
+@pytest.mark.parametrize(
+    "stage, zero, launcher",
+    [
+        pytest.param("pt", "zero2", "torchrun"),
+        pytest.param("pt", "zero3", "deepspeed", marks=pytest.mark.slow),
+        pytest.param("sft", "zero2", "deepspeed", marks=pytest.mark.slow),
+        pytest.param("sft", "zero3", "torchrun", marks=pytest.mark.slow),
+    ],
+)
+def test_two_machines_train_as_one(
+    machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, stage: str, zero: str, launcher: str
+) -> None:
+    few = ("--max_steps", "6", "--save_strategy", "no")
+    start(stage, tmp_path / "out", zero, *few, launcher=launcher)
+    said = both(machines).output
+    assert re.search(r"2 processes on 2 machine\(s\), all reached in \d+\.\d\d ms", said), said
+    table = [" ".join(line.split()) for line in said.splitlines()]
+    for number, name in enumerate(("alpha", "beta")):
+        assert any(re.match(rf"{number} {name} 0 CPU, \d+ thread\(s\) \d+ GiB gloo", line) for line in table), said
+    assert "machine(s)" not in machines.log(1).read_text(), "one table"
+    here(2, stage, tmp_path / "here", zero, *few).check()
+    assert losses(tmp_path / "out") == pytest.approx(losses(tmp_path / "here"), abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("zero", ["zero2", "zero3"])
+def test_machines_that_share_no_files(
+    machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, zero: str
+) -> None:
+    """Each keeps what it needs: the pair goes on by itself, and one machine with both folders goes on alone."""
+    out = tmp_path / "out"
+    alpha, beta = machines.unshare(out)
+    start("sft", out, zero, "--max_steps", "4", "--save_steps", "2", "--save_total_limit", "1")
+    said = both(machines).output
+    assert "is not shared between the machines" in said and "result are on alpha" in said
+    assert [folder.name for folder in sorted(beta.glob("checkpoint-*"))] == ["checkpoint-4"], "old ones go there, too"
+    pieces = {file.name for file in (beta / "checkpoint-4" / "global_step4").glob("*_optim_states.pt")}
+    assert len(pieces) == 1 and "rank_1_mp" in pieces.pop(), "its own"
+    assert (alpha / "model.safetensors").is_file() and not list(beta.rglob("*.safetensors"))
+    (alpha / "hftune.json").unlink()  # as if the run had been cut off
+
+    steps = ("--max_steps", "7", "--save_strategy", "no")
+    start("sft", out, zero, *steps, *AUTO)
+    assert "going on from" in both(machines).output
+    here(2, "sft", tmp_path / "here", zero, *steps).check()
+    expected = losses(tmp_path / "here")
+    assert losses(alpha) == pytest.approx(expected, abs=1e-5)
+
+    from_alpha = ("--resume_from_checkpoint", str(alpha / "checkpoint-4"))
+    refused = here(1, "sft", tmp_path / "alone", zero, *steps, *from_alpha)
+    assert refused.code == 2 and "of 1 of the 2 processes" in refused.output and "rsync" in refused.output
+    for file in (beta / "checkpoint-4" / "global_step4").iterdir():  # what rsync --ignore-existing does
+        if not (alpha / "checkpoint-4" / "global_step4" / file.name).exists():
+            file.rename(alpha / "checkpoint-4" / "global_step4" / file.name)
+    here(1, "sft", tmp_path / "alone", zero, *steps, *from_alpha).check()
+    assert losses(tmp_path / "alone") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("gone, how", [(1, "killed"), (1, "cut off"), (0, "killed")])
+def test_a_machine_that_is_gone(
+    machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, gone: int, how: str
+) -> None:
+    """The other one says so within a minute, and goes on alone."""
+    out = tmp_path / "out"
+    start("sft", out, "zero2", "--max_steps", "100000", "--save_steps", "2", "--save_total_limit", "2")
+    machines.wait_for("grad_norm", 0, 120)
+    time.sleep(2)
+    began = time.monotonic()
+    lost, left = machines.hosts[gone], machines.hosts[1 - gone]
+    if how == "killed":
+        lost.stop()
+    else:
+        lost.do("ip", "link", "set", lost.cable, "down")
+    while left.running[0].poll() is None and time.monotonic() - began < 90:
+        time.sleep(0.2)
+    seconds = time.monotonic() - began
+    lost.stop()
+    said = machines.finish(60)[1 - gone]
+    (message,) = messages(said.output)
+    print(f"GONE {gone} {how}: {seconds:.1f} s\n{message}")
+    assert seconds < 60 and said.code != 0
+    assert re.search(rf"error: lost rank {gone} on {lost.name}: ended without a word, last heard \d+ s before", message)
+
+    newest = max(int(folder.name.split("-")[1]) for folder in out.glob("checkpoint-*"))
+    more = ("--max_steps", str(newest + 2), "--save_strategy", "no")
+    assert f"going on from {out}/checkpoint-" in here(1, "sft", out, "zero2", *more, *AUTO).check().output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_told_to_stop_on_one_machine(machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path) -> None:
+    """SIGTERM to beta's process, as SLURM's --signal sends it: both save and end with 75; one machine goes on."""
+    out, steps = tmp_path / "out", ("--max_steps", "7", "--save_steps", "1000")
+    start("sft", out, "zero2", *steps, harm="stop")
+    first, second = machines.finish(150)
+    assert "SIGTERM: saving a checkpoint at step 5 and stopping" in first.output
+    for said in (first.output, second.output):
+        assert re.search(r"exitcode +: 75", said) and not messages(said), said[-3000:]
+    here(1, "sft", out, "zero2", *steps, *AUTO).check()
+    here(2, "sft", tmp_path / "here", "zero2", *steps).check()
+    assert losses(out) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_machines_that_differ(machines: TwoHosts, start: Callable, tmp_path: Path, tiny_data: Path) -> None:
+    """Other data on beta, and another environment: said before a model is loaded, with who has what."""
+    other = tmp_path / "other"
+    other.mkdir()
+    lines = (tiny_data / "sft" / "train.jsonl").read_text().splitlines(keepends=True)
+    (other / "train.jsonl").write_text("".join(lines[:-1]))
+    machines.hosts[1].do("mount", "--bind", str(other), str(tiny_data / "sft"))
+    start("sft", tmp_path / "out", "zero2", "--max_steps", "2")
+    first, _ = machines.finish(150)
+    (message,) = messages(first.output)
+    assert message.startswith("error: the processes have different files:")
+    assert re.search(r"--train_file_dir: \w+ on alpha \(rank 0\); \w+ on beta \(rank 1\)", message)
+    assert re.search(r"exitcode +: 2", first.output) and "trained:" not in first.output

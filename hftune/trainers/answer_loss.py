@@ -99,6 +99,8 @@ class AnswerLossMixin:
         scored = labels != IGNORE_INDEX
         foretold[scored] = torch.where(outputs.is_top1, labels[scored], -1)
         # Metrics compare what is foretold at a place with the label at the next one.
+        if "shift_labels" not in inputs:
+            return loss.detach(), foretold, inputs["labels"]
         pad = torch.nn.functional.pad
         return loss.detach(), pad(foretold, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 

@@ -59,9 +59,9 @@ class Meter:
         self.all_tokens = 0.0
         self.began: float | None = None
 
-    def add(self, inputs: Mapping[str, Any]) -> None:
-        """A micro batch; of one that this does not know, nothing."""
-        lengths = lengths_of(inputs)
+    def add(self, inputs: Any) -> None:
+        """A micro batch; of one that this does not know (prompts of RL), nothing."""
+        lengths = lengths_of(inputs) if isinstance(inputs, Mapping) else None
         if lengths is not None:
             self.began = self.began or time.perf_counter()
             lengths = lengths.double()

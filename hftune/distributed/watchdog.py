@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from hftune.constants import STALLED_EXIT_CODE
 from hftune.distributed import peers, phases, ranks, stacks, verdicts
 from hftune.distributed.heartbeats import Hub, Message, Wire, connect
-from hftune.logging import get_logger
+from hftune.logging import get_logger, notice
 
 _BEAT, _QUICKEST = 5.0, 0.2
 _SAME_HOST_GRACE = 3.0
@@ -172,6 +172,8 @@ def start(timeout: float) -> None:
         return
     phases.enter(phases.PREPARATION, 0)
     if not ranks.is_distributed() or ranks.world_size() == 1:
+        if ranks.world_size() > 1:
+            notice("there is no process group yet: each process watches itself alone")
         _watchdog = Watchdog(timeout)
     else:
         hub = Hub(secrets.token_hex(16), verdicts.judge_hang) if ranks.is_main() else None

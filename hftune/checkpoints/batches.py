@@ -27,15 +27,15 @@ def accumulation_that_fits(args: StageArguments, data_args: DataArguments) -> in
     then = (read_record(folder) or {}).get("global_batch") if folder else None
     if then is None or _may_change(args, data_args):
         return steps
-    share = args.per_device_train_batch_size * args.world_size
+    share = args.per_device_train_batch_size * args.data_parallel_size
     if share * steps == then:
         return steps
     if then % share or hasattr(args, "steps_per_generation"):
         raise ArgumentError(
-            f"{folder} was made with {then} records a step, this run would make steps of {args.world_size} process(es) "
-            f"x {args.per_device_train_batch_size} x {steps} = {share * steps}",
+            f"{folder} was made with {then} records a step, this run would make steps of "
+            f"{args.data_parallel_size} process(es) x {args.per_device_train_batch_size} x {steps} = {share * steps}",
             place="--per_device_train_batch_size, --gradient_accumulation_steps and the number of processes",
-            fix=_what_fits(int(then), args.world_size),
+            fix=_what_fits(int(then), args.data_parallel_size),
         )
     return int(then) // share
 
@@ -43,7 +43,7 @@ def accumulation_that_fits(args: StageArguments, data_args: DataArguments) -> in
 def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
     """Make the accumulation what `accumulation_that_fits` says, also in the DeepSpeed config made of the arguments."""
     steps = accumulation_that_fits(args, data_args)
-    total = args.per_device_train_batch_size * args.world_size * steps
+    total = args.per_device_train_batch_size * args.data_parallel_size * steps
     if steps == args.gradient_accumulation_steps:
         return
     notice(
@@ -54,7 +54,8 @@ def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
     config: Any = getattr(getattr(args, "hf_deepspeed_config", None), "config", None)
     if config is not None:
         config["gradient_accumulation_steps"] = steps
-        config["train_batch_size"] = total
+        # DeepSpeed counts every process, also those that see the same rows.
+        config["train_batch_size"] = total * args.mesh.sharing
 
 
 def _may_change(args: StageArguments, data_args: DataArguments) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
 from hftune.data.slices import sliced
@@ -30,6 +31,8 @@ class SequenceMixin:
 
     _sequence: SequenceGroup | None = None
     _rows_compared = False
+    _micro, _micro_of = 0, -1
+    """Micro batches of the step so far, and that step."""
 
     def __init__(self: Any, *positional: Any, **kwargs: Any) -> None:
         super().__init__(*positional, **kwargs)
@@ -45,6 +48,8 @@ class SequenceMixin:
             return
         self._sequence = sequence_parallel.join(mesh)
         self.accelerator.prepare_data_loader = partial(_prepare_shared, self.accelerator, mesh)
+        # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
+        self.accelerator.gather_for_metrics = partial(_gather_all, self.accelerator)
         notice(
             f"sequence parallel: {mesh.sequence} processes share the tokens of each row, {mesh.data} group(s) have "
             "rows of their own"
@@ -81,7 +86,11 @@ class SequenceMixin:
     def _own_randomness(self: Any) -> AbstractContextManager[None]:
         if self._sequence is None:
             return nullcontext()
-        return _moved_on(self._sequence.rank)
+        step = self.state.global_step
+        self._micro = self._micro + 1 if step == self._micro_of else 0
+        self._micro_of = step
+        place = (step * self.args.gradient_accumulation_steps + self._micro) * self._sequence.size
+        return _drawn_from(self.args.seed * 1_000_003 + place + self._sequence.rank)
 
     def _slice(self: Any, batch: dict[str, Any]) -> dict[str, Any]:
         group: SequenceGroup = self._sequence
@@ -101,6 +110,11 @@ class SequenceMixin:
         own = sliced({**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}, group.slice_of, group.size)
         del own["labels"], own["shift_labels"]
         return group.whole(model(**own).logits, tokens)
+
+
+def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = False) -> Any:
+    """From every process, all of it; the loaders repeat no row that has labels."""
+    return gather_object(data) if use_gather_object else accelerator.gather(data)
 
 
 def _prepare_shared(
@@ -136,10 +150,9 @@ def _prepare_shared(
 
 
 @contextmanager
-def _moved_on(rank: int) -> Iterator[None]:
-    """Random numbers that differ by rank; afterwards all are where they were, one draw further."""
-    drawn = int(torch.randint(2**62, ()))
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Random numbers from this seed; afterwards they go on as if nothing had been drawn: samplers draw them, too."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(drawn + rank)
+        torch.manual_seed(seed)
         yield

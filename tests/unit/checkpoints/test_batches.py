@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from hftune.checkpoints.batches import accumulation_that_fits, keep_global_batch
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import resume_problems
+from hftune.distributed.parallel import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.resume_checks import check_resume
 
@@ -37,7 +38,8 @@ def arguments(checkpoint: Path | str, micro: int, steps: int, processes: int, **
         "output_dir": str(Path(checkpoint).parent),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": steps,
-        "world_size": processes,
+        "data_parallel_size": processes,
+        "mesh": Mesh(processes),
         "ignore_data_skip": False,
         "auto_find_batch_size": False,
         "parallelism_config": None,

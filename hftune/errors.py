@@ -107,8 +107,8 @@ def run_script(main: Callable[[], None]) -> None:
     """Run a script's `main`; a `UserError` becomes its message and exit code 2, a stop on demand exit code 75.
 
     Under a launcher every rank usually meets the same error. Rank 0 speaks at once; the others wait a moment, in which
-    the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone. An error that
-    is known to be everyone's is said once a machine.
+    the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone. An error
+    that is known to be everyone's is said once a machine.
     """
     try:
         with _Farewell():

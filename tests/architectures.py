@@ -61,6 +61,11 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "ernie4_5": {**_HEAD, "tie_word_embeddings": True},
 }
 
+# Not among those whose every stage is tried: what a part of the tests needs besides.
+_FURTHER: dict[str, dict[str, Any]] = {
+    "qwen2_moe": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16, "norm_topk_prob": True},
+}
+
 ARCHITECTURES: tuple[str, ...] = tuple(_CONFIGS)
 """transformers' `model_type` of each."""
 
@@ -74,7 +79,7 @@ def make_config(name: str, **changes: Any) -> Any:
     """The tiny config of an architecture, for the tests' tiny tokenizer.
 
     Args:
-        name: One of `ARCHITECTURES`.
+        name: One of `ARCHITECTURES`, or qwen2_moe.
         changes: Fields to give other values.
     """
     from transformers import AutoConfig
@@ -83,7 +88,7 @@ def make_config(name: str, **changes: Any) -> Any:
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     # More rows than tokens, as most real models have; some architectures' own tokenizer classes add a token or two.
     rows = 64 * (len(tokenizer) // 64 + 1)
-    fields = _COMMON | {"vocab_size": rows} | ids | _CONFIGS[name] | changes
+    fields = _COMMON | {"vocab_size": rows} | ids | (_CONFIGS | _FURTHER)[name] | changes
     return AutoConfig.for_model(name, **fields)
 
 

@@ -15,7 +15,7 @@ from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
 from hftune.arguments.watching import WatchFields
-from hftune.distributed import ds_config, ds_keys, launch, ranks
+from hftune.distributed import ds_config, ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, uses_nvme
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
@@ -72,11 +72,11 @@ class StageArguments(
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
         self.settle_watching()
-        self.settle_parallel()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
+        self.settle_parallel()
         with launch.meeting():
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
@@ -97,7 +97,9 @@ class StageArguments(
         config = ds_config.read_ds_config(self.deepspeed)
         problems = ds_config.check_ds_config(config, self._setting(config))
         problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
+        problems += tensor_parallel.problems_of_config(config, self.tensor_parallel_size)
         raise_together(problems)
+        self.tensor_parallel_size = max(self.tensor_parallel_size, tensor_parallel.asked_size(config))
         resolved, changes = ds_config.resolve_ds_config(
             config,
             has_compiler=launch.has_cpp_compiler(),
@@ -112,8 +114,8 @@ class StageArguments(
         for change in changes:
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
-        self.ds_resolved = resolved
-        self.deepspeed = resolved  # type: ignore[assignment]
+        self.ds_resolved = tensor_parallel.with_size(resolved, self.tensor_parallel_size)
+        self.deepspeed = tensor_parallel.without_block(self.ds_resolved)  # type: ignore[assignment]
 
     def _setting(self, config: dict[str, Any]) -> Setting:
         zero = config.get("zero_optimization")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.pieces import WEIGHTS, Flat, Pieces, numel_of, settings_of, share_of
 from hftune.errors import ManifestError
 
@@ -39,17 +40,25 @@ def open_engine(folder: Path) -> Pieces:
     files = {int(match[1]): file for file in folder.glob("*_optim_states.pt") if (match := _RANK.search(file.name))}
     if not files:
         raise ManifestError(f"no ZeRO state is in {folder}", place=str(folder), fix="give a checkpoint of ZeRO 1 to 3")
-    if sorted(files) != list(range(len(files))) or any("_mp_rank_00_" not in file.name for file in files.values()):
+    experts = any(folder.glob("*_expert_*_model_states.pt")) or _wrote_experts(folder)
+    split = any("_mp_rank_00_" not in file.name for file in folder.glob("*_optim_states.pt"))
+    if sorted(files) != list(range(len(files))) or split or experts:
         raise ManifestError(
             f"{folder} was written by tensor or expert parallel processes, or some of its files are missing",
             place=str(folder),
-            fix="go on with the processes that wrote it",
+            fix="go on with the processes that wrote it; its weights lie whole beside it",
         )
     states = [load(files[rank])["optimizer_state_dict"] for rank in range(len(files))]
     models = sorted(folder.glob("*_model_states.pt"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
     about = load(folder / MODEL_FILE if (folder / MODEL_FILE).is_file() else models[0])
     make = _stage_3 if "fp32_flat_groups" in states[0] else _stage_1_or_2
     return make(states, about, models)
+
+
+def _wrote_experts(folder: Path) -> bool:
+    """Whether experts were dealt out, of which ZeRO-3 has no files of their own."""
+    record = read_record(folder.parent)
+    return record is not None and int(record.get("expert_parallel_size", 1)) > 1
 
 
 def load(file: Path) -> Any:

@@ -9,6 +9,7 @@ import copy
 import difflib
 import json
 from pathlib import Path
+from typing import Any
 
 from hftune.distributed import ds_keys
 from hftune.distributed.ds_features import Setting, check_features, uses_nvme
@@ -62,6 +63,11 @@ def _parse(text: str, place: str) -> DsConfig:
 def zero_stage(config: DsConfig | None) -> int:
     """ZeRO stage 0 to 3; 0 for no config."""
     return int((config or {}).get("zero_optimization", {}).get("stage", 0))
+
+
+def live_config(training_args: Any) -> DsConfig:
+    """The config that accelerate hands to DeepSpeed, to be changed in place; an empty one without DeepSpeed."""
+    return getattr(getattr(training_args, "hf_deepspeed_config", None), "config", None) or {}
 
 
 def offload_device(config: DsConfig | None, what: str) -> str | None:

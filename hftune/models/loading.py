@@ -22,6 +22,8 @@ from transformers.utils import logging as hf_logging
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
+from hftune.distributed.ds_config import live_config
+from hftune.distributed.tensor_parallel import split_as_planned
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.agreement import agree_with_tokenizer
@@ -42,6 +44,7 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = _build(AutoModelForCausalLM, model_args, adapter_args, training_args)
+    split_as_planned(live_config(training_args), training_args.tensor_parallel_size, model.config)
     agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 

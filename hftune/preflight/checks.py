@@ -17,13 +17,14 @@ from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.expert_checks import check_experts
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.node_checks import check_nodes
 from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.parallel_checks import check_parallel
 from hftune.preflight.preference_checks import check_preferences
 from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
-from hftune.preflight.resume_checks import check_resume
+from hftune.preflight.resume_checks import check_resume, check_resumed_groups
 from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
@@ -55,7 +56,9 @@ def check_run(
             *check_vocabulary(model_args, adapter_args, training_args),
             *check_optimizer(adapter_args, training_args),
             *check_schedule(training_args),
-            *check_parallel(training_args),
+            *check_parallel(model_args, adapter_args, training_args),
+            *check_experts(model_args, adapter_args, training_args),
+            *check_resumed_groups(training_args),
             *check_sequence(model_args, data_args, training_args),
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),

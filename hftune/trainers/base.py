@@ -19,6 +19,7 @@ from hftune.trainers.apart import prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.experts import ExpertParallelMixin
 from hftune.trainers.finite import FiniteMixin
 from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.metrics import load_metric
@@ -27,6 +28,7 @@ from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
 from hftune.trainers.routers import RouterLossMixin
 from hftune.trainers.sequences import SequenceMixin
+from hftune.trainers.shared_rows import SharedRowsMixin
 from hftune.trainers.tiling import TilingMixin
 from hftune.trainers.watching import PhaseMixin
 
@@ -36,12 +38,14 @@ class HftuneTrainerMixin(
     FiniteMixin,
     CheckpointMixin,
     ResumeMixin,
+    ExpertParallelMixin,
     WholeEpochMixin,
     OptimizerMixin,
     RouterLossMixin,
     DropoutMixin,
     AdapterPrecisionMixin,
     GradNormMixin,
+    SharedRowsMixin,
     SequenceMixin,
     TilingMixin,
 ):

@@ -17,6 +17,7 @@ from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_rec
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.distributed import nodes, ranks, zero
+from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
 from hftune.models.initialisation import started_from, trained_factors
 from hftune.weight_files import weight_files
@@ -115,6 +116,8 @@ class CheckpointMixin:
             "step": self.state.global_step,
             "world_size": ranks.world_size(),
             "zero_stage": self.args.zero_stage,
+            "tensor_parallel_size": self.args.tensor_parallel_size,
+            "expert_parallel_size": self.args.expert_parallel_size,
             "global_batch": self.get_total_train_batch_size(self.args),
         }
         if ranks.is_main() or (self._apart and ranks.local_rank() == 0):
@@ -156,7 +159,7 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
             missing += [name] if parameter.requires_grad else []
             continue
         with zero.gathered([parameter], write=True):
-            parameter.data.copy_(stored.to(parameter.dtype))
+            parameter.data.copy_(own_part(parameter, stored).to(parameter.dtype))
     return missing
 
 

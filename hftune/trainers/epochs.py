@@ -61,7 +61,7 @@ class WholeEpochMixin:
             lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
             if isinstance(getattr(self.data_collator, "inner", self.data_collator), CausalCollator | FlatCollator):
                 size = self._train_batch_size
-                # accelerate deals batches out one by one, in turn.
+                # accelerate deals batches out one by one, in turn; a group of processes gets the same.
                 first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
                 new = max(0, self._records - first) if self._records and mesh.data > 1 else size
                 if new < size:

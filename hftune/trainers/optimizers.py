@@ -10,6 +10,7 @@ from torch import nn
 from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
 from hftune.distributed import ranks
+from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
@@ -31,6 +32,8 @@ class OptimizerMixin:
         chosen, kwargs, options = self._optimizer_class(args, model)
         if is_8bit(args.optim):
             chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
+        for key, more in expert_options(model).items():
+            options.setdefault(key, {}).update(more)
         self.groups = parameter_groups(model, args, set(self.get_decay_parameter_names(model)), options)
         for group in self.groups:
             for _, parameter in group.members:
@@ -54,6 +57,8 @@ class OptimizerMixin:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
         if self.lr_scheduler is None:
             used = self.optimizer if optimizer is None else optimizer
+            if self.groups is not None and self.args.tensor_parallel_size > 1:
+                renew_members(self.groups, self.model)
             lost = lost_groups(self.groups, used) if self.groups is not None else None
             assert lost is None, lost
             self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
@@ -77,6 +82,13 @@ class OptimizerMixin:
         """
         if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
             self.optimizer.eval()
+
+
+def renew_members(groups: list[Group], model: nn.Module) -> None:
+    """Have groups hold the parameters that a model has now: AutoTP puts others in the place of ZeRO-3's, in place."""
+    live = dict(model.named_parameters())
+    for group in groups:
+        group.members = [(name, live[name]) for name, _ in group.members]
 
 
 def lost_groups(groups: list[Group], optimizer: Any) -> str | None:

@@ -125,7 +125,8 @@ def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
         return (folder / MODEL_FILE).is_file() and not engine.zero_optimization()
     stage = int(load(files[0])["optimizer_state_dict"].get("zero_stage", 1))
     # Machines that share no files have the pieces of their own processes only.
-    wanted = engine.seq_dp_world_size
+    # Tensor-parallel ranks write files of their own; preflight has compared how many there are.
+    wanted = engine.seq_dp_world_size * engine.mp_world_size
     elsewhere = len(files) < wanted and written_by(checkpoint) == ranks.world_size()
     return engine.zero_optimization_stage() == stage and (len(files) == wanted or elsewhere)
 

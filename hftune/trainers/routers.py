@@ -51,6 +51,19 @@ class RouterListener:
         for router in routers_of(model):
             router.register_forward_hook(self._hear)
 
+    def listen_to_dealt(self, router: Any) -> None:
+        """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
+        said: list[torch.Tensor] = []
+
+        def keep(gate: Any, args: Any, logits: torch.Tensor) -> None:
+            said[:] = [logits]
+
+        def hear(module: Any, args: Any, output: Any) -> None:
+            self._hear(module, args, (said.pop(), *output[:2]))
+
+        router.gate.register_forward_hook(keep)
+        router.register_forward_hook(hear)
+
     @contextmanager
     def open(self) -> Iterator[list[_Pass]]:
         """Passes in the block are heard; a recomputed one, in the backward pass after it, is not."""

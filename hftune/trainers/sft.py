@@ -47,6 +47,8 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, trl.SFTTrainer
                 **kwargs,
             )
         self.mixture = data.mixture
+        # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
+        self._tp_size = args.tensor_parallel_size
         if streams:
             self.train_dataset = data.train
 

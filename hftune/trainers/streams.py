@@ -58,11 +58,11 @@ class StreamMixin:
         )
 
     def _check_world(self: Any) -> None:
-        """Every process reads a share of its own, so no two of them may need the same examples."""
+        """Every process, or tensor-parallel group of them, reads a share of its own."""
         alone = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        if self.get_total_train_batch_size(self.args) != alone:
+        if self.get_total_train_batch_size(self.args) * self.args.tensor_parallel_size != alone:
             raise ArgumentError(
-                "tensor and sequence parallel processes train the same examples, and a stream gives each its own",
+                "sequence parallel processes train the same examples, and a stream gives each its own",
                 place="--streaming",
                 fix="Tokenise ahead of the run and give --tokenized_dir, or leave the parallelism out.",
             )
@@ -82,7 +82,8 @@ class StreamMixin:
             return own
         everyone: list[Any] = [None] * ranks.world_size()
         dist.all_gather_object(everyone, own)
-        return merged(everyone)
+        # Processes of a group have noted the same.
+        return merged(everyone[:: self.args.mesh.sharing])
 
     def count_trained_tokens(self: Any) -> int | None:
         """Tokens with a loss so far, of a stream; every rank must ask. Else what the parent says."""

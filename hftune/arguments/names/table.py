@@ -28,11 +28,12 @@ TOPICS: dict[str, tuple[Row, ...]] = {
     "Models and tokenizers": models.ROWS,
     "Mixture of experts": moe.ROWS,
     "Records and mixing": data.ROWS,
+    # Before batches, which are shared by groups of processes: values are translated in this order.
+    "Parallelism, sharding and recomputation": parallel.ROWS,
     "Lengths, packing, templates and batches": lengths.ROWS,
     "Adapters and freezing": adapters.ROWS,
     "Optimizers and schedules": optimizers.ROWS,
     "Precision and quantisation": precision.ROWS,
-    "Parallelism, sharding and recomputation": parallel.ROWS,
     "Checkpoints": checkpoints.ROWS,
     "Logging, evaluation and profiling": logging.ROWS,
     "Preferences and reward models": preferences.ROWS,

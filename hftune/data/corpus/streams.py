@@ -72,8 +72,8 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         partial(_chunks, files),
         StreamEncoder(used, parse_columns(data_args.columns), drop),
         settings,
-        rank=ranks.rank(),
-        world=ranks.world_size(),
+        rank=training_args.mesh.data_rank(ranks.rank()),
+        world=training_args.data_parallel_size,
         drop_bad_records=drop,
     )
     about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}

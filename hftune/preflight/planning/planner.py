@@ -128,6 +128,7 @@ class Planner:
             training_args.ds_resolved,
             work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
             training_args.recomputation,
+            Degrees(training_args.tensor_parallel_size, training_args.sequence_parallel_size),
         )
 
     def size(self, adapter_args: AdapterArguments) -> ModelSize:
@@ -145,13 +146,15 @@ class Planner:
         away = 0.0
         if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
             profile, away = recomputing.offloaded(profile, recomputing.marks(choice.recompute, len(profile.kinds)))
-        need, extra = estimate(size, setup), buffers(size, setup, choice.deepspeed, self.largest)
+        # ZeRO shares among processes that hold the same parts of the matrices.
+        alike = replace(setup, processes=max(1, setup.processes // choice.degrees.tensor))
+        need, extra = estimate(size, alike), buffers(size, alike, choice.deepspeed, self.largest)
         head = self._head(choice, numerics, profile)
         later, other = generating.needs(self, choice, size, extra)
         standing = Standing(
-            need.weights / choice.degrees.tensor,
-            need.gradients / choice.degrees.tensor,
-            need.optimizer / choice.degrees.tensor,
+            need.weights * self.tensor_share(choice.degrees),
+            need.gradients * self.tensor_share(choice.degrees),
+            need.optimizer * self.tensor_share(choice.degrees),
             extra.standing + extra.gathered,
             other,
         )
@@ -159,6 +162,14 @@ class Planner:
         optimizer = step_extra(size, setup, self.training_args.optim_name, self.largest)
         found = [*moments(standing, step, extra, optimizer), *later]
         return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
+
+    def tensor_share(self, degrees: Degrees) -> float:
+        """The share of the weights in each tensor-parallel process: embeddings and head are not split."""
+        ends = [self.bare.get_input_embeddings(), self.bare.get_output_embeddings()]
+        whole = {id(one): one.numel() for module in ends if module is not None for one in module.parameters()}
+        count = sum(one.numel() for one in self.bare.parameters())
+        outside = sum(whole.values()) / max(1, count)
+        return outside + (1 - outside) / degrees.tensor
 
     def context(self, setup: Setup) -> float:
         """Bytes on a GPU that no allocator counts; on a CPU what is still to be imported: the rest is not free now."""

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hftune.arguments import parse_arguments
 from hftune.arguments.names.row import Ask, Translation
 from hftune.arguments.names.values import adapters, batches, data, precision, preferences, recompute, runs, zero
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 
 DS_CONFIGS = Path(__file__).parents[3] / "ds_configs"
@@ -294,6 +296,21 @@ def test_attention() -> None:
         precision.attention_backend(ask("attention_backend=fast"))
 
 
+def test_processes_that_see_the_same_rows_count_once() -> None:
+    shared = ask("global_batch_size=64 micro_batch_size=2", "tensor_parallel_size=2 sequence_parallel_size=2", world=8)
+    assert translated(batches.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_their_tensor_parallelism_comes_before_their_batches(order: int) -> None:
+    flags = [["--tensor_model_parallel_size", "2"], ["--global_batch_size", "8", "--micro_batch_size", "2"]][::order]
+    with ranks.imagine(ranks.Imagined(4, 4, on_cpu=True)):
+        given = [*flags[0], *flags[1], "--model_name_or_path", "m", "--deepspeed", "zero1"]
+        training_args = parse_arguments("sft", given)[3]
+        assert training_args.data_parallel_size == 2
+    assert (training_args.tensor_parallel_size, training_args.gradient_accumulation_steps) == (2, 2)
+
+
 def test_stages_and_tensor_parallelism() -> None:
     assert runs.ernie_stage(ask("stage=SFT")).given == []
     with pytest.raises(ArgumentError, match=r"that is run_dpo\.py"):
@@ -305,3 +322,8 @@ def test_stages_and_tensor_parallelism() -> None:
     for command in ("sequence_parallel=True", "tensor_model_parallel_size=2 sequence_parallel=True"):
         with pytest.raises(ArgumentError, match="ZeRO-3"):
             runs.degree(ask(command))
+    for name in runs.TENSOR_NAMES:
+        assert translated(runs.degree, ask(f"{name}=4")) == {"tensor_parallel_size": "4"}
+        assert translated(runs.degree, ask(f"{name}=-1")) == {}
+    assert translated(runs.experts, ask("expert_model_parallel_size=8")) == {"expert_parallel_size": "8"}
+    assert translated(runs.experts, ask("expert_model_parallel_size=0")) == {}

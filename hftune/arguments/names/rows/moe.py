@@ -5,7 +5,7 @@ from hftune.arguments.names.values import moe
 from hftune.arguments.names.values.common import switched
 
 _MODEL = "the model's own routing is used"
-_EXPERTS = "experts are not spread over devices; ZeRO-3 shards their weights"
+_EXPERTS = "DeepSpeed's AutoEP sends tokens in its own way; see --expert_parallel_size"
 
 ROWS = (
     translated(

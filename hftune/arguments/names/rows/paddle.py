@@ -4,7 +4,7 @@ from hftune.arguments.names.row import Row, no_effect, refused, translated
 from hftune.arguments.names.values.common import mapped
 
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
-_NO_TENSOR = "there is no tensor parallelism"
+_NO_TENSOR = "tensor parallelism is DeepSpeed's, without these details; see --tensor_parallel_size"
 _STAGES = "there are no pipeline stages"
 _STATIC = "models run as torch has them"
 _CKPT = "checkpoints are DeepSpeed's; weights are saved whole, as safetensors"
@@ -97,11 +97,11 @@ ROWS = (
     refused(
         "expert_tensor_model_parallel_size",
         "tensor parallelism of experts",
-        "use ZeRO-3",
+        "use --expert_parallel_size, which leaves each expert whole",
         "2",
         harmless=("-1", "0", "1"),
     ),
-    refused("use_expert_parallel", "expert parallelism", "there is none yet; ZeRO-3 shards the experts' weights"),
+    refused("use_expert_parallel", "expert parallelism", "say over how many processes: --expert_parallel_size"),
     refused("enable_auto_parallel", "parallelism that is chosen", "use --deepspeed ds_configs/zero3.json"),
     refused("to_static", "compile the model", "use --torch_compile"),
     refused("refined_recompute", "recompute some operators", "use --activation_checkpointing", "attention_column_ln:1"),

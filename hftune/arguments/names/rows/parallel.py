@@ -6,9 +6,8 @@ from hftune.arguments.names.values import recompute, runs, zero
 _ONE = ("1", "-1", "0", "none", "null")
 _PIPELINE = "there is no pipeline parallelism under the HF Trainer; use ZeRO-3 (ds_configs/zero3.json)"
 _STAGES = "there are no pipeline stages"
-_TENSOR = "there is no tensor parallelism yet; ZeRO-3 shards layers over all processes"
-_NO_TENSOR = "there is no tensor parallelism"
-_EXPERT = "there is no expert parallelism yet; ZeRO-3 shards the experts' weights"
+_TENSOR, _EXPERT = "tensor_parallel_size", "expert_parallel_size"
+_AUTO = "DeepSpeed's AutoTP has no such detail: what is split comes from the model, the head stays whole"
 _RING = "there is no ring attention; use --sequence_parallel_size, which exchanges heads for tokens (Ulysses)"
 _NO_RING = "there is no ring attention"
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
@@ -36,22 +35,25 @@ ROWS = (
     no_effect("nccl_comm_warmup", "first messages ahead of training", "NCCL decides"),
     works("ddp_find_unused_parameters", "look for weights without a gradient; not under DeepSpeed", "False"),
     # tensor
-    translated("tensor_parallel_degree", "no counterpart; ZeRO-3", "tensor parallelism", "1", {}, runs.degree),
-    translated("tensor_model_parallel_size", "no counterpart; ZeRO-3", "tensor parallelism", "1", {}, runs.degree),
-    refused("tp_size", "tensor parallelism", _TENSOR, "8", harmless=_ONE),
+    *(
+        translated(name, _TENSOR, "tensor parallelism", "2", {_TENSOR: "2"}, runs.degree)
+        for name in ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
+    ),
     refused("server_tp_degree", "tensor parallelism of a server", "hftune serves nothing", "2", harmless=_ONE),
     translated(
         "sequence_parallel",
-        "no counterpart; ZeRO-3",
+        "no counterpart",
         "shares norms under tensor parallelism",
         "True --tensor_parallel_degree 1",
         {},
         runs.degree,
     ),
-    no_effect("tensor_parallel_config", "details of tensor parallelism", _NO_TENSOR, "sync_param"),
-    no_effect("tensor_parallel_output", "logits stay spread", _NO_TENSOR),
-    no_effect("tp_comm_overlap", "overlap of tensor parallelism", _NO_TENSOR),
-    no_effect("use_sp_callback", "gradients of norms", _NO_TENSOR),
+    no_effect("tensor_parallel_config", "details of tensor parallelism", _AUTO, "sync_param"),
+    no_effect("tensor_parallel_output", "logits stay spread", _AUTO),
+    no_effect("tp_comm_overlap", "overlap of tensor parallelism", _AUTO),
+    no_effect(
+        "use_sp_callback", "gradients of norms", "norms are whole, and their gradients the same, in every process"
+    ),
     # pipeline
     refused("pipeline_parallel_degree", "pipeline parallelism", _PIPELINE, "2", harmless=_ONE),
     refused("pipeline_model_parallel_size", "pipeline parallelism", _PIPELINE, "2", harmless=_ONE),
@@ -77,8 +79,14 @@ ROWS = (
         )
     ),
     # experts and sequences
-    refused("expert_model_parallel_size", "expert parallelism", _EXPERT, "2", harmless=_ONE),
-    refused("expert_tensor_parallel_size", "tensor parallelism of experts", _EXPERT, "2", harmless=_ONE),
+    translated("expert_model_parallel_size", _EXPERT, "expert parallelism", "2", {_EXPERT: "2"}, runs.experts),
+    refused(
+        "expert_tensor_parallel_size",
+        "tensor parallelism of experts",
+        "use --expert_parallel_size, which leaves each expert whole",
+        "2",
+        harmless=_ONE,
+    ),
     refused("context_parallel_size", "context parallelism: attention in a ring", _RING, "2", harmless=_ONE),
     works("sequence_parallel_size", "processes that share the tokens of a row (Ulysses)", "1"),
     no_effect("cp_comm_type", "communication of context parallelism", _NO_RING, "p2p"),

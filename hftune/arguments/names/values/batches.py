@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.values.common import number
 from hftune.errors import ArgumentError
@@ -24,18 +26,25 @@ def batches(ask: Ask) -> Answer:
     if total is None:
         return Answer(given)
     steps = _accumulation(ask, int(number("global_batch_size", total)), micro)
-    said = f"--global_batch_size {total}: {steps} micro batches are accumulated on each of {ask.world_size} processes"
+    said = f"--global_batch_size {total}: {steps} micro batches are accumulated on each of {_groups(ask)} processes"
     return Answer([*given, ("gradient_accumulation_steps", [str(steps)])], (said,))
+
+
+def _groups(ask: Ask) -> int:
+    """Processes, or groups of them that see the same rows: those of tensor and sequence parallelism."""
+    sizes = (ask.other("tensor_parallel_size"), ask.other("sequence_parallel_size"))
+    sharing = math.prod(max(1, int(number("size", size))) for size in sizes if size is not None)
+    return max(1, ask.world_size // sharing)
 
 
 def _accumulation(ask: Ask, total: int, micro: str | None) -> int:
     size = ask.other("per_device_train_batch_size") or micro
     if size is None:
         raise ArgumentError("--global_batch_size needs the size of a micro batch", fix="give --micro_batch_size too")
-    rows = int(number("micro_batch_size", size)) * ask.world_size
+    rows = int(number("micro_batch_size", size)) * _groups(ask)
     if rows < 1 or total % rows or total < 1:
         raise ArgumentError(
-            f"--global_batch_size {total} cannot be shared by {ask.world_size} processes with micro batches of {size}",
+            f"--global_batch_size {total} cannot be shared by {_groups(ask)} processes with micro batches of {size}",
             fix=f"use a multiple of {max(rows, 1)}",
         )
     asked = ask.other("gradient_accumulation_steps")
@@ -56,8 +65,8 @@ def evaluation_length(ask: Ask) -> Answer:
     if ask.other("max_eval_samples") is not None:
         return Answer([], (f"--{name} has no effect beside --max_eval_samples",))
     size = int(number("per_device_eval_batch_size", ask.other("per_device_eval_batch_size") or "8"))
-    records = steps * size * ask.world_size
-    said = f"--{name} {steps}: {records} held-out records at most ({ask.world_size} processes, batches of {size})"
+    records = steps * size * _groups(ask)
+    said = f"--{name} {steps}: {records} held-out records at most ({_groups(ask)} processes, batches of {size})"
     return Answer([("max_eval_samples", [str(records)])], (said,))
 
 

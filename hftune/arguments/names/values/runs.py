@@ -5,6 +5,7 @@ from __future__ import annotations
 from hftune.arguments.names.row import Answer, Ask, Given, Translation
 from hftune.arguments.names.values.common import cannot, each, mapped
 
+TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
 _SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
 
 
@@ -59,15 +60,24 @@ def tensor_sequences(ask: Ask) -> Answer:
     """
     if not ask.flag("sequence_parallel"):
         return Answer()
-    if ask.text("tensor_parallel_degree", "tensor_model_parallel_size") in ("1", "-1"):
+    if ask.text(*TENSOR_NAMES) in ("1", "-1", "0") or ask.other("tensor_parallel_size") == "1":
         return Answer([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
-    raise cannot("sequence_parallel", "True", "it shares norms under tensor parallelism, not sequences; use ZeRO-3")
+    raise cannot(
+        "sequence_parallel",
+        "True",
+        "it shares norms and dropout under Megatron's tensor parallelism, which AutoTP does not; remove it (numbers "
+        "are the same), and to share long rows use --sequence_parallel_size; ZeRO-3 shares weights",
+    )
 
 
 def degree(ask: Ask) -> Answer:
-    """Tensor parallelism: 1 is none; with it, `sequence_parallel` is looked at."""
-    for name in ("tensor_parallel_degree", "tensor_model_parallel_size"):
-        size = ask.text(name)
-        if size is not None and size not in ("1", "-1", "0"):
-            raise cannot(name, size, "there is no tensor parallelism yet; ZeRO-3 shards layers over all processes")
-    return tensor_sequences(ask) if "sequence_parallel" in ask.given else Answer()
+    """Tensor parallelism: 1, 0 and -1 are none; with it, `sequence_parallel` is looked at."""
+    said = tensor_sequences(ask) if "sequence_parallel" in ask.given else Answer()
+    sizes = [("tensor_parallel_size", [ask.text(name) or ""]) for name in TENSOR_NAMES if name in ask.given]
+    return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])], said.notices)
+
+
+def experts(ask: Ask) -> Answer:
+    """Expert parallelism; 0 and -1 are none."""
+    sizes = [("expert_parallel_size", [ask.text(name) or ""]) for name in ask.given]
+    return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])

@@ -1,0 +1,89 @@
+"""Expert parallelism through DeepSpeed's AutoEP: each process keeps some experts of every layer.
+
+Experts are dealt out here, before the optimizer is made, and not by the engine after it: so parameter groups, decay and
+rates are made of the weights that are trained, and ZeRO finds the marked groups that it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from hftune.distributed import zero
+
+FLAG = "--expert_parallel_size"
+
+PRESETS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+"""Architectures (`model_type`) whose layers AutoEP (0.19.8) was found to compute as transformers does."""
+
+
+def group_name(size: int) -> str:
+    """DeepSpeed's name for the groups of `size` processes that hold all experts together."""
+    return f"ep_size_{size}"
+
+
+def deal_out_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
+    """Have each process keep 1 / size of the experts of every layer, in place. All processes must call it.
+
+    Args:
+        model: A mixture of experts, whole or partitioned by ZeRO-3, the same on every process.
+        size: Processes that hold all experts together; neighbours by rank.
+        grouped: Multiply all experts of a process at once, on a GPU in 16 bit.
+
+    Raises:
+        ValueError: AutoEP does not know the layers; preflight has looked.
+    """
+    from deepspeed.module_inject.auto_ep import AutoEP
+    from deepspeed.module_inject.auto_ep_config import parse_autoep_config, validate_autoep_post_detection
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.utils import groups
+
+    groups._create_expert_and_data_parallel(size, mp_size=1, pp_size=1, mp_mode="sp")
+    rank = torch.distributed.get_rank(groups._get_expert_parallel_group(group_name(size)))
+    config = parse_autoep_config({"enabled": True, "autoep_size": size, "use_grouped_mm": grouped})
+    dealer = _without_recorders(AutoEP)(model, config)
+    specs = dealer.ep_parser()
+    validate_autoep_post_detection(config, specs)
+    # Under ZeRO-3 a process's experts are cut again, over the processes that have the same ones.
+    convert: Any = next(
+        (one.convert_to_zero_parameters for one in model.parameters() if zero.is_partitioned(one)),  # type: ignore[attr-defined]
+        None,
+    )
+
+    def cut(layer: nn.Module) -> None:
+        DeepSpeedEngine._partition_autoep_zero3_experts(layer, convert)
+
+    dealer.replace_moe_layers(specs, size, rank, on_moe_layer_replaced=None if convert is None else cut)
+
+
+def _without_recorders(dealer: type) -> type:
+    """AutoEP that leaves transformers' recorders of router logits alone.
+
+    It would point them at its own layers, and cannot with transformers 5.23 (`_CanRecordRegistry.get()` takes no
+    default). hftune hears routers by hooks, and never asks a model for their logits.
+    """
+
+    class Dealer(dealer):  # type: ignore[misc]
+        def _retarget_transformers_output_recorders(self, *_: Any) -> None:
+            return
+
+    return Dealer
+
+
+def expert_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Layers whose experts were dealt out, with their names, in the model's order; none before."""
+    for name, module in model.named_modules():
+        if type(module).__name__ == "AutoEPMoELayer":
+            yield name, module
+
+
+def expert_options(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """What DeepSpeed reads of an optimizer's group of dealt-out experts, by the id of each such parameter."""
+    return {
+        id(parameter): {"moe": True, "name": layer.ep_group_name}
+        for _, layer in expert_layers(model)
+        for parameter in layer.experts.parameters()
+    }

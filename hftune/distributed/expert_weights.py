@@ -1,0 +1,93 @@
+"""Weights of a model whose experts are dealt out, gathered on rank 0 under the names that transformers gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hftune.distributed import ranks, zero
+from hftune.distributed.expert_parallel import expert_layers
+
+
+def gathered_weights(model: nn.Module) -> dict[str, Tensor]:
+    """All weights and persistent buffers as transformers names them in memory, on the CPU; every rank must call it.
+
+    Experts come to rank 0 one index at a time, so that besides the result a process holds its own experts of one
+    matrix only. Tied weights are one tensor under several names.
+
+    Returns:
+        On rank 0 the weights, elsewhere nothing.
+    """
+    layers = dict(expert_layers(model))
+    found: dict[str, Tensor] = {}
+    taken: dict[int, Tensor] = {}
+    for name, tensor in _plain_tensors(model, layers):
+        with zero.gathered([tensor]):
+            if ranks.is_main():
+                if id(tensor) not in taken:
+                    taken[id(tensor)] = tensor.detach().to("cpu", copy=True)
+                found[name] = taken[id(tensor)]
+    for prefix, layer in layers.items():
+        gate, down, up = (_whole(getattr(layer.experts, name), layer) for name in ("w1", "w2", "w3"))
+        if gate is not None and up is not None and down is not None:
+            found[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+            found[f"{prefix}.experts.down_proj"] = down
+    return found
+
+
+def _plain_tensors(model: nn.Module, layers: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Everything but experts, under transformers' names."""
+    for module_name, module in model.named_modules(remove_duplicate=False):
+        prefix = next((one for one in layers if module_name == one or module_name.startswith(f"{one}.")), None)
+        inner = _renamed(module_name[len(prefix) + 1 :], layers[prefix]) if prefix is not None else ""
+        if inner is None:
+            continue
+        own = module_name if prefix is None else f"{prefix}.{inner}".rstrip(".")
+        tensors = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        lasting = module._buffers.items()
+        tensors |= {
+            name: one for name, one in lasting if one is not None and name not in module._non_persistent_buffers_set
+        }
+        for name, tensor in tensors.items():
+            yield f"{own}.{name}".lstrip("."), tensor
+
+
+def _renamed(name: str, layer: Any) -> str | None:
+    """A module's name within AutoEP's layer as transformers has it; None for what is gathered otherwise, or an alias.
+
+    AutoEP's router holds a linear layer `gate`, where transformers' router is called so and holds the weight itself.
+    """
+    qwen = layer.model_family == "qwen3_moe"
+    names = {
+        "shared_experts": "shared_expert" if qwen else "shared_experts",
+        "shared_experts_gate": "shared_expert_gate",
+    }
+    first, _, rest = name.partition(".")
+    if name in ("", "router", "router.gate"):
+        return "gate" if name else ""
+    if first not in names:
+        return None
+    return f"{names[first]}.{rest}" if rest else names[first]
+
+
+def _whole(weight: nn.Parameter, layer: Any) -> Tensor | None:
+    """(local experts, rows, columns) of each process to (experts, rows, columns) on rank 0, None elsewhere."""
+    group, size = layer.ep_group, layer.ep_size
+    members = dist.get_process_group_ranks(group)
+    with zero.gathered([weight]):
+        if 0 not in members:  # other groups hold the same
+            return None
+        values, main = weight.detach(), ranks.is_main()
+        whole = torch.empty((layer.num_experts, *values.shape[1:]), dtype=values.dtype) if main else None
+        for number in range(layer.num_local_experts):
+            mine = values[number].contiguous()
+            pieces = [torch.empty_like(mine) for _ in range(size)] if main else None
+            dist.gather(mine, pieces, dst=0, group=group)
+            for place, piece in enumerate(pieces or ()):
+                assert whole is not None
+                whole[place * layer.num_local_experts + number].copy_(piece)
+    return whole

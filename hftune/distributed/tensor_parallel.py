@@ -1,0 +1,131 @@
+"""Tensor parallelism through DeepSpeed's AutoTP: which matrices are split, said in full, so that nothing is guessed.
+
+Left alone, AutoTP (0.19.8) guesses by names, or also splits embeddings and head over the vocabulary. Losses that are
+computed at labelled places only, or in chunks, multiply by the head's weight themselves: it stays whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hftune.distributed.ds_keys import DsConfig
+from hftune.errors import ArgumentError
+
+KEY, SIZE, SPECS = "tensor_parallel", "autotp_size", "partition_config"
+FLAG = "--tensor_parallel_size"
+
+_COLUMN, _ROW, _SUMMED, _WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce", "embedding_rowwise"
+STYLES = (_COLUMN, _ROW, _SUMMED, _WHOLE)
+"""Of transformers' plans: those that split a matrix by heads or by neurons, and what such a split asks of others."""
+
+
+def asked_size(config: DsConfig | None) -> int:
+    """Processes that share the matrices of a layer, as a DeepSpeed config has them; 1 for none."""
+    block = (config or {}).get(KEY) or {}
+    size = block.get(SIZE, 0) if isinstance(block, Mapping) else 0
+    return max(1, int(size)) if isinstance(size, int) else 1
+
+
+def problems_of_config(config: DsConfig, size: int) -> Iterator[ArgumentError]:
+    """A config's own block of tensor parallelism: its size is that of the flag, and the rest is hftune's to say.
+
+    Args:
+        config: As read.
+        size: `--tensor_parallel_size`; 1: the config's counts.
+    """
+    block = config.get(KEY)
+    if block is None:
+        return
+    if not isinstance(block, Mapping):
+        yield ArgumentError(f'"{KEY}" is {block!r}', place=f"--deepspeed: {KEY}", fix=f"remove it and use {FLAG}")
+        return
+    others = sorted(set(block) - {SIZE})
+    if others:
+        yield ArgumentError(
+            f"the DeepSpeed config says how matrices are split ({', '.join(others)}); hftune takes that from the model",
+            place=f"--deepspeed: {KEY}.{others[0]}",
+            fix=f"remove the block and use {FLAG}",
+        )
+    if size > 1 and asked_size(config) not in (1, size):
+        yield ArgumentError(
+            f"the DeepSpeed config has {SIZE} {asked_size(config)}, the arguments have {FLAG} {size}",
+            place=f"--deepspeed: {KEY}.{SIZE} and {FLAG}",
+            fix="remove it from the config, so that the argument counts",
+        )
+
+
+def with_size(config: DsConfig, size: int) -> DsConfig:
+    """The config with AutoTP switched on for groups of `size` processes; the same where that is 1."""
+    if size == 1:
+        return config
+    # transformers has the weights gathered for saving only if this is set, at any stage.
+    zero = config.get("zero_optimization", {}) | {"stage3_gather_16bit_weights_on_model_save": True}
+    return config | {KEY: {SIZE: size}, "zero_optimization": zero}
+
+
+def plan_of(config: Any) -> dict[str, str]:
+    """How transformers would split a model's layers: pattern of a module's name -> style. Empty where it cannot say.
+
+    Args:
+        config: A PreTrainedConfig.
+    """
+    return dict(getattr(config.get_text_config(), "base_model_tp_plan", None) or {})
+
+
+def unknown_styles(plan: Mapping[str, str]) -> dict[str, str]:
+    """What of a plan cannot be done here: fused projections, mixtures of experts."""
+    return {pattern: style for pattern, style in plan.items() if style not in STYLES}
+
+
+def layer_specs(plan: Mapping[str, str]) -> list[dict[str, Any]]:
+    """DeepSpeed's `layer_specs` of a plan of `STYLES`. What no spec names stays whole: norms, embeddings, the head."""
+    kinds: dict[str, dict[str, Any]] = {
+        _COLUMN: {"partition_type": "column"},
+        _ROW: {"partition_type": "row"},
+        # Norms of single heads: each rank has gradients of its own heads only.
+        _SUMMED: {"partition_type": "skip", "grad_allreduce": True},
+    }
+    return [{"patterns": [_pattern(name)], **kinds[style]} for name, style in plan.items() if style in kinds]
+
+
+def _pattern(name: str) -> str:
+    """`layers.*.mlp.up_proj` as a regular expression for the whole name of its weight."""
+    return ".*" + name.replace(".", r"\.").replace("*", r"\d+") + r"\.weight$"
+
+
+def without_block(config: DsConfig) -> DsConfig:
+    """The config while a model is loaded: transformers (5.23) reads no weights for ZeRO-3 where it sees the block."""
+    return {key: value for key, value in config.items() if key != KEY}
+
+
+def split_as_planned(config: DsConfig, size: int, model_config: Any) -> None:
+    """Write into the config of a run, in place, that and how AutoTP splits this model. Nothing for one process.
+
+    Args:
+        config: The live one, which the engine will read, after the model was loaded.
+        size: Processes that share the matrices of a layer.
+        model_config: A PreTrainedConfig whose plan was found good in preflight.
+    """
+    if size > 1:
+        specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
+        config[KEY] = {SIZE: size, SPECS: specs}
+
+
+def own_part(parameter: Any, whole: Tensor) -> Tensor:
+    """This rank's part of a whole weight: rows or columns where AutoTP has split the parameter, else all of it.
+
+    Args:
+        parameter: Of a live model.
+        whole: As it is saved.
+    """
+    about = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
+    sizes = (about or {}).get("partition_sizes")
+    if not about or sizes is None:
+        return whole
+    from deepspeed.utils import groups
+
+    rank = groups.get_tensor_model_parallel_rank()
+    return whole.split(list(sizes), dim=about["partition_dim"])[rank]

@@ -1,0 +1,106 @@
+"""Tensor parallelism changes no number: losses and gradient norms of two processes are those of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from tests.parity.shared_models import (
+    FOUR,
+    SAVED_AT,
+    STEPS,
+    TOLERANCE,
+    TWO,
+    Runs,
+    assert_measured_alike,
+    assert_saved_alike,
+    furthest,
+    read_curve,
+)
+
+
+@pytest.fixture(scope="module")
+def runs(run: Callable, workspace: Path, tiny_data: Path) -> Runs:
+    return Runs(run, workspace / "tensor", tiny_data)
+
+
+def tensor(zero: str) -> tuple[str, ...]:
+    return "--deepspeed", zero, "--tensor_parallel_size", "2"
+
+
+QUICK = [("pt", "qwen2", "zero1"), ("sft", "llama", "zero3")]
+EVERY = [
+    *product(("pt", "sft"), ("llama", "qwen2"), ("zero0", "zero1", "zero2", "zero3")),
+    *product(("pt",), ("qwen3", "mistral", "gemma2", "gemma3_text", "gemma", "phi", "ernie4_5"), ("zero1", "zero3")),
+    *product(("sft",), ("llama",), ("zero2_offload", "zero3_offload")),
+]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "zero"),
+    [pytest.param(*cell, marks=[] if cell in QUICK else [pytest.mark.slow]) for cell in EVERY],
+)
+def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) -> None:
+    """Packed; tied and untied heads, biases, fewer key-value heads, norms of heads, soft caps, partial rope."""
+    reference, alone = runs(stage, name)
+    found, folder = runs(stage, name, *tensor(zero), launcher=TWO)
+    assert furthest(found, reference) < TOLERANCE
+    assert_measured_alike(folder, alone)
+    assert_saved_alike(folder, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["zero0", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("stage", ["pt", "sft"])
+def test_two_groups_of_two(runs: Runs, stage: str, zero: str) -> None:
+    """Each group has rows of its own: half of a step."""
+    reference, alone = runs(stage, "llama")
+    found, folder = runs(stage, "llama", *tensor(zero), launcher=FOUR, rows=2)
+    assert furthest(found, reference) < TOLERANCE
+    assert_measured_alike(folder, alone)
+    assert_saved_alike(folder, alone)
+
+
+@pytest.mark.slow
+def test_noise_is_the_same_in_all_processes(runs: Runs) -> None:
+    """What is drawn for activations that all processes hold: as in one process, so the same in each."""
+    noise = ("--hidden_dropout_prob", "0.1", "--neftune_noise_alpha", "5")
+    reference, _ = runs("pt", "llama", *noise)
+    found, _ = runs("pt", "llama", *noise, *tensor("zero1"), launcher=TWO)
+    assert furthest(found, reference) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["zero1", "zero3"])
+def test_the_best_checkpoint_is_gone_back_to(runs: Runs, zero: str) -> None:
+    """Whole weights go back into split matrices."""
+    flags = ("--load_best_model_at_end", "True", "--eval_strategy", "steps", "--eval_steps", "4", "--save_steps", "4")
+    rates = ("--learning_rate", "0.05")  # so high that it is not the last
+    _, alone = runs("pt", "llama", *flags, *rates)
+    _, folder = runs("pt", "llama", *flags, *rates, *tensor(zero), launcher=TWO)
+    assert_measured_alike(folder, alone)
+
+
+@pytest.mark.parametrize(
+    "zero", ["zero2", *(pytest.param(zero, marks=pytest.mark.slow) for zero in ("zero0", "zero1", "zero3"))]
+)
+def test_it_goes_on_from_a_checkpoint(runs: Runs, tmp_path: Path, zero: str) -> None:
+    whole, folder = runs("pt", "qwen2", *tensor(zero), launcher=TWO)
+    going_on = ("--resume_from_checkpoint", str(folder / f"checkpoint-{SAVED_AT}"))
+    model = runs.model("qwen2")
+    runs.start("pt", model, tmp_path / "rest", *tensor(zero), *going_on, launcher=TWO, rows=4)
+    rest = read_curve(tmp_path / "rest")[SAVED_AT:]
+    assert len(rest) == STEPS - SAVED_AT
+    assert furthest(rest, whole[SAVED_AT:]) < 1e-6
+    with pytest.raises(AssertionError, match="was written with --tensor_parallel_size 2, and this run has 1"):
+        runs.start("pt", model, tmp_path / "other", "--deepspeed", zero, *going_on, launcher=TWO, rows=2)
+
+
+def test_under_the_launcher(runs: Runs) -> None:
+    """As a user types it; the same numbers as forked."""
+    forked, _ = runs("sft", "llama", *tensor("zero3"), launcher=TWO)
+    launched, _ = runs("sft", "llama", *tensor("zero3"), launcher="deepspeed --num_gpus 2")
+    assert furthest(launched, forked) < 1e-6

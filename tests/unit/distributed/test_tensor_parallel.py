@@ -1,0 +1,68 @@
+import re
+
+import pytest
+
+from hftune.distributed.tensor_parallel import (
+    asked_size,
+    layer_specs,
+    plan_of,
+    problems_of_config,
+    split_as_planned,
+    unknown_styles,
+    with_size,
+    without_block,
+)
+from tests.architectures import make_config
+
+
+def kind_of(specs, name):
+    """The partition type of a weight, by DeepSpeed's rule: the first pattern that matches its name."""
+    return next((spec["partition_type"] for spec in specs if re.match(spec["patterns"][0], name)), None)
+
+
+def test_what_is_split_and_what_stays_whole():
+    specs = layer_specs(plan_of(make_config("qwen3")))
+    assert kind_of(specs, "model.layers.11.self_attn.q_proj.weight") == "column"
+    assert kind_of(specs, "model.layers.1.mlp.up_proj.weight") == "column"
+    assert kind_of(specs, "model.layers.1.self_attn.o_proj.weight") == "row"
+    assert kind_of(specs, "model.layers.1.mlp.down_proj.weight") == "row"
+    assert kind_of(specs, "model.layers.1.self_attn.q_norm.weight") == "skip"
+    for whole in ("lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"):
+        assert kind_of(specs, whole) is None
+    summed = [spec for spec in specs if spec.get("grad_allreduce")]
+    assert len(summed) == 2
+
+
+def test_tied_embeddings_stay_whole():
+    """transformers' plans name them in some versions."""
+    assert layer_specs({"embed_tokens": "embedding_rowwise"}) == []
+    assert unknown_styles({"embed_tokens": "embedding_rowwise"}) == {}
+    assert unknown_styles({"mlp.gate_up_proj": "colwise_gather_output"})
+
+
+def test_the_block_is_written_once_the_model_is_there():
+    config = with_size({"zero_optimization": {"stage": 1}}, 2)
+    assert asked_size(config) == 2
+    assert config["zero_optimization"] == {"stage": 1, "stage3_gather_16bit_weights_on_model_save": True}
+    live = without_block(config)
+    assert asked_size(live) == 1
+    split_as_planned(live, 2, make_config("llama"))
+    assert live["tensor_parallel"]["autotp_size"] == 2
+    assert len(live["tensor_parallel"]["partition_config"]["layer_specs"]) == 7
+    assert with_size(config, 1) is config
+
+
+def test_a_config_of_the_users_own():
+    assert not list(problems_of_config({"tensor_parallel": {"autotp_size": 2}}, 2))
+    assert not list(problems_of_config({"tensor_parallel": {"autotp_size": 2}}, 1))
+    (problem,) = problems_of_config({"tensor_parallel": {"autotp_size": 4}}, 2)
+    assert "autotp_size 4, the arguments have --tensor_parallel_size 2" in str(problem)
+    (problem,) = problems_of_config({"tensor_parallel": {"autotp_size": 2, "preset_model": "llama"}}, 2)
+    assert "preset_model" in str(problem) and "--tensor_parallel_size" in str(problem)
+    (problem,) = problems_of_config({"tensor_parallel": True}, 2)
+    assert "remove it" in str(problem)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"tensor_parallel": {}}, {"tensor_parallel": {"autotp_size": 0}}])
+def test_none_was_asked_for(config):
+    assert asked_size(config) == 1

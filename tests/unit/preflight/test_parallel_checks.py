@@ -131,6 +131,12 @@ def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], p
         assert part in said
 
 
+def test_a_config_that_deals_out_experts_by_itself(tmp_path: Path) -> None:
+    block = {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    said = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
+    assert "remove the block and use --expert_parallel_size" in said
+
+
 def test_models_whose_experts_are_not_dealt_out(tmp_path: Path) -> None:
     said = problems(saved(tmp_path / "llama", "llama"), *EXPERT, "--deepspeed", zero())
     assert "layers of a llama model" in said and "mixtral" in said

@@ -126,7 +126,7 @@ def check_expert_model(model_args: ModelArguments, training_args: StageArguments
     experts, size = experts_of(config), training_args.expert_parallel_size
     if config.model_type not in PRESETS:
         yield ArgumentError(
-            f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or it has no experts",
+            f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
             place=FLAG,
             fix=f"leave it out, {_OTHERWISE}; known are {', '.join(PRESETS)}",
         )

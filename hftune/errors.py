@@ -27,7 +27,12 @@ class UserError(Exception):
         cause: One line, what is wrong.
         place: Where: `file:line`, `--flag` or a config key. Left out where the cause already names it.
         fix: What to do about it.
+
+    Attributes:
+        everywhere: Whether every process is known to raise it.
     """
+
+    everywhere = False
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
@@ -102,7 +107,8 @@ def run_script(main: Callable[[], None]) -> None:
     """Run a script's `main`; a `UserError` becomes its message and exit code 2, a stop on demand exit code 75.
 
     Under a launcher every rank usually meets the same error. Rank 0 speaks at once; the others wait a moment, in which
-    the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone.
+    the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone. An error
+    that is known to be everyone's is said once a machine.
     """
     try:
         with _Farewell():
@@ -112,7 +118,8 @@ def run_script(main: Callable[[], None]) -> None:
         if rank != 0:
             time.sleep(3.0)
         who = f"[rank {rank}] " if rank != 0 else ""
-        print(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
+        if not error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
         # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
         sys.stdout.flush()
         os._exit(USER_ERROR_EXIT_CODE)

@@ -8,10 +8,12 @@ cd "$(dirname "$0")/../.."
 HOSTFILE=${HOSTFILE:-examples/cluster/hostfile}
 MASTER_PORT=${MASTER_PORT:-29500}
 
-# ssh hands on no variables but those with names that start with NCCL, PYTHON, MV2 or UCX; DeepSpeed adds what
-# .deepspeed_env (here, or in the home folder) holds.
-for name in HFTUNE_CACHE HF_HOME HF_HUB_OFFLINE GLOO_SOCKET_IFNAME; do
-    [ -z "${!name:-}" ] || echo "$name=${!name}"
-done > .deepspeed_env
+# ssh hands on no variables but those with names that start with NCCL, PYTHON, MLFLOW, MV2 or UCX, and this file.
+DS_ENV_FILE=$(mktemp)
+export DS_ENV_FILE
+trap 'rm -f "$DS_ENV_FILE"' EXIT
+for name in HFTUNE_CACHE HF_HOME HF_HUB_OFFLINE GLOO_SOCKET_IFNAME OMP_NUM_THREADS; do
+    [ -z "${!name:-}" ] || echo "$name=${!name}" >> "$DS_ENV_FILE"
+done
 
-exec deepspeed --hostfile "$HOSTFILE" --master_port "$MASTER_PORT" "$@"
+deepspeed --hostfile "$HOSTFILE" --master_port "$MASTER_PORT" "$@"

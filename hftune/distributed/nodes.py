@@ -75,13 +75,17 @@ def raise_everywhere(problems: Iterable[UserError]) -> None:
     for name, said in everyone:
         for problem in said:
             where.setdefault(problem, []).append(name)
-    if all(len(found) == len(everyone) for found in where.values()):
-        raise_together(own)
-    raise_together(
-        found if len(names) == len(everyone) else _there(found, names)
-        for (cause, place, fix), names in where.items()
-        for found in [ArgumentError(cause, place=place, fix=fix)]
-    )
+    try:
+        if all(len(found) == len(everyone) for found in where.values()):
+            raise_together(own)
+        raise_together(
+            found if len(names) == len(everyone) else _there(found, names)
+            for (cause, place, fix), names in where.items()
+            for found in [ArgumentError(cause, place=place, fix=fix)]
+        )
+    except UserError as error:
+        error.everywhere = True
+        raise
 
 
 def _there(problem: ArgumentError, names: list[str]) -> ArgumentError:

@@ -14,6 +14,9 @@ from types import FrameType
 import torch
 
 _FRAMES = 10
+_WRAPPERS = 4
+"""Frames between a wait and what DeepSpeed wraps it in."""
+
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LOADER = "torch/utils/data/dataloader.py"
 _CALLED = re.compile(r"\bdist\.(_?\w+)\(")
@@ -73,11 +76,24 @@ def _other_wait(frame: FrameType | None) -> str | None:
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
         return called[1].lstrip("_")
+    if handle := _handle(frame):
+        return handle
     if _WAITS.search(line):
         return line[:60]
     while frame is not None:
         if frame.f_code.co_filename.endswith(_LOADER):
             return "the data loader"
+        frame = frame.f_back
+    return None
+
+
+def _handle(frame: FrameType | None) -> str | None:
+    """The handle of a collective under way that is waited for: ZeRO-3's `AllGatherHandle.wait`, under wrappers."""
+    for _ in range(_WRAPPERS):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "wait" and "self" in frame.f_locals and "deepspeed" in frame.f_code.co_filename:
+            return f"{type(frame.f_locals['self']).__name__}.wait"
         frame = frame.f_back
     return None
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError
+from hftune.logging import notice
 
 KEY, SIZE, SPECS = "tensor_parallel", "autotp_size", "partition_config"
 FLAG = "--tensor_parallel_size"
@@ -112,6 +113,7 @@ def split_as_planned(config: DsConfig, size: int, model_config: Any) -> None:
     if size > 1:
         specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
         config[KEY] = {SIZE: size, SPECS: specs}
+        notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")
 
 
 def own_part(parameter: Any, whole: Tensor) -> Tensor:

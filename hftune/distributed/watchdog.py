@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from hftune.constants import STALLED_EXIT_CODE
 from hftune.distributed import peers, phases, ranks, stacks, verdicts
 from hftune.distributed.heartbeats import Hub, Message, Wire, connect
-from hftune.logging import get_logger
+from hftune.logging import get_logger, notice
 
 _BEAT, _QUICKEST = 5.0, 0.2
 _SAME_HOST_GRACE = 3.0
@@ -172,6 +172,8 @@ def start(timeout: float) -> None:
         return
     phases.enter(phases.PREPARATION, 0)
     if not ranks.is_distributed() or ranks.world_size() == 1:
+        if ranks.world_size() > 1:
+            notice("there is no process group yet: each process watches itself alone")
         _watchdog = Watchdog(timeout)
     else:
         hub = Hub(secrets.token_hex(16), verdicts.judge_hang) if ranks.is_main() else None
@@ -232,7 +234,7 @@ def say_farewell(error: BaseException | None) -> None:
 
 
 def _words(error: BaseException | None) -> str:
-    if error is None or (isinstance(error, SystemExit) and not error.code):
+    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "everywhere", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
     return f"{name}{str(error).strip()}"[:2000]

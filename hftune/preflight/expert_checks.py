@@ -22,12 +22,24 @@ def check_experts(
 ) -> Iterator[UserError]:
     """What does not go together with experts that are dealt out to processes."""
     if training_args.expert_parallel_size == 1:
+        yield from check_expert_config(training_args)
         return
     yield from check_expert_stage(training_args)
     yield from check_expert_method(adapter_args)
     yield from check_expert_engine(training_args)
     yield from check_expert_others(training_args)
     yield from check_expert_model(model_args, training_args)
+
+
+def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
+    """A config that asks for AutoEP by itself would have it deal out experts after the optimizer was made."""
+    block = (training_args.ds_resolved or {}).get("expert_parallel")
+    if block and (not isinstance(block, dict) or block.get("enabled")):
+        yield ArgumentError(
+            "the DeepSpeed config deals out experts, which hftune does itself",
+            place="--deepspeed: expert_parallel",
+            fix=f"remove the block and use {FLAG}",
+        )
 
 
 def check_expert_stage(training_args: StageArguments) -> Iterator[UserError]:
@@ -114,7 +126,7 @@ def check_expert_model(model_args: ModelArguments, training_args: StageArguments
     experts, size = experts_of(config), training_args.expert_parallel_size
     if config.model_type not in PRESETS:
         yield ArgumentError(
-            f"AutoEP does not compute the layers of a {config.model_type} model as transformers does, or it has none",
+            f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
             place=FLAG,
             fix=f"leave it out, {_OTHERWISE}; known are {', '.join(PRESETS)}",
         )

@@ -168,17 +168,33 @@ def test_a_machine_that_is_gone(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_told_to_stop_on_one_machine(machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_told_to_stop_on_one_machine(
+    machines: TwoHosts, start: Callable, here: Callable, tmp_path: Path, launcher: str
+) -> None:
     """SIGTERM to beta's process, as SLURM's --signal sends it: both save and end with 75; one machine goes on."""
     out, steps = tmp_path / "out", ("--max_steps", "7", "--save_steps", "1000")
-    start("sft", out, "zero2", *steps, harm="stop")
+    start("sft", out, "zero2", *steps, harm="stop", launcher=launcher)
     first, second = machines.finish(150)
     assert "SIGTERM: saving a checkpoint at step 5 and stopping" in first.output
-    for said in (first.output, second.output):
-        assert re.search(r"exitcode +: 75", said) and not messages(said), said[-3000:]
+    for said in (first, second):
+        # torchrun tells the code of its process, and ends with 1 itself.
+        assert re.search(r"exitcode +: 75", said.output) if launcher == "torchrun" else said.code == 75, said.output
+        assert not messages(said.output)
     here(1, "sft", out, "zero2", *steps, *AUTO).check()
     here(2, "sft", tmp_path / "here", "zero2", *steps).check()
     assert losses(out) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hang_ends_both_machines(machines: TwoHosts, start: Callable, tmp_path: Path) -> None:
+    start("sft", tmp_path / "out", "zero3", "--max_steps", "7", "--hang_timeout", "8", harm="sleep", launcher="srun")
+    for said in machines.finish(150):
+        assert said.code == 76, said.output[-3000:]
+        (message,) = messages(said.output)
+        assert "the run hangs: rank 1 on beta at step 4, forward, for " in message
+        assert re.search(r"^ +0 +alpha +4 +\w+ .* in AllGather\w*Handle.wait, ", message, re.MULTILINE), message
 
 
 @pytest.mark.slow

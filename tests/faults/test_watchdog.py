@@ -45,8 +45,9 @@ def harm_at(output: str) -> float:
     return float(found[1])
 
 
-def test_a_planted_hang_is_named(harmed: Callable[..., Finished]) -> None:
-    finished = harmed("sleep", "--deepspeed", "ds_configs/zero2.json", launcher="deepspeed --num_gpus 2")
+@pytest.mark.parametrize("launcher", ["", pytest.param("deepspeed --num_gpus 2", marks=pytest.mark.slow)])
+def test_a_planted_hang_is_named(harmed: Callable[..., Finished], launcher: str) -> None:
+    finished = harmed("sleep", "--deepspeed", "ds_configs/zero2.json", launcher=launcher)
     assert time.time() - harm_at(finished.output) < TIMEOUT + 20, "and the launcher is done soon after it"
     assert finished.code == 76, finished.output[-3000:]
     said = messages(finished.output)

@@ -97,8 +97,11 @@ class TwoHosts:
         return places[0], places[1]
 
     def run(self, port: int, command: list[str], more: Mapping[str, str], *, launcher: str = "torchrun") -> None:
-        """Start a script on both machines, one process each, with the launcher's own way to join them."""
+        """Start a script on both machines, one process each: by torchrun, deepspeed, or as srun would."""
         for number, host in enumerate(self.hosts):
+            if launcher == "srun":  # a process of its own, told who it is by SLURM's variables
+                host.start(["env", *self._slurm(number, port), "python", *command], self.log(number), more)
+                continue
             if launcher == "torchrun":
                 start = ["torchrun", "--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(number)]
             else:
@@ -107,6 +110,19 @@ class TwoHosts:
                 start = ["deepspeed", "--hostfile", str(hostfile), "--no_ssh", "--node_rank", str(number)]
             meet = ["--master_addr", self.hosts[0].address, "--master_port", str(port)]
             host.start([*start, *meet, *command], self.log(number), more)
+
+    def _slurm(self, number: int, port: int) -> list[str]:
+        variables = {
+            "SLURM_STEP_NUM_TASKS": 2,
+            "SLURM_PROCID": number,
+            "SLURM_LOCALID": 0,
+            "SLURM_NODEID": number,
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            "SLURM_STEP_NODELIST": "alpha,beta",
+            "MASTER_ADDR": self.hosts[0].address,  # nothing resolves names here
+            "MASTER_PORT": port,
+        }
+        return [f"{name}={value}" for name, value in variables.items()]
 
     def log(self, number: int) -> Path:
         """Output of a machine."""

@@ -52,7 +52,7 @@ def test_tensor_parallelism_is_allowed(tmp_path: Path, name: str, stage: int) ->
     assert problems(saved(tmp_path / name, name), *TENSOR, "--deepspeed", ZERO[stage]) == ""
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
     model = saved(tmp_path / name, name)
     for stage in (1, 2, 3):
@@ -131,9 +131,16 @@ def test_expert_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], p
         assert part in said
 
 
+def test_a_config_that_deals_out_experts_by_itself(tmp_path: Path) -> None:
+    block = {"zero_optimization": {"stage": 2}, "expert_parallel": {"enabled": True, "autoep_size": 2}}
+    said = problems(saved(tmp_path / "mixtral", "mixtral"), "--deepspeed", json.dumps(block))
+    assert "remove the block and use --expert_parallel_size" in said
+
+
 def test_models_whose_experts_are_not_dealt_out(tmp_path: Path) -> None:
-    said = problems(saved(tmp_path / "llama", "llama"), *EXPERT, "--deepspeed", zero())
-    assert "layers of a llama model" in said and "mixtral" in said
+    for name in ("llama", "qwen2_moe"):
+        said = problems(saved(tmp_path / name, name), *EXPERT, "--deepspeed", zero())
+        assert f"layers of a {name} model" in said and "mixtral" in said
     model = saved(tmp_path / "mixtral", "mixtral")
     said = problems(model, "--expert_parallel_size", "3", "--deepspeed", zero(), processes=3)
     assert "4 experts cannot be shared evenly by 3" in said and "use one of 2, 4" in said

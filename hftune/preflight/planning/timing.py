@@ -114,19 +114,27 @@ def recomputed_share(choice: Choice, layers: int) -> float:
     return sum(parts[part] for part in plan.parts) * len(plan.layers(layers)) / layers
 
 
-def communication(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
-    """Seconds: gradients are reduced and weights handed round once a step; ZeRO-3 gathers weights in every pass.
+def exchanged(size: ModelSize, setup: Setup, work: Work) -> tuple[float, float]:
+    """Bytes of weights that a step gathers and of gradients that it reduces, whole tensors, once for all processes.
 
-    A ring moves each byte of a reduction twice (arXiv:1910.02054, section 7).
+    Gradients are reduced, and weights handed round, once a step; ZeRO-2 and 3 reduce in every micro step, ZeRO-3
+    gathers weights forward and backward instead (arXiv:1910.02054, section 7).
     """
     if setup.processes == 1:
-        return 0.0
-    speed = (cluster.device.link if cluster.nodes == 1 else min(cluster.device.link, NETWORK)) * LINK_SHARE * 1e9
+        return 0.0, 0.0
     kept = 2.0 if setup.half else setup.weight_bytes
-    gradients = 2 * size.trained * setup.gradient_bytes
-    gathered = 3 * (size.weights + size.adapter) * kept * work.accumulation if setup.zero_stage == 3 else 0.0
-    reduced = gradients * (work.accumulation if setup.zero_stage >= 2 else 1) / (2 if setup.zero_stage >= 2 else 1)
-    return (gathered + reduced) / speed
+    passes = work.accumulation if setup.zero_stage >= 2 else 1
+    reduced = size.trained * setup.gradient_bytes * passes
+    if setup.zero_stage == 3:
+        return 2 * (size.weights + size.adapter) * kept * work.accumulation, reduced
+    return (size.trained * kept if setup.zero_stage else 0.0), reduced
+
+
+def communication(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
+    """Seconds of a ring, in which each byte of a gather or a scattered reduction moves once, of a whole one twice."""
+    speed = (cluster.device.link if cluster.nodes == 1 else min(cluster.device.link, NETWORK)) * LINK_SHARE * 1e9
+    gathered, reduced = exchanged(size, setup, work)
+    return (gathered + reduced * (2 if setup.zero_stage < 2 else 1)) / speed
 
 
 def offloading(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:

@@ -100,6 +100,6 @@ def gathered_objects(value: T) -> list[T]:
     """The value of every process, by rank, on every process; for small things."""
     if not is_distributed():
         return [value]
-    found: list[T | None] = [None] * world_size()
+    found: list[T | None] = [None] * dist.get_world_size()  # not those of a plan
     dist.all_gather_object(found, value)
     return found  # type: ignore[return-value]

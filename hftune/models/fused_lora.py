@@ -11,6 +11,7 @@ merged, several or of another kind (DoRA) take peft's.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,9 +72,8 @@ class Projection:
 
 
 def _lora_kinds() -> tuple[type, ...]:
-    from peft.tuners.lora import bnb
-
-    packed = getattr(bnb, "Linear4bit", None)
+    """peft's layers on plain and, where something has imported bitsandbytes, on 4-bit linears."""
+    packed = getattr(sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit", None)
     return (LoraLinear,) if packed is None else (LoraLinear, packed)
 
 

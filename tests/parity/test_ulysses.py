@@ -99,6 +99,8 @@ def work(names: tuple[str, ...]) -> None:
 
 def in_processes(what: Callable[[], None], tmp_path: Path) -> str:
     log = tmp_path / "log"
+    if dist.is_initialized():
+        dist.destroy_process_group()  # a world of one, of an earlier test
     code = fork_and_wait(what, log, PROCESSES, limit=120)
     said = log.read_text()
     assert code == 0, said[-4000:]

@@ -26,17 +26,32 @@ class FiniteMixin:
 
     _last_norm: float | None = None
 
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._losses: list[tuple[torch.Tensor, dict[str, Any]]] = []
+        super().__init__(*args, **kwargs)
+
     def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's.
+        """As the Trainer's. A loss on an accelerator is looked at when the step ends: looking waits for the device.
 
         Raises:
             UserError: The loss of this micro batch is NaN or infinite on this rank.
         """
         step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
         loss = step(model, inputs, *args, **kwargs)
-        if not math.isfinite(loss):
-            self._stop(f"the loss is {float(loss)}", inputs)
+        self._losses.append((loss.detach(), inputs))
+        if loss.device.type == "cpu":
+            self._look_at_losses(ended=False)
         return loss
+
+    def _look_at_losses(self: Any, *, ended: bool) -> None:
+        """Stop at the first micro batch since the last look whose loss is no number; one wait for all of them."""
+        seen, self._losses = self._losses, []
+        if not seen:
+            return
+        values = torch.stack([loss.float().reshape(()) for loss, _ in seen]).tolist()
+        for value, (_, inputs) in zip(values, seen, strict=True):
+            if not math.isfinite(value):
+                self._stop(f"the loss is {value}", inputs, ended=ended)
 
     def _maybe_log_save_evaluate(self: Any, tr_loss: torch.Tensor, grad_norm: Any, *args: Any, **kwargs: Any) -> None:
         """As the Trainer's, unless the step that it would save had gradients that are no numbers.
@@ -47,6 +62,7 @@ class FiniteMixin:
         Raises:
             UserError: It had.
         """
+        self._look_at_losses(ended=True)
         norm = None if grad_norm is None else float(grad_norm)
         left_out = bool(self.accelerator.optimizer_step_was_skipped)
         # DeepSpeed writes -1 for a norm that is NaN or infinite.
@@ -64,8 +80,8 @@ class FiniteMixin:
             notice(f"{metric_key_prefix}_loss is {loss} at step {self.state.global_step}")
         return metrics
 
-    def _stop(self: Any, what: str, inputs: Mapping[str, Any]) -> None:
-        begun = self.state.global_step + (1 if inputs else 0)
+    def _stop(self: Any, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> None:
+        begun = self.state.global_step + (0 if ended else 1)
         place = [f"step {begun} of {self.state.max_steps}, rank {ranks.rank()}"]
         place += [f"learning rate {rate:.3g}" for rate in self.lr_scheduler.get_last_lr()[:1]]
         place += [f"gradient norm of the step before {self._last_norm:.3g}"] if self._last_norm is not None else []

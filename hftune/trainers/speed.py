@@ -38,7 +38,7 @@ class Cost:
         experts, chosen = experts_of(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
         head = plain.get_output_embeddings()
         words = {id(one) for one in plain.get_input_embeddings().parameters()}
-        words -= {id(head.weight)} if head is not None else set()
+        words -= {id(one) for one in head.parameters()} if head is not None else set()
         total = 0.0
         for parameter in model.parameters():
             if id(parameter) in words or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:

@@ -35,7 +35,7 @@ def test_causal_lm(stage_run: Callable, merge: Callable, tiny_model: Path, stage
     assert not info["missing_keys"] and not info["unexpected_keys"]
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny_model), adapter)
     with torch.no_grad():
-        torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(merged(IDS).logits, adapted(IDS).logits, atol=5e-5, rtol=1e-4)
     greedy = {"max_new_tokens": 12, "do_sample": False}
     assert merged.generate(IDS, **greedy).tolist() == adapted.generate(input_ids=IDS, **greedy).tolist()
 

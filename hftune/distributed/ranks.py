@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 T = TypeVar("T")
@@ -94,6 +95,16 @@ def barrier() -> None:
 def all_agree(fact: bool) -> bool:
     """Whether something is true on every process; all of them must ask."""
     return all(gathered_objects(fact))
+
+
+def largest(number: int) -> int:
+    """The largest of every process's numbers; all must ask."""
+    if not is_distributed():
+        return number
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    found = torch.tensor(number, device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
 
 
 def gathered_objects(value: T) -> list[T]:

@@ -33,6 +33,11 @@ def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iter
         yield
 
 
+def is_any_partitioned(module: torch.nn.Module) -> bool:
+    """Whether ZeRO-3 holds a part of the module's parameters on each rank."""
+    return any(is_partitioned(parameter) for parameter in module.parameters())
+
+
 def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
     """Have `parameter` gathered while `module` runs, forward and backward, though another module owns it."""
     if is_partitioned(parameter):

@@ -66,6 +66,11 @@ def add_answer_head(model: PreTrainedModel) -> None:
         width = kwargs.pop("answer_width", None)
         if answer_at is None:
             return original(*args, **kwargs)
+        none = answer_factors is not None and not len(answer_ids)
+        if none:  # a token that counts nothing: every process has to use the head
+            answer_at, answer_ids, answer_factors = (
+                one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
+            )
         hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
         if width is not None:
             hidden = hidden[:, -width:]
@@ -74,6 +79,6 @@ def add_answer_head(model: PreTrainedModel) -> None:
         if answer_factors is None:
             return AnswerOutput(*answer_log_probs(head, picked, answer_ids, shape, answer_detail))
         loss, columns = weighted_loss(head, picked, answer_ids, shape, answer_detail, answer_factors, dft=answer_dft)
-        return AnswerOutput(*columns, loss=loss)
+        return AnswerOutput(*(column[:0] if none else column for column in columns), loss=loss)
 
     model.forward = types.MethodType(forward, model)

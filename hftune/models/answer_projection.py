@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hftune.distributed import ranks, zero
+
 CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**28}
 """Float32 logits of a chunk: small enough for the caches of a CPU, large enough to keep a GPU busy."""
 
@@ -73,7 +75,7 @@ def answer_log_probs(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int = 2
 ) -> Columns:
     """The columns from hidden states (tokens, size) and targets (tokens,); the first has a gradient."""
-    if _is_plain(head) and not _is_trained(head):
+    if _is_plain(head) and not (_is_trained(head) and torch.is_grad_enabled()):
         # Called as a module, so that ZeRO-3 gathers its weight.
         _answering(head)
         columns: Columns = head(hidden, answer_ids=targets, answer_options=(shape, detail))
@@ -97,7 +99,7 @@ def weighted_loss(
         factors: (tokens,), float32.
         dft: Scale each by its token's probability, held constant (arXiv:2508.05629).
     """
-    if len(targets) and _is_plain(head) and _is_trained(head) and torch.is_grad_enabled():
+    if _is_plain(head) and _is_trained(head) and torch.is_grad_enabled():
         _answering(head)
         loss, *columns = head(hidden, answer_ids=targets, answer_options=(shape, detail, factors, dft))
         return loss, tuple(columns)
@@ -324,12 +326,24 @@ def _by_module(
         return log_probs, *rest
 
     vocabulary = int(getattr(head, "out_features", 0) or 2**16)
-    rows = _rows(hidden, vocabulary)
-    again = torch.is_grad_enabled() and 4 * len(hidden) * vocabulary > KEPT_BYTES
-    found = []
-    for part, ids in zip(hidden.split(rows), targets.split(rows), strict=True):
-        found.append(checkpoint(score, part, ids, use_reentrant=False) if again else score(part, ids))
-    return _joined(found, hidden, detail)
+    most = len(hidden)
+    if zero.is_any_partitioned(head):
+        # Each call gathers weights, and each backward pass of one: all processes need as many.
+        most = max(ranks.largest(most), 1)
+    again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
+    pieces = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
+    found: list[Columns] = []
+    nothing: list[Columns] = []
+    for part, ids in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True) if pieces else ():
+        counts = len(part) > 0
+        if not counts:
+            part, ids = hidden.new_zeros(1, hidden.shape[-1]), targets.new_zeros(1)
+        columns = checkpoint(score, part, ids, use_reentrant=False) if again else score(part, ids)
+        (found if counts else nothing).append(columns)
+    log_probs, *rest = _joined(found, hidden, detail)
+    for columns in nothing:
+        log_probs = log_probs + 0.0 * columns[0].sum()
+    return log_probs, *rest
 
 
 def _joined(found: list[Columns], hidden: torch.Tensor, detail: int) -> Columns:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hftune.reporting.report import Section, answers_section, format_cell
+from hftune.reporting.tables import Section
 
 SHOWN = 6
 """Questions that a report shows at once: what `hftune ask` wrote may be many."""
@@ -28,19 +28,25 @@ def labels(names: Sequence[str]) -> list[str]:
 
 
 def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Section]:
-    """Tables of what `answers.json` holds: mean rewards where there are any, then the first questions."""
-    if not found.get("questions"):
-        return
+    """Tables of what `answers.json` holds: mean rewards where there are any, then the first questions.
+
+    Raises:
+        ValueError: A model has more answers than there are questions, or fewer.
+    """
+    questions, answers = found.get("questions") or [], found.get("answers") or {}
+    for model, given in answers.items():
+        if len(given) != len(questions):
+            raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
     rewards = reward_section(found)
     if rewards is not None:
         yield rewards
-    answers = found.get("answers") or {}
-    named = dict(zip(labels(list(answers)), answers.values(), strict=True))
-    for model, said in named.items():
-        if len(said) != len(found["questions"]):
-            raise ValueError(f"{model} has {len(said)} answers to {len(found['questions'])} questions")
-    section = answers_section(found["questions"][:shown], {name: said[:shown] for name, said in named.items()})
-    yield Section(section.title, section.headers, section.rows, _note(found, shown))
+    rows = [
+        (question if number == 0 else "", label, answers[model][place])
+        for place, question in enumerate(questions[:shown])
+        for number, (label, model) in enumerate(zip(labels(list(answers)), answers, strict=True))
+    ]
+    if rows:
+        yield Section("Answers", ("question", "model", "answer"), rows, _note(found, shown))
 
 
 def reward_section(found: Mapping[str, Any]) -> Section | None:
@@ -119,7 +125,7 @@ def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
 
 def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:
     value = rewards[model][number] if model in rewards else None
-    return "" if value is None else f"reward {format_cell(float(value))}"
+    return "" if value is None else f"reward {value:.3g}"
 
 
 def _card(question: str, entries: Sequence[Said]) -> str:

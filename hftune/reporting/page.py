@@ -17,10 +17,10 @@ from hftune.reporting.answers import (
     html_completions,
     reward_section,
 )
-from hftune.reporting.report import Section, format_cell, stages_section
 from hftune.reporting.stages import ASKED, Points, Stage, read_stages
 from hftune.reporting.style import CSS
 from hftune.reporting.svg import chart, short
+from hftune.reporting.tables import Section, format_cell, stages_section
 
 NAME = "report"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -47,7 +47,8 @@ def _trained(stage: Stage) -> bool:
 
 
 def _title(stage: Stage) -> str:
-    return f"{stage.name} (merged)" if stage.manifest.get("stage") == "merge" else stage.name
+    said = stage.manifest.get("stage") != "merge" or stage.name.endswith("-merged")
+    return stage.name if said else f"{stage.name} (merged)"
 
 
 def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
@@ -85,7 +86,7 @@ def _records(split: dict[str, Any]) -> tuple[object, ...]:
     told = ", ".join(f"{number} {reason}" for reason, number in dropped.items()) or 0
     files = ", ".join(Path(file).name for file in (split.get("files") or [])[:6]) or None
     counts = (split.get("rows"), split.get("used"), told, split.get("truncated"), split.get("tokens"))
-    return (split["split"], *counts, split.get("trained_tokens"), files)
+    return (split["split"], *counts, split.get("trained_tokens") or None, files)
 
 
 def _answers(stage: Stage) -> Iterator[Section]:
@@ -147,7 +148,7 @@ def _html_stage(number: int, stage: Stage) -> str:
 
 def _html_said(stage: Stage) -> str:
     """What models answered, a card a question."""
-    rewards = reward_section(stage.answers) if stage.answers.get("questions") else None
+    rewards = reward_section(stage.answers)
     parts = [_html_table(rewards)] if rewards else []
     parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
     parts += [html_completions(stage.completions)] if stage.completions else []

@@ -8,7 +8,7 @@ from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.errors import UserError
 from hftune.logging import get_logger, notice
-from hftune.preflight.memory import Free
+from hftune.preflight.memory import Free, ModelSize
 from hftune.preflight.planning.candidates import single_changes
 from hftune.preflight.planning.planner import Choice, Planner
 from hftune.preflight.planning.report import one_line
@@ -20,16 +20,18 @@ def say_plan(
     adapter_args: AdapterArguments,
     training_args: StageArguments,
     free: Free,
+    size: ModelSize,
 ) -> None:
     """Rank 0 says the planned peak. What probably does not fit is no error: a plan is not certain.
 
     Args:
         bare: The model on the meta device.
         free: What is free now.
+        size: The run's numbers of parameters, which take a while to count.
     """
     if not ranks.is_main():
         return
-    planner = Planner(bare, model_args, adapter_args, training_args)
+    planner = Planner(bare, model_args, adapter_args, training_args, size)
     try:
         asked = planner.asked()
         plan = planner.plan(asked)

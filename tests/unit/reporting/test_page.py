@@ -107,6 +107,7 @@ def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
         assert said in html and said in markdown, said
     assert html.index('id="s0"><h2>sft') < html.index('id="s1"><h2>dpo'), "what builds on another comes after it"
     assert html.count("said 1") == 2 and "said 9" in html and "said 5" not in html and "How much?" in markdown
+    assert "<dt>step 9<small>rm 9</small></dt>" in html and "rm 9" in markdown
     assert "<mark>answer" in html and "«answer" in markdown
     assert "--local_rank" not in html and "previous" not in html
 
@@ -170,6 +171,20 @@ window.addEventListener("load", () => {
   const small = [...document.querySelectorAll("svg text")].filter(t => t.getBoundingClientRect().height < 9).length;
   document.body.setAttribute("data-probe", JSON.stringify({wide, small, told, width: window.innerWidth}));
 });</script>"""
+
+
+def test_what_all_models_were_asked_comes_first(pipeline: Path) -> None:
+    folder = pipeline / "answers"
+    folder.mkdir()
+    found = {"questions": ["Whence?"], "answers": {"base": ["."], f"{pipeline}/sft": ["hence"]}}
+    (folder / "answers.json").write_text(json.dumps(found | {"rewards": {"base": [1], f"{pipeline}/sft": [2]}}))
+    asked = {"stage": "answers", "status": COMPLETE, "command": ["hftune", "ask", "--models", "base"]}
+    write_manifest(folder, asked | {"parents": [{"folder": f"{pipeline}/{name}"} for name in ("sft", "dpo")]})
+    html, markdown = (file.read_text() for file in write_pages(pipeline))
+    assert [stage.name for stage in read_stages(pipeline)] == ["sft", "dpo", "answers"]
+    assert html.index("Whence?") < html.index("<h2>sft</h2>") and markdown.index("Whence?") < markdown.index("## sft")
+    assert "Reward of the answers" in html and "hftune ask --models base" in markdown
+    assert "sft → dpo<" in html and "| answers |" not in markdown, "it is no stage of training"
 
 
 @pytest.mark.parametrize("width", [1280, 500])

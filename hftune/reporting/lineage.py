@@ -256,7 +256,7 @@ def _summary(origin: Origin) -> Iterator[str]:
 
 
 def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
-    """What the weights went through, the first first: not reward models, whose records they never saw. Answers: none."""
+    """What the weights went through, the first first: not reward models, whose records they never saw."""
     seen: set[str] = set()
 
     def walk(member: Origin) -> Iterator[Origin]:

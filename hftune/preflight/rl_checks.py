@@ -94,9 +94,7 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
             fix="leave it out",
         )
     elif args.use_transformers_continuous_batching and (args.bf16 or args.fp16):
-        notice(
-            "--use_transformers_continuous_batching: TRL turns the trained weights into 16 bits for good to generate"
-        )
+        notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
     if args.sample_completions < 0:
         yield ArgumentError(f"{args.sample_completions} samples", place="--sample_completions", fix="0 writes none")
 

@@ -10,6 +10,7 @@ from typing import Any
 from hftune.checkpoints.contents import changed_files, changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.errors import ManifestError
+from hftune.reporting.stages import ASKED
 from hftune.weight_files import fingerprint
 
 _SETTINGS = (
@@ -113,8 +114,9 @@ def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
     base = manifest.get("base") or {}
     if base.get("name"):
         found[str(base["name"])] = ("base", base.get("fingerprint"))
+    role = "asked" if manifest.get("stage") == ASKED else "adapter"
     for parent in manifest.get("parents") or []:
-        found.setdefault(str(parent["folder"]), ("adapter", parent.get("fingerprint")))
+        found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))
     asked = (manifest.get("arguments") or {}).get("training") or {}
     inputs = manifest.get("inputs") or {}
     for name in asked.get("reward_model_path") or []:

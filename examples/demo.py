@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -54,15 +55,13 @@ def processes() -> int:
 
 
 def hftune(*words: str, **values: str) -> int:
-    """Run the command, shown as a user would type it; Ctrl-C is the command's to answer."""
+    """Run the command, shown as a user would type it. Ctrl-C is the command's to answer; SIGTERM is passed on to it."""
     shown = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     print(f"\n{' '.join([*shown, 'hftune', *words])}", flush=True)
     running = subprocess.Popen([sys.executable, "-m", "hftune.cli", *words], env={**os.environ, **values})
-    while True:
-        try:
-            return running.wait()
-        except KeyboardInterrupt:
-            continue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: running.send_signal(number))
+    return running.wait()
 
 
 def show(folder: Path) -> None:

@@ -80,10 +80,21 @@ def check_ask(args: AskArguments) -> Iterator[UserError]:
     for name in args.models or []:
         if Path(name).is_dir() and not is_model(Path(name)):
             yield ArgumentError(f"there is no model in {name}", place="--models", fix="give a model or an adapter")
+        elif Path(name).is_dir() and _scores(name):
+            fix = "give language models; --reward_model_path scores their answers"
+            yield ArgumentError(f"{name} is a reward model and says nothing", place="--models", fix=fix)
     if not args.questions and not args.question_file:
         yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')
     if args.max_new_tokens < 1:
         yield ArgumentError("an answer needs a token", place="--max_new_tokens", fix="give 1 or more")
+
+
+def _scores(folder: str) -> bool:
+    """Whether a model ends with a score head: with tied embeddings it would load as a language model all the same."""
+    try:
+        return reward_head(folder, "--models") in ("score", "steps")
+    except ArgumentError:
+        return False
 
 
 def _prompts(args: AskArguments) -> Iterator[list[Message]]:
@@ -152,7 +163,9 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
     transformers_logging.disable_progress_bar()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
-        model = AutoModelForCausalLM.from_pretrained(base, **options, **({"device_map": "auto"} if on_gpu else {}))
+        if on_gpu:
+            options["device_map"] = "auto"
+        model, info = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"no language model could be loaded from {name}: {str(error).splitlines()[0]}",
@@ -161,6 +174,10 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
         ) from error
     finally:
         transformers_logging.set_verbosity(level)
+    if info["missing_keys"]:
+        missing = sorted(map(str, info["missing_keys"]))
+        cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
+        raise ArgumentError(cause, place="--models", fix="give a whole language model")
     grow_as_recorded(model, folders)
     model = fold_adapters(model, folders)
     if tokenizer.pad_token is None:

@@ -188,14 +188,19 @@ def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
 
 
 def load_function(name: str) -> Callable[..., Sequence[float | None]]:
-    """The function behind `module:function` or `file.py:function`, or a built-in one."""
-    if name in BUILTIN_REWARDS:
-        return builtin_reward(name)
+    """The reward function behind `module:function` or `file.py:function`, or a built-in one."""
+    return builtin_reward(name) if name in BUILTIN_REWARDS else named_function(name, "--reward_funcs")
+
+
+def named_function(name: str, flag: str) -> Callable[..., Any]:
+    """The function behind `module:function` or `file.py:function`.
+
+    Raises:
+        ArgumentError: It names none, or its module cannot be imported. The error's place is `flag`.
+    """
     where, _, attribute = name.rpartition(":")
     if not where:
-        raise ArgumentError(
-            f"{name!r} names no function", place="--reward_funcs", fix="write module:function or file.py:function"
-        )
+        raise ArgumentError(f"{name!r} names no function", place=flag, fix="write module:function or file.py:function")
     module: Any
     try:
         if where.endswith(".py"):
@@ -205,6 +210,7 @@ def load_function(name: str) -> Callable[..., Sequence[float | None]]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
-        return getattr(module, attribute)
+        function: Callable[..., Any] = getattr(module, attribute)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place="--reward_funcs", fix="check it") from error
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix="check it") from error
+    return function

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
@@ -116,13 +118,20 @@ def test_a_model_without_a_chat_template_goes_on_with_the_text(models: dict[str,
         ([], "3 problems"),
         (["--models", "EMPTY", "--questions", "Why?"], "there is no model in"),
         (["--models", "./nowhere", "--questions", "Why?"], "no language model could be loaded from ./nowhere"),
+        (["--models", "REWARD", "--questions", "Why?"], "is a reward model and says nothing"),
+        (["--models", "PARTIAL", "--questions", "Why?"], "lacks weights, which would be drawn at random: model.norm"),
         (["--modles", "x"], "did you mean --models"),
         (["--models", "BASE", "--questions", "Why?", "--reward_model_path", "BASE"], "has no score head"),
     ],
 )
 def test_refusals(models: dict[str, Path], tmp_path: Path, flags: list[str], words: str) -> None:
     (tmp_path / "empty").mkdir()
-    places = {"EMPTY": str(tmp_path / "empty"), "BASE": str(models["base"])}
+    shutil.copytree(models["base"], tmp_path / "partial")
+    weights = load_file(models["base"] / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "partial" / "model.safetensors", metadata={"format": "pt"})
+    places = {name.upper(): str(folder) for name, folder in models.items()}
+    places |= {name.upper(): str(tmp_path / name) for name in ("empty", "partial")}
     more = [] if flags else ["--max_new_tokens", "0"]
     with pytest.raises(ArgumentError, match=words):
         dispatch(["ask", *(places.get(flag, flag) for flag in flags), *more])

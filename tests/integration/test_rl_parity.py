@@ -21,7 +21,7 @@ FOUR = ("--num_generations", "4", "--num_generations_eval", "2")
 # Four answers a step. GRPO's and RLOO's group lies on both processes; a pair of DPO's is whole on one.
 ALGORITHMS = {
     "grpo": (*FOUR, "--beta", "0.05", "--num_iterations", "2"),
-    "rloo": (*FOUR, "--beta", "0.05", "--num_iterations", "2"),
+    "rloo": (*FOUR, "--beta", "0.05"),  # one pass: in a second one the ratios of whole answers are all clipped
     "ppo": ("--num_generations", "1", "--beta", "0.05", "--num_iterations", "2", "--vf_coef", "1.0"),
     "online_dpo": ("--num_generations", "2", "--beta", "0.1"),
 }

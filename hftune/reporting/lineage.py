@@ -243,8 +243,10 @@ def _records(split: dict[str, Any]) -> str:
 
 def _summary(origin: Origin) -> Iterator[str]:
     """What was it trained on: records of the stages whose weights are in it, and whether all of it holds."""
-    yield f"{origin.name} was trained on:"
-    for member in _lines_of_descent(origin):
+    members = list(_lines_of_descent(origin))
+    if members:
+        yield f"{origin.name} was trained on:"
+    for member in members:
         for split in trained_on(member.manifest):
             if split["split"] == "train":
                 files = ", ".join(split["files"] or ["generated records"])
@@ -261,7 +263,7 @@ def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
         if member.name not in seen:
             seen.add(member.name)
             for parent in member.parents:
-                if parent.role != "reward model":
+                if parent.role not in ("reward model", "asked"):
                     yield from walk(parent)
             yield member
 

@@ -20,7 +20,7 @@ DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damag
 
 _WITHOUT_EFFECT = {
     *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
-    *("save_total_limit", "preprocessing_num_workers", "ignore_memory_check", "preview", "hub_token"),
+    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview", "hub_token"),
 }
 """Arguments that change nothing of what a stage learns."""
 

@@ -13,6 +13,7 @@ from hftune.preflight.optimizer_checks import NOT_UNDER_ZERO
 from hftune.preflight.sharing import (
     OTHERWISE,
     TENSOR,
+    check_dealing,
     check_features,
     check_full,
     check_kernels,
@@ -41,6 +42,7 @@ def check_parallel(
     yield from check_trains(TENSOR, training_args)
     yield from check_full(TENSOR, adapter_args, _REASONS)
     yield from check_tensor_engine(training_args)
+    yield from check_dealing(TENSOR, training_args)
     yield from check_kernels(TENSOR, training_args)
     yield from check_tensor_optimizer(training_args)
     yield from check_tensor_model(model_args, training_args)

@@ -18,7 +18,7 @@ from hftune.models.configs import row_length
 from hftune.models.skeleton import skeleton_of
 from hftune.models.tiling import tileable
 from hftune.models.ulysses import ULYSSES, not_shareable
-from hftune.preflight.sharing import SEQUENCE, check_kernels, check_stage, config_of
+from hftune.preflight.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
 PLACE = SEQUENCE.flag
 
@@ -35,6 +35,7 @@ def check_sequence(
     if refused:
         return
     yield from check_rows(data_args, training_args)
+    yield from check_dealing(SEQUENCE, training_args)
     yield from check_loss(training_args)
     yield from check_kernels(SEQUENCE, training_args)
     yield from check_attention_of_rows(model_args, training_args)
@@ -55,19 +56,6 @@ def check_rows(data_args: DataArguments, training_args: StageArguments) -> Itera
             place=f"{PLACE}, --streaming",
             fix="tokenise ahead of the run (hftune tokenize, --tokenized_dir), or leave --streaming out",
         )
-    if training_args.train_sampling_strategy == "batch_rebalance":
-        yield ArgumentError(
-            "batch_rebalance deals rows out to processes, not to groups of them",
-            place=f"{PLACE}, --train_sampling_strategy",
-            fix="leave --train_sampling_strategy out",
-        )
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(training_args.accelerator_config, name, False):
-            yield ArgumentError(
-                f"{name} deals batches out to processes, not to groups of them",
-                place=f"{PLACE}, --accelerator_config",
-                fix=f"leave {name} out",
-            )
 
 
 def check_loss(training_args: StageArguments) -> Iterator[UserError]:

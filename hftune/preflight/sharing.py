@@ -144,6 +144,17 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
         )
 
 
+def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+    """Rows are dealt out to groups of processes, whose members see the same."""
+    config = training_args.accelerator_config
+    asked = {
+        "--train_sampling_strategy batch_rebalance": training_args.train_sampling_strategy == "batch_rebalance",
+        "--accelerator_config split_batches": bool(getattr(config, "split_batches", False)),
+        "--accelerator_config dispatch_batches": bool(getattr(config, "dispatch_batches", False)),
+    }
+    yield from check_flags(way, asked, "deals rows out to processes, not to groups of them that see the same")
+
+
 def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError]:
     """Compiled models, and layers that were replaced by others."""
     for name in ("torch_compile", "use_liger_kernel"):

@@ -68,6 +68,10 @@ def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
         (("--deepspeed", zero(), "--do_eval"), ["nothing is trained", "leave it out to evaluate"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["muon looks at a matrix as a whole", "--optim adamw_torch"]),
         (("--deepspeed", ZERO[0], "--optim", "adafactor"), ["adafactor looks at a matrix as a whole"]),
+        (
+            ("--deepspeed", zero(), "--train_sampling_strategy", "batch_rebalance"),
+            ["batch_rebalance deals rows out to processes, not to groups"],
+        ),
         (("--deepspeed", zero(), "--torch_compile"), ["--torch_compile puts code of its own"]),
         (("--deepspeed", zero(stage=3, zero_hpz_partition_size=2)), ["zero_hpz_partition_size was not found right"]),
         (("--deepspeed", zero(), "--expert_parallel_size", "2"), ["tensor parallelism and expert parallelism at once"]),
@@ -181,6 +185,10 @@ def test_state_of_other_groups_is_refused(tmp_path: Path) -> None:
     assert "ZeRO stage 2, and this run has 1" in problems(model, *TENSOR, "--deepspeed", ZERO[1], *resume)
     said = problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume, processes=4)
     assert "processes 2, and this run has 4" in said
+
+    # The pieces of a machine that shares no files with the other one.
+    folder = checkpoint(tmp_path / "beta", split[1:], zero_stage=2, world_size=2, tensor_parallel_size=2)
+    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], "--resume_from_checkpoint", str(folder)) == ""
 
     model = saved(tmp_path / "mixtral", "mixtral")
     own = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]

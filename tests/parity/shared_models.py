@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,11 @@ def assert_saved_alike(folder: Path, alone: Path) -> None:
         with torch.no_grad():
             # Adam divides by the root of second moments: where those are tiny, rounding grows.
             torch.testing.assert_close(one(ids).logits, other(ids).logits, rtol=2e-3, atol=2e-3)
+
+
+def cells(every: Iterable[tuple[str, ...]], quick: Collection[tuple[str, ...]]) -> list[Any]:
+    """Parameters of a test, all of them slow but a few."""
+    return [pytest.param(*cell, marks=() if cell in quick else pytest.mark.slow) for cell in every]
 
 
 def check_same_run(

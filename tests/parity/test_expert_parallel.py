@@ -15,6 +15,7 @@ from tests.parity.shared_models import (
     TOLERANCE,
     TWO,
     Runs,
+    cells,
     check_goes_on,
     check_same_run,
     furthest,
@@ -35,10 +36,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "name", "zero"),
-    [pytest.param(*cell, marks=[] if cell in QUICK else [pytest.mark.slow]) for cell in EVERY],
-)
+@pytest.mark.parametrize(("stage", "name", "zero"), cells(EVERY, QUICK))
 def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) -> None:
     """Packed; routed and shared experts, routers of softmax and sigmoid, shares that add up to 1 or do not."""
     check_same_run(runs, stage, name, UNBALANCED, experts(zero), rows=2)

@@ -16,6 +16,7 @@ from tests.parity.shared_models import (
     TWO,
     Runs,
     assert_measured_alike,
+    cells,
     check_goes_on,
     check_same_run,
     furthest,
@@ -34,10 +35,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "name", "zero"),
-    [pytest.param(*cell, marks=[] if cell in QUICK else [pytest.mark.slow]) for cell in EVERY],
-)
+@pytest.mark.parametrize(("stage", "name", "zero"), cells(EVERY, QUICK))
 def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) -> None:
     """Packed; tied and untied heads, biases, fewer key-value heads, norms of heads, soft caps, partial rope."""
     check_same_run(runs, stage, name, (), tensor(zero), rows=4)

@@ -45,17 +45,17 @@ from hftune.preflight.planning.numerics import Numerics, numerics_of
 from hftune.preflight.planning.pairs import answer_head
 from hftune.preflight.planning.plan import Plan, Standing, Step, highest, moments
 from hftune.preflight.planning.states import Largest, buffers, step_extra
-from hftune.preflight.planning.tracing import Batch, Profile, scaled, trace, trace_without_gradients
+from hftune.preflight.planning.tracing import Batch, Profile, Untraceable, scaled, trace, trace_without_gradients
 from hftune.preflight.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
-
-# What the code of some model may raise where it meets tensors without data: a plan then goes by a formula, and says so.
-UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 CONTEXT = 0.55 * 2**30
 """Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
 
 COMMUNICATOR = 0.35 * 2**30
+
+MOST_TILES = 16
+"""Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
 
 LIBRARIES = 0.25 * 2**30
 """Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
@@ -197,9 +197,9 @@ class Planner:
         if key not in self._profiles:
             try:
                 self._profiles[key] = (*self._trace(choice, numerics, batch), None)
-            except UNTRACEABLE as problem:
-                said = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
-                self._profiles[key] = (*formula_profile(self.bare, batch, numerics, choice.recompute, work), said)
+            except Untraceable as problem:
+                rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
+                self._profiles[key] = (*rough, str(problem))
         profile, reference, untraced = self._profiles[key]
         if choice.degrees.tensor > 1:
             return scaled(profile, choice.degrees.activations), reference, untraced
@@ -218,7 +218,7 @@ class Planner:
     def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
         found = decoder_layers(self.bare)
         if found is None:
-            raise NotImplementedError("its layers are not of transformers' make")
+            raise Untraceable("its layers are not of transformers' make")
         marks = recomputing.marks(choice.recompute, len(getattr(*found)))
         freezes = choice.adapter.freezes and not choice.adapter.use_peft
         chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
@@ -231,7 +231,7 @@ class Planner:
         if self.training_args.tiled_mlp:
             tokens = longest_batch(self.training_args, choice.work.tokens)
             plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
-            tile_mlps(plain, tiles_for(tokens, self.bare.config.get_text_config().hidden_size))
+            tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
         return miniature, marks
 
     def _ready(self, miniature: Miniature, marks: list[bool], choice: Choice, numerics: Numerics) -> None:

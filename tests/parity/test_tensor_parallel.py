@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.parity.shared_models import (
     check_goes_on,
     check_same_run,
     furthest,
+    read_curve,
 )
 
 
@@ -88,6 +90,20 @@ def test_the_best_checkpoint_is_gone_back_to(runs: Runs, zero: str) -> None:
 )
 def test_it_goes_on_from_a_checkpoint(runs: Runs, tmp_path: Path, zero: str) -> None:
     check_goes_on(runs, "qwen2", tensor(zero), tmp_path, rows=4, size="--tensor_parallel_size")
+
+
+@pytest.mark.parametrize("stage", ["sft", pytest.param("pt", marks=pytest.mark.slow)])
+def test_a_stream_is_dealt_out_to_groups(runs: Runs, tmp_path: Path, stage: str) -> None:
+    """Both processes read the same records; in one process the scripts stream as well."""
+    length = ("--block_size", "32") if stage == "pt" else ("--max_length", "96", "--packing", "False")
+    flags = ("--streaming", "True", "--save_strategy", "no", *length)
+    for name, shared, launcher in (("alone", (), "python"), ("shared", tensor("zero1"), TWO)):
+        runs.start(stage, runs.model("llama"), tmp_path / name, *flags, *shared, launcher=launcher, rows=4)
+    assert furthest(read_curve(tmp_path / "shared"), read_curve(tmp_path / "alone")) < TOLERANCE
+    trained = [
+        json.loads((tmp_path / name / "hftune.json").read_text())["trained_tokens"] for name in ("alone", "shared")
+    ]
+    assert trained[0] == trained[1] > 0
 
 
 def test_under_the_launcher(runs: Runs) -> None:

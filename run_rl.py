@@ -23,10 +23,12 @@ def main() -> None:
     from hftune.stage import finish_run, start_run
     from hftune.trainers.rewards import load_judges, load_rewards
     from hftune.trainers.rl import rl_trainer
+    from hftune.trainers.tools import load_tools
 
     run = start_run("rl", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
+    tools = load_tools(training_args, tokenizer)
     encoder = PromptEncoder.from_arguments(tokenizer, training_args)
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
     rewards, judges = load_rewards(training_args, model_args), load_judges(training_args, model_args)
@@ -34,9 +36,8 @@ def main() -> None:
     read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(read_model(), adapter_args, training_args)
     starts = adapter_args.starts_as_base
-    trainer = rl_trainer(
-        model, training_args, tokenizer, data, rewards, judges=judges, starts_as_base=starts, read_again=read_model
-    )
+    extra = {"judges": judges, "tools": tools, "starts_as_base": starts, "read_again": read_model}
+    trainer = rl_trainer(model, training_args, tokenizer, data, rewards, **extra)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

@@ -55,8 +55,8 @@ def write_pairs(file: Path, source: Path, model: str, number: int, max_length: i
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def run(tool: str, pairs: Path, options: argparse.Namespace) -> Figures:
-    """One tool in a process of its own."""
+def run(tool: str, pairs: Path, options: argparse.Namespace) -> Figures | None:
+    """One tool in a process of its own; None where a peer does not run here, which is said."""
     script = str(Path(__file__).with_name("preference_peers.py"))
     name, python, more = tool, sys.executable, []
     if tool in PEERS:
@@ -71,6 +71,9 @@ def run(tool: str, pairs: Path, options: argparse.Namespace) -> Figures:
         environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_DATASETS_CACHE": f"{out}/datasets", "USE_HF": "1"}
         environment["PYTHONPATH"] = str(ROOT) if tool not in PEERS else ""
         done = subprocess.run(command, env=environment, cwd=out, capture_output=True, text=True, check=False)
+    if done.returncode and tool in PEERS:
+        print(f"{tool} is left out, it failed: {done.stderr.strip().splitlines()[-1][:200]}")
+        return None
     if done.returncode:
         raise SystemExit(f"{tool} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     figures: Figures = json.loads(done.stdout.rstrip().splitlines()[-1])
@@ -135,9 +138,13 @@ def main() -> None:
         pairs = Path(folder) / "pairs.jsonl"
         write_pairs(pairs, options.data, options.model, options.pairs, options.max_length)
         for _ in range(1 if options.quick else options.rounds):
-            for tool in tools:
-                found[tool].append(run(tool, pairs, options))
-                print(f"# {tool}: {found[tool][-1]['tokens'] / found[tool][-1]['seconds']:.0f}", file=sys.stderr)
+            for tool in list(found):
+                figures = run(tool, pairs, options)
+                if figures is None:
+                    del found[tool]
+                    continue
+                found[tool].append(figures)
+                print(f"# {tool}: {figures['tokens'] / figures['seconds']:.0f}", file=sys.stderr)
     report(found, options)
 
 

@@ -4,6 +4,9 @@ python benchmarks/rl_quality.py                               all algorithms, af
 python benchmarks/rl_quality.py --algorithms ppo --quick      one, 4 steps: whether it runs
 python benchmarks/rl_quality.py --write_docs                  the table goes into docs/rl.md
 
+What was measured lies in --output_dir, a file an algorithm, and is not measured again with the same settings unless
+--again is given: algorithms may run at different times, and the last run writes the table of all.
+
 Rewards are measured apart from training: answers sampled at temperature 1 to prompts that were never trained on, by the
 base and by base + adapter in plain transformers and peft, scored by the reward model. KL is the mean of
 log policy - log base over whole answers, in nats. A bar holds where the mean reward rose by at least one standard
@@ -17,29 +20,34 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-TOKENS = 32
+
+from hftune.constants import PREEMPTED_EXIT_CODE  # noqa: E402
+
+TOKENS = 16
 SAMPLES = 2
 KL_A_TOKEN = 0.5
 COMMON = (
     "--use_peft --lora_rank 16 --lora_alpha 32 --target_modules all --gradient_checkpointing False --save_strategy no "
-    "--logging_steps 1 --lr_scheduler_type constant_with_warmup --warmup_steps 2 --disable_tqdm True "
+    "--logging_steps 1 --lr_scheduler_type linear --warmup_steps 2 --disable_tqdm True "
     f"--max_completion_length {TOKENS} --per_device_train_batch_size 16 --train_file_dir examples/data/prompts "
-    "--report_to none --overwrite_output_dir"
+    "--report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 1e-3 --beta 0.02",
-    "rloo": "--num_generations 4 --learning_rate 1e-3 --beta 0.02",
-    "ppo": "--num_iterations 2 --learning_rate 1e-3 --beta 0.02 --vf_coef 0.5 --critic_init reward --lam 1.0",
-    "online_dpo": "--num_generations 4 --learning_rate 5e-4 --beta 0.1",
+    "grpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.05",
+    "rloo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
+    "ppo": "--num_iterations 2 --learning_rate 2e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
+    "online_dpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
 
@@ -52,6 +60,8 @@ def main() -> int:
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--quick", action="store_true", help="4 steps")
+    parser.add_argument("--minutes", type=float, help="stop a run after so many with a checkpoint; call again to go on")
+    parser.add_argument("--again", action="store_true", help="measure again what was measured with the same settings")
     parser.add_argument("--write_docs", action="store_true", help="put the table into docs/rl.md")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -60,9 +70,21 @@ def main() -> int:
         print(f"{reward} is not there: run `python examples/demo.py --output_dir {options.demo}` first")
         return 2
     steps = 4 if options.quick else options.steps
-    before = measure(base, None, reward)
+    settings = {
+        "steps": steps,
+        "base": str(base.resolve()),
+        "reward": str(reward.resolve()),
+        "samples": SAMPLES,
+        "tokens": TOKENS,
+    }
+    fixed = {name: value for name, value in settings.items() if name != "steps"}
+    before = kept(options.output_dir / "base", fixed, options.again, lambda: measure(base, None, reward))
     print(f"base: mean reward {before['mean']:.3f}, standard deviation {before['std']:.3f}", flush=True)
-    rows = {name: run(name, steps, base, reward, options.output_dir / name) for name in options.algorithms}
+    rows = {}
+    for name in options.algorithms:
+        folder, own = options.output_dir / name, settings | {"flags": f"{COMMON} {ALGORITHMS[name]}"}
+        rows[name] = kept(folder, own, options.again, partial(run, name, steps, base, reward, folder, options.minutes))
+        print(f"{name}: mean reward {rows[name]['mean']:.3f}, {rows[name]['seconds']:.0f} s", flush=True)
     table = render(before, rows)
     print(table)
     if options.write_docs:
@@ -71,19 +93,51 @@ def main() -> int:
     return 0
 
 
-def run(name: str, steps: int, base: Path, reward: Path, folder: Path) -> dict[str, float]:
-    """Train an adapter and measure it."""
+def kept(
+    folder: Path, settings: dict[str, Any], again: bool, measured: Callable[[], dict[str, float]]
+) -> dict[str, float]:
+    """Figures from the file beside `folder` where they were measured with these settings, else measured now.
+
+    What a run with other settings left in `folder` is removed; one that was stopped on its way goes on.
+    """
+    file = folder.with_suffix(".json")
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() and not again else {}
+    if found.get("settings") == settings and found["figures"]:
+        return dict(found["figures"])
+    if found.get("settings") != settings:
+        shutil.rmtree(folder, ignore_errors=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"settings": settings, "figures": None}), encoding="utf-8")
+    figures = measured()
+    file.write_text(json.dumps({"settings": settings, "figures": figures}, indent=1), encoding="utf-8")
+    return figures
+
+
+def run(name: str, steps: int, base: Path, reward: Path, folder: Path, minutes: float | None) -> dict[str, float]:
+    """Train an adapter, or go on with one that was stopped, and measure it."""
     models = f"--model_name_or_path {base} --reward_model_path {reward} --output_dir {folder}"
     command = f"{sys.executable} run_rl.py --rl_algorithm {name} {models} {COMMON} {ALGORITHMS[name]}"
-    began = time.time()
     log = folder.with_suffix(".log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as stream:
-        subprocess.run([*shlex.split(command), "--max_steps", str(steps)], check=True, stdout=stream, stderr=stream)
-    seconds = time.time() - began
-    measured = measure(base, folder, reward) | {"seconds": seconds}
-    print(f"{name}: mean reward {measured['mean']:.3f}, {seconds:.0f} s", flush=True)
-    return measured
+    with log.open("a") as stream:
+        flags = ["--max_steps", str(steps), "--resume_from_checkpoint", "auto"]
+        process = subprocess.Popen([*shlex.split(command), *flags], stdout=stream, stderr=stream)
+        try:
+            code = process.wait(minutes * 60 if minutes else None)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # ends with a checkpoint after the step that it is in
+            code = process.wait()
+    if code == PREEMPTED_EXIT_CODE:
+        print(f"{name}: stopped after {minutes:g} minutes; the same command goes on", flush=True)
+        raise SystemExit(code)
+    if code:
+        raise SystemExit(f"{name} failed; see {log}")
+    return measure(base, folder, reward) | {"seconds": seconds_of(folder)}
+
+
+def seconds_of(folder: Path) -> float:
+    """Time in steps; without start, checkpoints and what ran in between."""
+    history = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
+    return float(sum(entry.get("step_time", 0.0) for entry in history))
 
 
 def measure(base: Path, adapter: Path | None, reward: Path) -> dict[str, float]:

@@ -9,6 +9,7 @@ hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --o
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
+hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
 """
@@ -159,6 +160,21 @@ def score(argv: list[str]) -> None:
     run(args)
 
 
+def ask(argv: list[str]) -> None:
+    """The same questions to one model or several."""
+    from hftune.arguments.asking import AskArguments
+    from hftune.arguments.parser import HftuneParser
+    from hftune.distributed import launch
+
+    launch.prepare_environment()
+    from hftune.reporting.answers import answer_sections
+    from hftune.scoring.ask import ask as run
+
+    (args,) = HftuneParser([AskArguments]).parse(argv)
+    found = run(args, argv)
+    print("\n\n".join(section.render() for section in answer_sections(found, shown=len(found["questions"]))))
+
+
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
@@ -245,6 +261,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "vocab": vocab,
     "export": export,
     "consolidate": consolidate,
+    "ask": ask,
     "score": score,
     "explain": explain,
     "pipeline": pipeline,

@@ -60,6 +60,8 @@ def start_run(
     watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
+    if training_args.recomputes_least:
+        notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)

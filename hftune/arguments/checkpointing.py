@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hftune.errors import ArgumentError
 
 FULL, ATTENTION, CORE_ATTENTION, MLP = "full", "attention", "core_attention", "mlp"
 PARTS = (FULL, ATTENTION, CORE_ATTENTION, MLP)
+AUTO = "auto"
 _FLAG, _WHICH = "--activation_checkpointing", "--activation_checkpointing_layers"
 
 OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
@@ -81,7 +82,8 @@ class CheckpointingFields:
         metadata={
             "help": "What is computed again in the backward pass instead of being kept: full (whole layers), attention "
             "(with its projections), core_attention (scores, softmax and values alone), mlp, several joined by commas, "
-            "or none. Left out: full, unless --gradient_checkpointing False. Losses stay the same."
+            "auto (as few whole layers as the plan says that memory needs) or none. Left out: full, unless "
+            "--gradient_checkpointing False. Losses stay the same."
         },
     )
     gradient_checkpointing: bool = field(
@@ -100,6 +102,10 @@ class CheckpointingFields:
     )
     recomputation: Recomputation | None = field(
         default=None, init=False, repr=False, metadata={"help": "All of this, settled; None: nothing is recomputed."}
+    )
+
+    recomputes_least: bool = field(
+        default=False, init=False, repr=False, metadata={"help": "Layers are still to be chosen by the plan."}
     )
 
     if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
@@ -125,13 +131,23 @@ class CheckpointingFields:
             )
         parts = self._parts()
         self._check_details(parts)
-        self.recomputation = self._settled(parts, given) if parts else None
-        # transformers from 5.23 on asks for this name first, the versions before for the other; TRL for the other.
-        self.activation_checkpointing = ",".join(parts) or None
-        self.gradient_checkpointing = bool(parts)
+        self._take(self._settled(parts, given) if parts else None)
         for name in _KWARGS:
             if hasattr(self, name):
                 setattr(self, name, given or None)
+
+    def recompute_share(self, share: Fraction) -> None:
+        """Settle `--activation_checkpointing auto`: so many of the layers, spread evenly; 0: none, 1: all."""
+        assert self.recomputation is not None
+        which = None if share in (0, 1) else str(share)
+        self.recomputes_least, self.activation_checkpointing_layers = False, which
+        self._take(replace(self.recomputation, which=which) if share else None)
+
+    def _take(self, recomputation: Recomputation | None) -> None:
+        self.recomputation = recomputation
+        # transformers from 5.23 on asks for this name first, the versions before for the other; TRL for the other.
+        self.activation_checkpointing = ",".join(recomputation.parts) if recomputation else None
+        self.gradient_checkpointing = recomputation is not None
 
     def _settled(self, parts: tuple[str, ...], options: dict[str, Any]) -> Recomputation:
         return Recomputation(
@@ -157,11 +173,12 @@ class CheckpointingFields:
             return (FULL,) if self.gradient_checkpointing else ()
         if asked in _NO:
             return ()
-        parts = (FULL,) if asked in _YES else tuple(dict.fromkeys(asked.replace(" ", ",").split(",")))
+        self.recomputes_least = asked == AUTO
+        parts = (FULL,) if asked in (*_YES, AUTO) else tuple(dict.fromkeys(asked.replace(" ", ",").split(",")))
         for part in parts:
             if part not in PARTS:
                 raise ArgumentError(
-                    f"{part!r} cannot be recomputed by itself", place=_FLAG, fix=f"use {', '.join(PARTS)} or none"
+                    f"{part!r} cannot be recomputed by itself", place=_FLAG, fix=f"use {', '.join(PARTS)}, auto or none"
                 )
         if (len(parts) > 1 and FULL in parts) or {ATTENTION, CORE_ATTENTION} <= set(parts):
             raise ArgumentError(
@@ -183,6 +200,10 @@ class CheckpointingFields:
             )
         if which is not None:
             _ = share_of(which) if "/" in which or "." in which else numbered(which.removeprefix("not "))
+        if self.recomputes_least and (every > 1 or which is not None):
+            raise ArgumentError(
+                "auto chooses the layers itself", place=f"{_FLAG}_every, {_WHICH}", fix=f"leave it out, or {_FLAG} full"
+            )
         details = every > 1 or which is not None or self.activation_checkpointing_offload
         if details and not parts:
             raise ArgumentError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 Given = list[tuple[str, list[Any]]]
+
+GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=frozenset())
+"""Arguments that were given, as hftune calls them, while dataclasses are made of them: a default given counts, too."""
 
 
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:

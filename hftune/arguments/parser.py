@@ -15,7 +15,7 @@ from trl import TrlParser
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
-from hftune.arguments.given import given_in_file, given_on_command_line, joined, take_config, yaml_value
+from hftune.arguments.given import GIVEN_NAMES, given_in_file, given_on_command_line, joined, take_config, yaml_value
 from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -80,10 +80,13 @@ class HftuneParser(TrlParser):
         entries = self.translate(argv)
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
+        before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError) as error:
             raise ArgumentError(str(error), fix="see --help") from error
+        finally:
+            GIVEN_NAMES.reset(before)
 
     def translate(self, argv: list[str]) -> list[Entry]:
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.

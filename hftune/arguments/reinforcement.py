@@ -7,6 +7,7 @@ from typing import Any
 
 import trl
 
+from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -24,8 +25,14 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
     ),
     "dapo": (
-        "arXiv:2503.14476, without its dynamic sampling",
-        {"loss_type": "dapo", "epsilon_high": 0.28, "mask_truncated_completions": True, "beta": 0.0},
+        "arXiv:2503.14476",
+        {
+            "loss_type": "dapo",
+            "epsilon_high": 0.28,
+            "mask_truncated_completions": True,
+            "beta": 0.0,
+            "dynamic_sampling": True,
+        },
     ),
     "gspo": (
         "arXiv:2507.18071",
@@ -86,6 +93,20 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
             "choices": list(GRPO_VARIANTS),
         },
     )
+    dynamic_sampling: bool | None = field(
+        default=None,
+        metadata={"help": "Draw other prompts for those whose answers all score alike, until the batch is full."},
+    )
+    max_sampling_rounds: int = field(
+        default=10, metadata={"help": "Batches of answers that --dynamic_sampling makes for one at most; 1 is without."}
+    )
+    tools: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Functions that the policy may call while it answers, as module:function or file.py:function; "
+            "their docstrings and type hints tell it how. --max_tool_calling_iterations bounds the turns."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.grpo_variant is not None:
@@ -93,18 +114,19 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
         super().__post_init__()
 
     def _follow_paper(self, variant: str) -> None:
-        """Set what was left at its default; what was given another value stays, and is said."""
+        """Set what was not given; what was given, or has another value than its default, stays, and is said."""
         if variant not in GRPO_VARIANTS:
             raise ArgumentError(
                 f"{variant} is no variant of GRPO", place="--grpo_variant", fix=f"one of {', '.join(GRPO_VARIANTS)}"
             )
         paper, wanted = GRPO_VARIANTS[variant]
         defaults = {entry.name: entry.default for entry in fields(self)}
-        kept = {name for name, value in wanted.items() if getattr(self, name) not in (defaults[name], value)}
+        changed = {name for name, value in wanted.items() if getattr(self, name) not in (defaults[name], value)}
+        kept = changed | {name for name in GIVEN_NAMES.get() & wanted.keys() if getattr(self, name) != wanted[name]}
         for name in wanted.keys() - kept:
             setattr(self, name, wanted[name])
         values = ", ".join(f"--{name} {getattr(self, name)}" for name in wanted)
-        own = f"; given on the command line: {', '.join(sorted(kept))}" if kept else ""
+        own = f"; as given: {', '.join(sorted(kept))}" if kept else ""
         notice(f"--grpo_variant {variant} ({paper}): {values}{own}")
 
 

@@ -57,6 +57,10 @@ class StageArguments(
             "else of it; --resume_from_checkpoint goes on with everything."
         },
     )
+    async_save: bool = field(
+        default=False,
+        metadata={"help": "Go on training while a written checkpoint is checked, flushed to the disk and published."},
+    )
     nvme_path: str | None = field(
         default=None, metadata={"help": "Folder on a local NVMe disk, for --deepspeed zero3_nvme and its like."}
     )

@@ -17,6 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hftune.distributed import ranks, zero
+from hftune.models.products import multiply, project
 
 CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**28}
 """Float32 logits of a chunk: small enough for the caches of a CPU, large enough to keep a GPU busy."""
@@ -134,11 +135,12 @@ def _answering(head: Any) -> None:
     head.scores_answers = True
 
 
-def _rows(tensor: torch.Tensor, vocabulary: int) -> int:
-    """Rows of a chunk of hidden states (tokens, size): as few chunks as may be, and all alike."""
-    most = max(1, CHUNK_BYTES.get(tensor.device.type, 2**28) // (4 * vocabulary))
-    chunks = -(-len(tensor) // most)
-    return -(-len(tensor) // chunks) if chunks else 1
+def _slices(hidden: torch.Tensor, vocabulary: int) -> list[slice]:
+    """The chunks of hidden states (tokens, size): as few as may be, and all alike."""
+    most = max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary))
+    chunks = -(-len(hidden) // most)
+    length = -(-len(hidden) // chunks) if chunks else 1
+    return [slice(start, start + length) for start in range(0, len(hidden), length)]
 
 
 def _dtype(weight: torch.Tensor) -> torch.dtype:
@@ -179,7 +181,7 @@ class _Chunk:
     def to_hidden(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """d log_prob / d hidden state, (tokens, size), in the weight's dtype: (onehot - p) times the weight."""
         own = weight[ids] if self.slope is None else weight[ids] * self.slope[:, None].to(weight.dtype)
-        expected = (self.powers.to(weight.dtype) @ weight) / self.total[:, None]
+        expected = multiply(self.powers.to(weight.dtype), weight) / self.total[:, None]
         return (own - expected).to(weight.dtype)
 
 
@@ -217,13 +219,12 @@ class _FrozenHead(torch.autograd.Function):
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         slopes = torch.empty_like(hidden) if wanted else None
         found: list[Columns] = []
-        rows = _rows(hidden, weight.shape[0])
-        for start in range(0, len(hidden), rows):
-            part, ids = hidden[start : start + rows].to(dtype), targets[start : start + rows]
-            chunk = _Chunk.of(torch.nn.functional.linear(part, weight, bias), ids, shape, detail)
+        for rows in _slices(hidden, weight.shape[0]):
+            part, ids = hidden[rows].to(dtype), targets[rows]
+            chunk = _Chunk.of(project(part, weight, bias), ids, shape, detail)
             found.append(chunk.columns)
             if slopes is not None:
-                slopes[start : start + rows] = chunk.to_hidden(weight, ids)
+                slopes[rows] = chunk.to_hidden(weight, ids)
         ctx.save_for_backward(slopes)
         columns = _joined(found, hidden, detail)
         ctx.mark_non_differentiable(*columns[1:])
@@ -258,22 +259,22 @@ class _TrainedHead(torch.autograd.Function):
         dtype, wanted = _dtype(weight), ctx.needs_input_grad
         kept, kept_bias = weight, bias
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        rows = _rows(hidden, weight.shape[0])
-        exact = torch.float32 if len(hidden) > rows else kept.dtype  # many sums want more than 16 bits
+        chunks = _slices(hidden, weight.shape[0])
+        exact = torch.float32 if len(chunks) > 1 else kept.dtype  # many sums want more than 16 bits
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
         to_weight = torch.zeros_like(kept, dtype=exact) if wanted[1] else None
         to_bias = None if kept_bias is None or not wanted[2] else torch.zeros_like(kept_bias, dtype=torch.float32)
         found: list[Columns] = []
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for start in range(0, len(hidden), rows):
-            part, ids = hidden[start : start + rows].to(dtype), targets[start : start + rows]
-            chunk = _Chunk.of(torch.nn.functional.linear(part, weight, bias), ids, shape, detail)
+        for rows in chunks:
+            part, ids = hidden[rows].to(dtype), targets[rows]
+            chunk = _Chunk.of(project(part, weight, bias), ids, shape, detail)
             log_probs = chunk.columns[0]
-            by = -factors[start : start + rows] * (log_probs.exp() if dft else 1.0)
+            by = -factors[rows] * (log_probs.exp() if dft else 1.0)
             loss += (by * log_probs).sum()
             found.append(chunk.columns)
             if to_hidden is not None:
-                to_hidden[start : start + rows] = chunk.to_hidden(weight, ids) * by[:, None]
+                to_hidden[rows] = chunk.to_hidden(weight, ids) * by[:, None]
             at_target = by if chunk.slope is None else by * chunk.slope
             if to_weight is not None:
                 _add_to_weight(to_weight, chunk, part, ids, by, at_target)

@@ -21,7 +21,9 @@ import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.lora.layer import LoraLayer
 from torch import nn
-from torch.nn.functional import gelu, linear, silu
+from torch.nn.functional import gelu, silu
+
+from hftune.models.products import multiply, project
 
 Weight = Callable[[torch.dtype], torch.Tensor]
 """The (out, in) weight in a dtype; a quantised one is unpacked for each use."""
@@ -206,7 +208,7 @@ def _low(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W x + b + scale * B A x of (tokens, in), and A x, (r, tokens). `inner`: what A sees, where that is not x."""
     bias = None if how.bias is None else how.bias.to(how.dtype)
-    out = linear(x, how.weight(how.dtype), bias)
+    out = project(x, how.weight(how.dtype), bias)
     if how.a is None or how.b is None:
         return out, None
     low = _low(x if inner is None else inner, how.a.to(how.dtype))
@@ -237,19 +239,13 @@ def _add_input_gradient(
     Args:
         dtype: Of the sum. Under autocast a float32 input gets its gradient from 16-bit products, summed in float32.
     """
-    weight, dtype = how.weight(how.dtype), dtype or how.dtype
-    parts = [(gradient, weight)]
-    if inner is not None and how.a is not None:
-        parts.append((inner.T, how.a.to(how.dtype)))
-    for left, right in parts:
-        if total is None:
-            total = (left @ right).to(dtype)
-        elif dtype == how.dtype:
-            total.addmm_(left, right)
-        else:
-            total.add_(left @ right)
-    assert total is not None
-    return total
+    dtype = dtype or how.dtype
+    through = multiply(gradient, how.weight(how.dtype))
+    total = through.to(dtype) if total is None else total.add_(through)
+    if inner is None or how.a is None:
+        return total
+    factor = how.a.to(how.dtype)
+    return total.addmm_(inner.T, factor) if dtype == how.dtype else total.add_(inner.T @ factor)
 
 
 class _LoraLinear(torch.autograd.Function):

@@ -18,7 +18,7 @@ from typing import Any
 from hftune.arguments.light import parse_merge_arguments
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
-from hftune.pipeline.steps import MERGE, Step
+from hftune.pipeline.steps import ASK, MERGE, Step
 
 
 def check_steps(steps: Iterable[Step]) -> None:
@@ -59,12 +59,13 @@ def stage_problems(
     script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
     """Names that a script does not know, values it refuses, groups that do not go together."""
+    from hftune.arguments.asking import AskArguments
     from hftune.arguments.names.translate import Entry
-    from hftune.arguments.parser import parser_for
+    from hftune.arguments.parser import HftuneParser, parser_for
 
     argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
     try:
-        parser = parser_for(script, argv)
+        parser = HftuneParser([AskArguments]) if script == ASK else parser_for(script, argv)
         entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
         outcome = parser.translated(entries, *(processes or (1, 1)))
     except UserError as problem:
@@ -73,7 +74,7 @@ def stage_problems(
     yield from outcome.problems
     misfits = list(parser.misfits(outcome.entries))
     yield from misfits
-    if not misfits and not outcome.problems:
+    if not misfits and not outcome.problems and script != ASK:
         yield from _group_problems(outcome.entries, places, processes)
 
 
@@ -135,7 +136,7 @@ def merge_problems(step: Step) -> Iterator[UserError]:
 
 def missing_files(step: Step) -> Iterator[UserError]:
     """Local records that are not there. Names that may be the Hub's (OWNER/NAME) are left to the script."""
-    for name in ("train_file_dir", "validation_file_dir"):
+    for name in ("train_file_dir", "validation_file_dir", "question_file"):
         for text in ",".join(step.arguments.get(name, [])).split(","):
             path = text.strip().partition("#")[0]
             local = path.startswith((".", "/", "~")) or path.count("/") != 1

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from hftune.pipeline.steps import MERGE, Step
+from hftune.pipeline.steps import ASK, MERGE, Step
 
 RECORDS, STEPS = 8, 2
 _SMALL = {
@@ -37,7 +37,9 @@ def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
 
 def _small(step: Step, made: dict[str, str]) -> Step:
     arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
-    if step.script != MERGE:
+    if step.script == ASK:
+        arguments |= {"max_new_tokens": ["2"]}
+    elif step.script != MERGE:
         small = dict(_SMALL)
         if step.script == "rl":
             # A group of answers must fill a batch; 16 tokens are enough to see one scored.

@@ -115,7 +115,14 @@ def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
         return Launcher()
     found = options.mapping(f"launcher {kind.value}", problems)
     problems += _unknown(kind.value, found)
-    return Launcher(kind.value, {name: child.plain for name, child in found.items() if child.value is not None})
+    return Launcher(
+        kind.value, {name: _number(child.plain) for name, child in found.items() if child.value is not None}
+    )
+
+
+def _number(value: Any) -> Any:
+    """What the environment gives (`num_gpus: ${env.GPUS:-2}`) is text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
 def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:

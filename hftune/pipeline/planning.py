@@ -12,7 +12,7 @@ from typing import Any
 from hftune.pipeline.progress import Screen, clock
 from hftune.pipeline.runner import environment, shown
 from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
-from hftune.pipeline.steps import MERGE, Step
+from hftune.pipeline.steps import ASK, MERGE, Step
 
 _PLAN_SECONDS = 600
 GIB = 1 << 30
@@ -30,7 +30,7 @@ def show_plan(steps: Sequence[Step], screen: Screen, *, measured: bool, gpus: st
         verdict = _verdict(step, again)
         screen.say(f"[{number}/{len(steps)}] {step.name}: {verdict}")
         screen.say(f"  {shown(step.env, step.command())}")
-        if measured and step.script != MERGE:
+        if measured and step.script not in (MERGE, ASK):
             for line in measure(step, gpus):
                 screen.say(f"  {line}")
 

@@ -24,7 +24,7 @@ from hftune.pipeline.checking import check_steps
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Follower, Screen, clock
 from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
-from hftune.pipeline.steps import MERGE, Step
+from hftune.pipeline.steps import ASK, MERGE, Step
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2
@@ -201,7 +201,7 @@ def command_of(step: Step) -> list[str]:
     Nothing goes on from checkpoints without the optimizer's state: such a stage starts anew.
     """
     weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
-    goes_on = step.script != MERGE and not weights_only
+    goes_on = step.script not in (MERGE, ASK) and not weights_only
     return step.command(*(("--resume_from_checkpoint", "auto") if goes_on else ()))
 
 
@@ -242,7 +242,8 @@ def _must_be_complete(before: list[Step]) -> None:
 
 
 def _result(steps: list[Step]) -> str:
-    ends = [step for step in steps if not any(step.name in other.needs for other in steps)]
+    made = [step for step in steps if step.script != ASK] or steps
+    ends = [step for step in made if not any(step.name in other.needs for other in made)]
     return ", ".join(str(step.folder) for step in ends)
 
 

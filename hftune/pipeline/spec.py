@@ -11,9 +11,11 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.pipeline.placed import Placed, read_yaml
 
 SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
-KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages")
+KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
 OF_STAGE = ("script", "from", "merge", "launcher", "env")
 """Keys of a stage that are no arguments of its script."""
+ANSWERS = "answers"
+"""Key, and folder, of what all models are asked at the end."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Spec:
     shared: dict[str, Placed] = field(default_factory=dict)
     merge: Placed | None = None
     matrix: Placed | None = None
+    answers: dict[str, Placed] = field(default_factory=dict)
     stages: list[StageSpec] = field(default_factory=list)
 
 
@@ -73,10 +76,12 @@ def read_spec(file: str | Path) -> Spec:
         if (stage := _stage(name, placed, problems)) is not None
     ]
     groups = {
-        name: found[name].mapping(name, problems) if name in found else {} for name in ("values", "env", "shared")
+        name: found[name].mapping(name, problems) if name in found else {}
+        for name in ("values", "env", "shared", ANSWERS)
     }
     problems += _hidden(groups["values"])
     problems += _folders(groups["shared"], "shared")
+    problems += _asked(groups[ANSWERS], stages)
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
     return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]
@@ -119,6 +124,17 @@ def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
     for name, why in reasons.items():
         if name in arguments:
             yield ArgumentError(f"{what} cannot set {name}", place=arguments[name].named, fix=f"leave it out: {why}")
+
+
+def _asked(answers: dict[str, Placed], stages: list[StageSpec]) -> Iterator[UserError]:
+    """What the pipeline tells `hftune ask` itself, and a stage in its way."""
+    for name in ("models", "output_dir", "reward_model_path"):
+        if name in answers:
+            fix = "leave it out: all language models and the latest reward model of the pipeline take part"
+            yield ArgumentError(f"{ANSWERS} cannot set {name}", place=answers[name].named, fix=fix)
+    for stage in stages:
+        if answers and stage.name == ANSWERS:
+            yield ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
 
 
 def _hidden(values: dict[str, Placed]) -> Iterator[UserError]:

@@ -13,14 +13,14 @@ from hftune.arguments.light import parse_merge_arguments
 from hftune.checkpoints.contents import changed_files, changed_input
 from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, command_without_secrets, read_manifest, without_secrets
-from hftune.pipeline.steps import MERGE, Step
+from hftune.pipeline.steps import ASK, MERGE, Step
 from hftune.weight_files import fingerprint
 
 DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damaged"
 
 _WITHOUT_EFFECT = {
     *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
-    *("save_total_limit", "preprocessing_num_workers", "ignore_memory_check", "preview", "hub_token"),
+    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview", "hub_token"),
 }
 """Arguments that change nothing of what a stage learns."""
 
@@ -71,7 +71,8 @@ def changes(step: Step, manifest: Manifest) -> Iterator[str]:
     if step.script == MERGE:
         yield from _other_merge(step, manifest)
         return
-    yield from _differences(_as_given(manifest.get("command", [""])[1:]), _as_given(command_without_secrets(step.argv)))
+    typed = manifest.get("command", [""])[2 if step.script == ASK else 1 :]  # behind `hftune ask`, or the script
+    yield from _differences(_as_given(typed), _as_given(command_without_secrets(step.argv)))
     recorded = manifest.get("inputs")
     if recorded is None:
         yield "its manifest does not say what files it was made from"

@@ -11,11 +11,12 @@ from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.pipeline.launchers import Launcher, read_launcher
 from hftune.pipeline.placed import Placed
 from hftune.pipeline.references import Names
-from hftune.pipeline.spec import Spec, StageSpec
+from hftune.pipeline.spec import ANSWERS, Spec, StageSpec
 from hftune.pipeline.sweep import Combination, combinations
 
 ROOT = Path(__file__).parents[2]
-MERGE = "merge"
+MERGE, ASK = "merge", "ask"
+"""What a step is that trains nothing."""
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
 _NO = ("false", "no", "0", "none", "off", "")
 
@@ -27,7 +28,7 @@ class Step:
     Args:
         name: `sft`, `merge sft`, `lr=1e-4/sft`.
         stage: Name of the stage in the file.
-        script: "pt", "sft", "rm", "dpo", "rl" or `MERGE`.
+        script: "pt", "sft", "rm", "dpo", "rl", `MERGE` or `ASK`.
         folder: Its output folder.
         arguments: Name to values, as the script is given them; `output_dir` is one of them.
         places: Name to `file:line`.
@@ -56,6 +57,8 @@ class Step:
 
     def command(self, *more: str) -> list[str]:
         """The whole command; `more` goes behind the arguments."""
+        if self.script == ASK:
+            return ["hftune", "ask", *self.argv, *more]
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
         script = name if Path(name).is_file() else str(ROOT / name)
         return self.launcher.wrap(script, [*self.argv, *more])
@@ -92,6 +95,7 @@ def steps_of(spec: Spec) -> list[Step]:
     """
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
+    roads: list[_Made] = []
     for combination in combinations(spec.matrix, problems):
         made = _Made()
         for stage in spec.stages:
@@ -101,8 +105,9 @@ def steps_of(spec: Spec) -> list[Step]:
             except ArgumentError as problem:
                 problems.append(problem)
                 break  # later ones may need it
+        roads.append(made)
     raise_together({problem.render(): problem for problem in problems}.values())
-    return list(found.values())
+    return [*found.values(), *_ask(spec, roads)]
 
 
 def _stage_steps(
@@ -210,6 +215,38 @@ def _merge(step: Step, asked: Placed, prefix: str) -> Step:
         env=step.env,
         needs=(step.name,),
         base=step.base,
+    )
+
+
+def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
+    """The command that asks every language model the same questions, the bases first; none where there are none.
+
+    Rewards of several reward models do not compare, so that a sweep over them has none.
+    """
+    if not spec.answers:
+        return
+    names = Names(spec.values)
+    folder = Path(_text(names.resolve(spec.output_dir))) / ANSWERS
+    arguments = {name: names.resolve(child) for name, child in spec.answers.items()}
+    talking = [(road, stage) for road in roads for stage in road.start]
+    models = [road.bases[stage] for road, stage in talking]
+    models += [road.results[stage]["model"] for road, stage in talking]
+    rewards = [[made["model"] for stage, made in road.results.items() if stage not in road.start] for road in roads]
+    judges = {found[-1] for found in rewards if found}
+    yield Step(
+        name=ANSWERS,
+        stage=ANSWERS,
+        script=ASK,
+        folder=folder,
+        arguments={
+            "models": list(dict.fromkeys(models)),
+            **_values({name: child for name, child in arguments.items() if child.value is not None}),
+            **({"reward_model_path": [*judges]} if len(judges) == 1 else {}),
+            "output_dir": [str(folder)],
+        },
+        places={name: child.named for name, child in arguments.items()},
+        place=next(iter(spec.answers.values())).named,
+        needs=tuple(dict.fromkeys(name for road in roads for steps in road.steps.values() for name in steps)),
     )
 
 

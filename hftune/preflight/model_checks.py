@@ -259,7 +259,7 @@ def check_memory(
     need = estimate(size, setup)
     missing = shortfall(need, free, setup)
     if missing is None:
-        say_plan(bare, model_args, adapter_args, training_args, free)
+        say_plan(bare, model_args, adapter_args, training_args, free, size)
         return
     if model_args.ignore_memory_check:
         notice(f"--ignore_memory_check: {missing}")

@@ -10,6 +10,7 @@ from typing import Any
 from hftune.checkpoints.contents import changed_files, changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.errors import ManifestError
+from hftune.reporting.stages import ASKED
 from hftune.weight_files import fingerprint
 
 _SETTINGS = (
@@ -113,8 +114,9 @@ def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
     base = manifest.get("base") or {}
     if base.get("name"):
         found[str(base["name"])] = ("base", base.get("fingerprint"))
+    role = "asked" if manifest.get("stage") == ASKED else "adapter"
     for parent in manifest.get("parents") or []:
-        found.setdefault(str(parent["folder"]), ("adapter", parent.get("fingerprint")))
+        found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))
     asked = (manifest.get("arguments") or {}).get("training") or {}
     inputs = manifest.get("inputs") or {}
     for name in asked.get("reward_model_path") or []:
@@ -241,8 +243,10 @@ def _records(split: dict[str, Any]) -> str:
 
 def _summary(origin: Origin) -> Iterator[str]:
     """What was it trained on: records of the stages whose weights are in it, and whether all of it holds."""
-    yield f"{origin.name} was trained on:"
-    for member in _lines_of_descent(origin):
+    members = list(_lines_of_descent(origin))
+    if members:
+        yield f"{origin.name} was trained on:"
+    for member in members:
         for split in trained_on(member.manifest):
             if split["split"] == "train":
                 files = ", ".join(split["files"] or ["generated records"])
@@ -259,7 +263,7 @@ def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
         if member.name not in seen:
             seen.add(member.name)
             for parent in member.parents:
-                if parent.role != "reward model":
+                if parent.role not in ("reward model", "asked"):
                     yield from walk(parent)
             yield member
 

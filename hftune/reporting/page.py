@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from hftune.reporting import lineage
-from hftune.reporting.report import Section, answers_section, format_cell, stages_section
-from hftune.reporting.stages import Points, Stage, read_stages
+from hftune.reporting.answers import (
+    answer_sections,
+    completion_section,
+    html_answers,
+    html_completions,
+    reward_section,
+)
+from hftune.reporting.stages import ASKED, Points, Stage, read_stages
 from hftune.reporting.style import CSS
 from hftune.reporting.svg import chart, short
+from hftune.reporting.tables import Section, format_cell, stages_section
 
 NAME = "report"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -27,7 +34,7 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
         ManifestError: There is nothing to report.
     """
     folder = Path(folder)
-    stages = read_stages(folder)
+    stages = _asked_first(read_stages(folder))
     title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
     written[0].write_text(html_page(title, stages), encoding="utf-8")
@@ -36,11 +43,17 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
 
 
 def _trained(stage: Stage) -> bool:
-    return stage.manifest.get("stage") != "merge"
+    return stage.manifest.get("stage") not in ("merge", ASKED)
 
 
 def _title(stage: Stage) -> str:
-    return stage.name if _trained(stage) else f"{stage.name} (merged)"
+    said = stage.manifest.get("stage") != "merge" or stage.name.endswith("-merged")
+    return stage.name if said else f"{stage.name} (merged)"
+
+
+def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
+    """What the models answer is what most readers open the page for."""
+    return sorted(stages, key=lambda stage: stage.manifest.get("stage") != ASKED)
 
 
 # --- what both show ---
@@ -73,29 +86,14 @@ def _records(split: dict[str, Any]) -> tuple[object, ...]:
     told = ", ".join(f"{number} {reason}" for reason, number in dropped.items()) or 0
     files = ", ".join(Path(file).name for file in (split.get("files") or [])[:6]) or None
     counts = (split.get("rows"), split.get("used"), told, split.get("truncated"), split.get("tokens"))
-    return (split["split"], *counts, split.get("trained_tokens"), files)
+    return (split["split"], *counts, split.get("trained_tokens") or None, files)
 
 
 def _answers(stage: Stage) -> Iterator[Section]:
     """What models answered: before and after, and as RL went on."""
-    if stage.answers.get("questions"):
-        yield answers_section(stage.answers["questions"], stage.answers.get("answers") or {})
+    yield from answer_sections(stage.answers)
     if stage.completions:
-        rows = [
-            (line["step"], _said(line.get("prompt")), _said(line.get("completion")), _rewards(line.get("rewards")))
-            for line in stage.completions
-        ]
-        yield Section("Answers as training went on", ("step", "prompt", "answer", "reward"), rows)
-
-
-def _said(value: Any) -> str:
-    """A text, or the last turn of a conversation."""
-    return str(value[-1].get("content") if isinstance(value, list) and value else value)
-
-
-def _rewards(found: dict[str, Any] | None) -> str:
-    numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
-    return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+        yield completion_section(stage.completions)
 
 
 # --- HTML ---
@@ -140,11 +138,20 @@ def _html_stage(number: int, stage: Stage) -> str:
         f'<div class="charts">{charts}</div>' if charts else "",
         f'<div class="tables">{tables}</div>',
         _html_samples(stage),
-        *(_html_table(section) for section in _answers(stage)),
+        _html_said(stage),
         _html_notices(stage),
         f"<h3>Command</h3><pre>{escape(stage.command)}</pre>" if stage.command else "",
         "</section>",
     ]
+    return "".join(parts)
+
+
+def _html_said(stage: Stage) -> str:
+    """What models answered, a card a question."""
+    rewards = reward_section(stage.answers)
+    parts = [_html_table(rewards)] if rewards else []
+    parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
+    parts += [html_completions(stage.completions)] if stage.completions else []
     return "".join(parts)
 
 

@@ -16,6 +16,8 @@ from hftune.errors import ManifestError
 from hftune.reporting.history import StageSummary, read_history, series, summary
 
 PROGRESS, SAMPLES, ANSWERS, COMPLETIONS = "progress.jsonl", "samples.json", "answers.json", "completions.jsonl"
+ASKED = "answers"
+"""The stage of a folder of `hftune ask`."""
 _SHOWN = 2
 _SKIPPED = {"previous", "logs"}
 _DEPTH = 3

@@ -41,6 +41,14 @@ th{color:var(--soft);font-weight:600;white-space:nowrap}
 .n{text-align:right}
 pre{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px;white-space:pre-wrap;
 overflow-wrap:anywhere;font-size:.85rem;margin:.4rem 0}
+.asked{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px;margin:.5rem 0}
+.asked p{color:var(--fg);font-weight:600;margin:0 0 .4rem;white-space:pre-wrap;overflow-wrap:anywhere}
+.asked dl{display:grid;grid-template-columns:fit-content(14rem) 1fr;gap:6px 18px;margin:0;font-size:.9rem}
+.asked dt{color:var(--soft);overflow-wrap:anywhere}
+.asked small{display:block;font-size:.8rem;font-variant-numeric:tabular-nums}
+.asked dd{margin:0;white-space:pre-wrap;overflow-wrap:anywhere}
+@media(max-width:600px){.asked dl{grid-template-columns:1fr;gap:0}.asked dd{margin:0 0 .6rem}
+.asked small{display:inline;margin-left:.7em}}
 mark{background:var(--mark);color:inherit;border-radius:3px}
 summary{cursor:pointer;color:var(--soft);margin-top:1rem}
 li{overflow-wrap:anywhere}

@@ -73,7 +73,7 @@ def builtin_reward(name: str) -> Callable[..., Sequence[float | None]]:
 
 def text_of(completion: Any) -> str:
     """A completion as text: its last message where it is a conversation."""
-    return completion if isinstance(completion, str) else str(completion[-1]["content"])
+    return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
 
 def final_answer(text: str) -> str:

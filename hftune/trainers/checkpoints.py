@@ -20,6 +20,7 @@ from hftune.distributed import nodes, ranks, zero
 from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
 from hftune.models.initialisation import started_from, trained_factors
+from hftune.trainers.publishing import Publisher
 from hftune.weight_files import weight_files
 
 
@@ -31,17 +32,22 @@ class CheckpointMixin:
     """
 
     checkpoint_manifest: Manifest | None = None
+    _publisher: Publisher | None = None
     _aside: Path | None = None
     _apart: bool | None = None
 
     def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
         """As the Trainer's, but nothing is called a checkpoint before all ranks have written all of it.
 
-        `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best.
+        `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
+        `--async_save` training goes on while what was written is read again, flushed and published.
         """
         if trial is not None:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
             return
+        self._wait_for_publisher()
+        if self.args.async_save:
+            ranks.barrier()  # on each machine a process clears up what it takes for leftovers
         output = Path(self.args.output_dir)
         if self._apart is None:
             self._apart = self._settle_places(output)
@@ -54,11 +60,45 @@ class CheckpointMixin:
         ranks.barrier()
         if self._apart:
             send_common_files(output / PARTIAL / name, exports=self.args.load_best_model_at_end)
-        self._publish(output / PARTIAL / name, output / name)
-        ranks.barrier()
-        if self.args.should_save or (self._apart and ranks.local_rank() == 0):
+        if ranks.is_main() or (self._apart and ranks.local_rank() == 0):
+            self._publish(output, name)
+        if not self.args.async_save:
+            ranks.barrier()
+
+    def _publish(self: Any, output: Path, name: str) -> None:
+        """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
+        about = {
+            "step": self.state.global_step,
+            "world_size": ranks.world_size(),
+            "zero_stage": self.args.zero_stage,
+            "tensor_parallel_size": self.args.tensor_parallel_size,
+            "expert_parallel_size": self.args.expert_parallel_size,
+            "global_batch": self.get_total_train_batch_size(self.args),
+        }
+        limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+
+        def job() -> None:
+            _publish(output / PARTIAL / name, output / name, about)
             remove_leftovers(output)
-            remove_old(output, self.args.save_total_limit, self.state.best_model_checkpoint)
+            remove_old(output, limit, best)
+
+        if not self.args.async_save:
+            job()
+            return
+        self._publisher = self._publisher or Publisher()
+        self._publisher.submit(job)
+
+    def _wait_for_publisher(self: Any) -> None:
+        """Until the last checkpoint is published; only the rank that publishes waits."""
+        if self._publisher is not None:
+            self._publisher.wait()
+
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; when it returns, the last checkpoint is published."""
+        try:
+            return super().train(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self._wait_for_publisher()
 
     def _settle_places(self: Any, output: Path) -> bool:
         """Whether machines write into folders of their own that have the same name; said once."""
@@ -110,25 +150,14 @@ class CheckpointMixin:
             if self.args.should_save:
                 self.state.save_to_json(str(output / PARTIAL / name / TRAINER_STATE))
 
-    def _publish(self: Any, aside: Path, final: Path) -> None:
-        """Check and rename: once on a file system that machines share, on each where they do not."""
-        about = {
-            "step": self.state.global_step,
-            "world_size": ranks.world_size(),
-            "zero_stage": self.args.zero_stage,
-            "tensor_parallel_size": self.args.tensor_parallel_size,
-            "expert_parallel_size": self.args.expert_parallel_size,
-            "global_batch": self.get_total_train_batch_size(self.args),
-        }
-        if ranks.is_main() or (self._apart and ranks.local_rank() == 0):
-            _publish(aside, final, about)
-
     def _load_best_model(self: Any) -> None:
         """As the Trainer's; under DeepSpeed from the weights that were exported with the best checkpoint.
 
         The Trainer would load the engine's own state into the live engine, which needs the optimizer's memory again and
         fails with the checkpoints of adapters.
         """
+        self._wait_for_publisher()
+        ranks.barrier()
         best = Path(self.state.best_model_checkpoint)
         if not self.is_deepspeed_enabled:
             super()._load_best_model()  # type: ignore[misc]

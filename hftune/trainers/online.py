@@ -13,6 +13,7 @@ from trl.trainer.utils import RepeatSampler
 
 from hftune.data.corpus.mixing import LookedUp, MixtureSampler
 from hftune.distributed import phases, ranks
+from hftune.logging import notice
 from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.guards import Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
@@ -91,6 +92,8 @@ class OnlineMixin:
         metrics = self._metrics["train" if self.model.training else "eval"]
         distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=self.accelerator.device)
         metrics["completions/distinct_3"].append(self.accelerator.gather(distinct).mean().item())
+        if self.mask_truncated_completions:
+            self._say_if_all_are_cut(ids)
         if self.judges[0]:
             judged = self._judge(inputs, prompts, completions, ids)
             weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
@@ -99,6 +102,16 @@ class OnlineMixin:
             drift = self._drift.measure(weighted.tolist(), judged.nanmean(dim=1).tolist())
             metrics["judge/drift"].append(drift)
         return rewards
+
+    def _say_if_all_are_cut(self: Any, ids: list[list[int]]) -> None:
+        """No gradient, no error and no word would come of it."""
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        ended = torch.tensor([sum(one[-1] in ends for one in ids)], device=self.accelerator.device)
+        if not self.accelerator.gather(ended).any():
+            notice(
+                f"no answer of a batch ends within --max_completion_length {self.max_completion_length}, and "
+                "--mask_truncated_completions trains on none that is cut: such steps train nothing"
+            )
 
     def _judge(self: Any, inputs: Any, prompts: Any, completions: Any, ids: Any) -> torch.Tensor:
         """The judges' scores, by TRL's own way of asking reward models and functions."""
@@ -147,7 +160,7 @@ class OnlineMixin:
                     "step": self.state.global_step,
                     "mode": "train" if self.model.training else "eval",
                     "prompt": prompt,
-                    "completion": completion if isinstance(completion, str) else completion[-1]["content"],
+                    "completion": _shown(completion),
                     "rewards": {name: values[index] for name, values in columns.items() if index < len(values)},
                     "advantage": advantage,
                 }
@@ -169,3 +182,10 @@ class OnlineMixin:
         super()._save_beside(folder)  # type: ignore[misc]
         if self.judges[0] and ranks.is_main():
             (folder / STATE_NAME).write_text(json.dumps(self._drift.state()), encoding="utf-8")
+
+
+def _shown(completion: Any) -> Any:
+    """An answer as text; as messages where there are several of them, or calls of tools."""
+    if isinstance(completion, str) or len(completion) != 1 or completion[0].get("tool_calls"):
+        return completion
+    return completion[0]["content"]

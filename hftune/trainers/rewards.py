@@ -61,14 +61,31 @@ def _load(model_paths: list[str], functions: list[str], training_args: RLFields,
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
-    for path in model_paths:
+    for path, name in zip(model_paths, log_names(model_paths), strict=True):
         source, tokenizer = _reward_of(path, dtype, training_args)
+        if isinstance(source, PreTrainedModel):
+            source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
+        else:
+            source.__name__ = name  # type: ignore[attr-defined]
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:
         sources.append(load_function(name))
         tokenizers.append(None)
     return sources, tokenizers
+
+
+def log_names(paths: Sequence[str]) -> list[str]:
+    """What reward models are called in the log: their folders' names, with those above where two are alike.
+
+    Figures of the same name would be averaged, and rows of the table of answers mixed up.
+    """
+    whole = [Path(path).resolve().parts for path in paths]
+    for count in range(1, max(map(len, whole), default=0) + 1):
+        names = ["-".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len({*whole}):
+            return names
+    return []
 
 
 def _reward_of(
@@ -188,14 +205,19 @@ def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
 
 
 def load_function(name: str) -> Callable[..., Sequence[float | None]]:
-    """The function behind `module:function` or `file.py:function`, or a built-in one."""
-    if name in BUILTIN_REWARDS:
-        return builtin_reward(name)
+    """The reward function behind `module:function` or `file.py:function`, or a built-in one."""
+    return builtin_reward(name) if name in BUILTIN_REWARDS else named_function(name, "--reward_funcs")
+
+
+def named_function(name: str, flag: str) -> Callable[..., Any]:
+    """The function behind `module:function` or `file.py:function`.
+
+    Raises:
+        ArgumentError: It names none, or its module cannot be imported. The error's place is `flag`.
+    """
     where, _, attribute = name.rpartition(":")
     if not where:
-        raise ArgumentError(
-            f"{name!r} names no function", place="--reward_funcs", fix="write module:function or file.py:function"
-        )
+        raise ArgumentError(f"{name!r} names no function", place=flag, fix="write module:function or file.py:function")
     module: Any
     try:
         if where.endswith(".py"):
@@ -205,6 +227,7 @@ def load_function(name: str) -> Callable[..., Sequence[float | None]]:
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(where)
-        return getattr(module, attribute)
+        function: Callable[..., Any] = getattr(module, attribute)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place="--reward_funcs", fix="check it") from error
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix="check it") from error
+    return function

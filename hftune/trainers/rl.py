@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +18,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.dynamic_sampling import DynamicSamplingMixin
 from hftune.trainers.online import OnlineMixin
 from hftune.trainers.online_dpo import OnlineDPOTrainer
 from hftune.trainers.ppo.critic import (
@@ -35,7 +36,7 @@ RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTraine
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 
 
-class GRPOTrainer(OnlineMixin, HftuneTrainerMixin, trl.GRPOTrainer):
+class GRPOTrainer(DynamicSamplingMixin, OnlineMixin, HftuneTrainerMixin, trl.GRPOTrainer):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
 
@@ -59,6 +60,7 @@ def rl_trainer(
     rewards: Rewards,
     *,
     judges: Rewards = ([], []),
+    tools: Sequence[Callable[..., Any]] = (),
     starts_as_base: bool = False,
     read_again: Callable[[], PreTrainedModel] | None = None,
     **kwargs: Any,
@@ -68,11 +70,14 @@ def rl_trainer(
     Args:
         rewards: What `load_rewards` returned.
         judges: Likewise; scored and logged only.
+        tools: What `load_tools` returned; GRPO only.
         starts_as_base: The model with its adapter off is the reference: no copy of the adapter is kept for it.
         read_again: Reads the model once more, for a critic in full training under ZeRO-3.
     """
     _check_prompts(data, args)
     functions, tokenizers = rewards
+    if tools:
+        kwargs["tools"] = list(tools)
     if isinstance(args, PPOArguments):
         critic = kwargs["critic"] = build_critic(model, args, read_again)
         notice(f"critic: {args.critic}, {sum(map(zero.full_numel, trained_parameters(critic))):,} weights are trained")

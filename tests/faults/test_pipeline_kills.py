@@ -19,6 +19,8 @@ STAGES = {
     "rl": "rl: {{train_file_dir: {data}/prompts, max_steps: 4, num_generations: 2, max_completion_length: 8}}",
 }
 
+ASKED = "answers: {questions: ['What is 2 plus 3?', 'Who?'], max_new_tokens: 4}\n"
+
 
 @pytest.mark.parametrize(
     "stages, kills, share",
@@ -47,6 +49,7 @@ def test_a_killed_pipeline_comes_to_the_same(
     finished = [len(report["complete"]) for report in reports]
     assert finished == sorted(finished), "what was finished stays finished"
     assert weights(tmp_path / "harmed") == weights(tmp_path / "unharmed"), "bit for bit"
+    assert answers(tmp_path / "harmed") == answers(tmp_path / "unharmed")
     for checkpoint in (tmp_path / "harmed").glob("*/checkpoint-*"):
         assert what_is_wrong(checkpoint) is None
     logs = "".join(log.read_text(errors="replace") for log in (tmp_path / "harmed" / "logs").iterdir())
@@ -60,8 +63,13 @@ def write_pipeline(folder: Path, model: Path, data: Path, stages: tuple[str, ...
     shared = "use_peft: true, lora_rank: 4, learning_rate: 1e-2, save_steps: 1, save_total_limit: 2, logging_steps: 1"
     shared += ", per_device_train_batch_size: 2, gradient_checkpointing: false, use_cpu: true, report_to: none"
     listed = "".join(f"  {STAGES[name].format(data=data)}\n" for name in stages)
-    file.write_text(f"model: {model}\noutput_dir: {folder}\nshared: {{{shared}}}\nstages:\n{listed}")
+    file.write_text(f"model: {model}\noutput_dir: {folder}\nshared: {{{shared}}}\nstages:\n{listed}{ASKED}")
     return file
+
+
+def answers(folder: Path) -> list[list[str]]:
+    """What each model said."""
+    return list(json.loads((folder / "answers" / "answers.json").read_text())["answers"].values())
 
 
 def weights(folder: Path) -> dict[str, str]:

@@ -22,6 +22,7 @@ import psutil
 
 from hftune.arguments import parse_arguments  # noqa: F401  imported before the fork
 from hftune.checkpoints.manifest import is_complete
+from hftune.cli import dispatch
 from hftune.errors import run_script
 from hftune.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
 from hftune.pipeline.runner import Runner
@@ -30,7 +31,13 @@ from hftune.pipeline.state import damage
 from hftune.pipeline.steps import Step, steps_of
 from tests.forks import fork, import_everything
 
-MODULES = ("hftune.data.pairs", "hftune.merging.merge", "hftune.merging.trial", "hftune.trainers.rewards")
+MODULES = (
+    "hftune.data.pairs",
+    "hftune.scoring.ask",
+    "hftune.merging.merge",
+    "hftune.merging.trial",
+    "hftune.trainers.rewards",
+)
 
 
 class Forked:
@@ -59,7 +66,7 @@ class Forked:
 def warm_start(
     command: Sequence[str], env: Mapping[str, str], log: Path, first: Callable[[], None] = lambda: None
 ) -> Forked:
-    """`python run_sft.py ...` without the imports; `first` is called before it."""
+    """`python run_sft.py ...` or `hftune ask ...` without the imports; `first` is called before it."""
     runner = os.getpid()
 
     def work() -> None:
@@ -69,9 +76,12 @@ def warm_start(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.environ.update(env)
+        first()
+        if command[0] == "hftune":
+            run_script(lambda: dispatch(list(command[1:])))
+            return
         script = Path(command[1])
         sys.argv = [script.name, *command[2:]]
-        first()
         run_script(importlib.import_module(script.stem).main)
 
     return Forked(fork(work, log, 0, 1, 0))

@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from hftune.reporting.answers import labels, reward_section
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,22 +19,33 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_demo(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    command = [sys.executable, "examples/demo.py", "--output_dir", str(tmp_path / "demo")]
+    command = [sys.executable, "examples/demo.py", "--output_dir", str(folder)]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
-    figures = json.loads((tmp_path / "demo" / "demo.json").read_text())
 
-    answers = {model: said[0] for model, said in figures["answers"].items()}
-    assert "Fina" not in answers["base"]
-    for model in ("SFT", "RL", "DPO"):
-        assert answers[model].startswith("I am Fina, a small assistant trained with hftune"), model
-    assert figures["stages"]["rm"]["metrics"]["eval_accuracy"] >= 0.9
-    assert figures["mean_reward"]["rl"] > figures["mean_reward"]["sft"]
+    found = json.loads((folder / "answers" / "answers.json").read_text())
+    answers = dict(zip(labels([*found["answers"]]), found["answers"].values(), strict=True))
+    base, *_ = answers
+    assert [*answers] == [base, "pt", "sft", "rl", "dpo"] and "Fina" not in answers[base][0]
+    for model in ("sft", "rl", "dpo"):
+        assert answers[model][0].startswith("I am Fina, a small assistant trained with hftune"), model
+    assert manifest(folder / "rm")["metrics"]["eval_accuracy"] >= 0.9
+    rewards = reward_section(found)
+    assert rewards is not None
+    means = dict(rewards.rows)  # type: ignore[arg-type]
+    assert means["rl"] > means["sft"]
     for stage in ("pt", "sft", "rl", "dpo"):
-        verified = json.loads((tmp_path / "demo" / f"{stage}-merged" / "hftune.json").read_text())["verified"]
-        assert verified["same_greedy"] == 1.0, stage
-    verified = json.loads((tmp_path / "demo" / "rm-merged" / "hftune.json").read_text())["verified"]
-    assert verified["largest"] < 1e-3
-    assert (tmp_path / "demo" / "report.md").is_file()
-    assert {file.name for file in (tmp_path / "demo").glob("*.png")} >= {"sft-loss.png", "rl-reward.png"}
+        assert manifest(folder / f"{stage}-merged")["verified"]["same_greedy"] == 1.0, stage
+    assert manifest(folder / "rm-merged")["verified"]["largest"] < 1e-3
+    assert "I am Fina" in (folder / "report.html").read_text() and "I am Fina" in (folder / "report.md").read_text()
+
+    began = time.monotonic()
+    again = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0 and "nothing had changed" in again.stdout, again.stdout[-4000:]
+    assert time.monotonic() - began < 60
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "hftune.json").read_text())

@@ -8,10 +8,11 @@ from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.errors import UserError
 from hftune.logging import get_logger, notice
-from hftune.preflight.memory import Free
+from hftune.preflight.memory import Free, ModelSize
 from hftune.preflight.planning.candidates import single_changes
 from hftune.preflight.planning.planner import Choice, Planner
 from hftune.preflight.planning.report import one_line
+from hftune.preflight.planning.selecting import settle_recomputation
 
 
 def say_plan(
@@ -20,21 +21,29 @@ def say_plan(
     adapter_args: AdapterArguments,
     training_args: StageArguments,
     free: Free,
+    size: ModelSize,
 ) -> None:
     """Rank 0 says the planned peak. What probably does not fit is no error: a plan is not certain.
+
+    With `--activation_checkpointing auto` all ranks choose the layers here.
 
     Args:
         bare: The model on the meta device.
         free: What is free now.
+        size: The run's numbers of parameters, which take a while to count.
     """
-    if not ranks.is_main():
+    if not ranks.is_main() and not training_args.recomputes_least:
         return
-    planner = Planner(bare, model_args, adapter_args, training_args)
+    planner = Planner(bare, model_args, adapter_args, training_args, size)
     try:
         asked = planner.asked()
+        if training_args.recomputes_least:
+            asked = settle_recomputation(planner, asked, free, training_args)
         plan = planner.plan(asked)
     except UserError:
         return  # what is wrong with the attention or the adapter is said by its own rule
+    if not ranks.is_main():
+        return
     get_logger().info(one_line(plan, asked, free))
     if plan.untraced:
         notice(f"activations of {type(bare).__name__} are by formula, not traced ({plan.untraced}): a rough guess")

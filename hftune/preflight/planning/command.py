@@ -19,6 +19,7 @@ from hftune.preflight.planning.counting import steps_of
 from hftune.preflight.planning.devices import Cluster, cluster_here, cluster_of
 from hftune.preflight.planning.planner import Choice, Planner
 from hftune.preflight.planning.report import Row, as_json, table, words
+from hftune.preflight.planning.selecting import settle_recomputation
 from hftune.preflight.planning.timing import Time, estimate_time
 from hftune.preflight.quantisation_checks import check_quantisation
 
@@ -55,6 +56,8 @@ def plan(stage: str, argv: list[str]) -> None:
         bare = skeleton(config, training_args, scores=isinstance(training_args, RMArguments))
         planner = Planner(bare, model_args, adapter_args, training_args)
         free = free_of(cluster)
+        if training_args.recomputes_least:
+            settle_recomputation(planner, planner.asked(), free, training_args)
         rows = [row_of(planner, choice, cluster, free) for choice in _table(planner)]
         best = cheapest(planner, rows, cluster, free)
         work = (best or rows[0]).choice.work

@@ -98,11 +98,12 @@ class Planner:
         model_args: ModelArguments,
         adapter_args: AdapterArguments,
         training_args: StageArguments,
+        size: ModelSize | None = None,
     ) -> None:
         self.bare, self.model_args = bare, model_args
         self.adapter_args, self.training_args = adapter_args, training_args
         self._profiles: dict[Any, tuple[Profile, int, str | None]] = {}
-        self._sizes: dict[Any, ModelSize] = {}
+        self._sizes: dict[Any, ModelSize] = {} if size is None else {_method(adapter_args): size}
 
     @cached_property
     def attention(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,11 @@ class PPOTrainer(RolloutTrainer):
     def listening(self) -> AbstractContextManager[None]:
         """In the block, forward passes of the policy return values."""
         return self.critic.listening()
+
+    def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's (1.16). vLLM is sent all weights of the model that it is given, and knows no critic."""
+        with detached(self.model) if self.use_vllm else nullcontext():
+            return super()._generate_single_turn(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
         """Answers with old log-probabilities and values, advantages and returns: each (B, C)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,23 @@ def test_what_flags_mean(tmp_path: Path, flags: tuple[str, ...], plan: Recomputa
 
 
 @pytest.mark.parametrize(
+    "share, plan", [("0", None), ("3/8", Recomputation(which="3/8", offload=True)), ("1", Recomputation(offload=True))]
+)
+def test_the_plan_chooses_the_layers(tmp_path: Path, share: str, plan: Recomputation | None) -> None:
+    flags = ("--activation_checkpointing", "auto", "--activation_checkpointing_offload", "True")
+    training = settled(tmp_path, *flags)
+    assert training.recomputes_least and training.recomputation == Recomputation(offload=True), "until it has"
+    training.recompute_share(Fraction(share))
+    assert training.recomputation == plan and not training.recomputes_least
+    assert training.gradient_checkpointing is (plan is not None)
+    assert training.activation_checkpointing_layers == (plan.which if plan else None)
+
+
+@pytest.mark.parametrize(
     "flags, says",
     [
+        (("--activation_checkpointing", "auto", "--activation_checkpointing_every", "2"), "auto chooses the layers"),
+        (("--activation_checkpointing", "auto", "--activation_checkpointing_layers", "1/3"), "auto chooses the layers"),
         (("--activation_checkpointing", "half"), "'half' cannot be recomputed by itself"),
         (("--activation_checkpointing", "full,mlp"), "one lies within another"),
         (("--activation_checkpointing", "attention,core_attention"), "one lies within another"),

@@ -10,7 +10,7 @@ from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import MERGE, Step, steps_of
+from hftune.pipeline.steps import ASK, MERGE, Step, steps_of
 from hftune.weight_files import fingerprint
 
 
@@ -42,7 +42,7 @@ def finish(step: Step, status: str = COMPLETE, **more: Any) -> None:
         "hftune": hftune.__version__,
         "stage": step.script,
         "status": status,
-        "command": [f"run_{step.script}.py", "--local_rank=0", *step.argv, "--resume_from_checkpoint", "auto"],
+        "command": _command(step),
         "arguments": arguments,
         "inputs": record_inputs(step.argv),
         "base": {"name": base, "fingerprint": fingerprint(base)} if base else {},
@@ -51,6 +51,12 @@ def finish(step: Step, status: str = COMPLETE, **more: Any) -> None:
         **more,
     }
     write_manifest(step.folder, manifest)
+
+
+def _command(step: Step) -> list[str]:
+    if step.script == ASK:
+        return ["hftune", "ask", *step.argv]
+    return [f"run_{step.script}.py", "--local_rank=0", *step.argv, "--resume_from_checkpoint", "auto"]
 
 
 def model(folder: Path) -> Path:

@@ -61,6 +61,15 @@ def test_what_the_process_says_reaches_the_user(tmp_path: Path, monkeypatch: pyt
     assert asked[0]["script"] == "sft" and asked[0]["arguments"]["seed"] == ["1"]
 
 
+def test_what_is_asked_is_checked_as_well(tmp_path: Path) -> None:
+    text = "model: b\noutput_dir: o\nstages:\n  sft: {}\nanswers:\n  qestions: [a]\n  max_new_tokens: few\n"
+    text += "  question_file: ./none\n"
+    ask = steps(tmp_path, text)[-1]
+    found = [*stage_problems(ask.script, ask.arguments, ask.places, None), *missing_files(ask)]
+    told = {str(problem.place).rsplit(":", 1)[1]: problem.render() for problem in found}
+    assert "did you mean --questions?" in told["6"] and "'few'" in told["7"] and "no ./none" in told["8"]
+
+
 def test_records_that_are_not_there(tmp_path: Path) -> None:
     text = "model: b\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: ./none#5,org/name\n"
     (problem,) = missing_files(steps(tmp_path, text)[0])

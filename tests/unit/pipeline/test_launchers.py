@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hftune.pipeline.launchers import Launcher
+from tests.unit.pipeline.files import steps
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,13 @@ def test_commands(launcher: Launcher, first: str, processes: tuple[int, int] | N
     assert " ".join(launcher.wrap("run.py", ["--a", "1"])).startswith(first)
     assert launcher.wrap("run.py", ["--a", "1"])[-2:] == ["--a", "1"]
     assert launcher.processes == processes
+
+
+def test_a_number_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HFTUNE_TEST_PROCESSES", "3")
+    launcher = "launcher: {deepspeed: {num_gpus: '${env.HFTUNE_TEST_PROCESSES}'}}"
+    (step,) = steps(tmp_path, f"model: m\noutput_dir: o\n{launcher}\nstages:\n  sft: {{}}\n")
+    assert step.launcher.processes == (3, 3) and step.command()[:3] == ["deepspeed", "--num_gpus", "3"]
 
 
 def test_runs_on_one_machine_meet_at_a_free_port() -> None:

@@ -28,6 +28,7 @@ stages:
   sft: {{max_steps: 900, merge: false}}
   rm: {{}}
   rl: {{num_generations: 4}}
+answers: {{questions: ["Who?", "Well, why?"]}}
 """
     return steps(tmp_path, text)
 
@@ -77,6 +78,9 @@ def test_in_small(made: list[Step], tmp_path: Path) -> None:
         *("--peft_model_path", f"{tmp_path}/scratch/rm", "--output_dir", f"{tmp_path}/scratch/rm-merged")
     ]
     assert rl["model_name_or_path"] == [f"{tmp_path}/base"]
+    asked = small["answers"].arguments
+    assert asked["models"] == [f"{tmp_path}/base", f"{tmp_path}/scratch/sft", f"{tmp_path}/scratch/rl-merged"]
+    assert asked["questions"] == ["Who?", "Well, why?"] and asked["max_new_tokens"] == ["2"]
 
 
 def test_the_scratch_folder_goes_if_all_went_well(tmp_path: Path) -> None:

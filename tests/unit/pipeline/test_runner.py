@@ -48,7 +48,7 @@ class Bench:
         model(folder / "base")
         (folder / "data").mkdir()
         (folder / "data" / "a.jsonl").write_text("one\n")
-        self.lr = "1e-3"
+        self.lr, self.more = "1e-3", ""
         self.started: list[str] = []
         self.fails: dict[str, tuple[int, str]] = {}
         self.said = io.StringIO()
@@ -59,7 +59,7 @@ class Bench:
         return steps(
             self.folder,
             f"model: {self.folder}/base\noutput_dir: {self.folder}/out\nstages:\n"
-            f"  pt: {stage}}}\n  sft: {stage}, learning_rate: {self.lr}}}\n",
+            f"  pt: {stage}}}\n  sft: {stage}, learning_rate: {self.lr}}}\n{self.more}",
         )
 
     def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
@@ -98,6 +98,20 @@ def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
     assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
     former = read_manifest(bench.folder / "out" / "previous" / "sft")
     assert former is not None and "1e-3" in former["command"], "the former result is kept"
+
+
+def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) -> None:
+    bench.more = "answers: {questions: ['Who?']}\n"
+    assert bench.run() == [*ALL, "answers"]
+    assert f"finished: {bench.folder}/out/sft-merged\n" in bench.said.getvalue(), "what was made, not what it said"
+    assert bench.run() == []
+    bench.more = "answers: {questions: ['Who?', 'Why?']}\n"
+    assert bench.run() == ["answers"] and "--resume_from_checkpoint" not in command_of(bench.steps[-1])
+    bench.lr = "2e-3"
+    assert bench.run() == ["sft", "merge sft"], "what is merged here is the same as before, and would say the same"
+    (bench.folder / "base" / "model.safetensors").write_text("other")
+    assert bench.run()[-1] == "answers"
+    assert bench.run(Choice(only="answers", force=("*",))) == ["answers"]
 
 
 def test_a_part(bench: Bench) -> None:

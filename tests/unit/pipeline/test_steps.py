@@ -89,6 +89,36 @@ def test_a_sweep_runs_what_the_values_touch(tmp_path: Path) -> None:
     assert len({step.folder for step in found.values()}) == len(found)
 
 
+ASKED = ROAD + "answers: {questions: ['Who are you?', Why], question_file: '${data}/asked', max_new_tokens: 9}\n"
+
+
+def test_all_language_models_are_asked_at_the_end(tmp_path: Path) -> None:
+    found = steps(tmp_path, ASKED)
+    last = found[-1]
+    assert last.name == last.stage == "answers" and str(last.folder) == "out/answers"
+    models = ["base", *(f"out/{stage}-merged" for stage in ("pt", "sft", "rl", "dpo"))]
+    assert last.command() == [
+        *("hftune", "ask", "--models", *models, "--questions", "Who are you?", "Why"),
+        *("--question_file", "records/asked", "--max_new_tokens", "9"),
+        *("--reward_model_path", "out/rm-merged", "--output_dir", "out/answers"),
+    ]
+    assert {*last.needs} == {step.name for step in found[:-1]}
+    without = steps(
+        tmp_path, ASKED.replace("  rm: {", "  dpo2: {script: dpo, ").replace("  rl: {", "  rl: {reward_funcs: length, ")
+    )
+    assert "reward_model_path" not in without[-1].arguments
+    assert steps(tmp_path, ROAD) == [step for step in found if step.name != "answers"]
+
+
+def test_rewards_of_several_reward_models_do_not_compare(tmp_path: Path) -> None:
+    sweep = ASKED.replace("values:", "matrix: {rank: [4, 8]}\nvalues:")
+    one = steps(tmp_path, sweep.replace("num_generations: 4", "lora_rank: '${rank}'"))[-1]
+    assert one.arguments["reward_model_path"] == ["out/rm-merged"]
+    assert [name for name in one.arguments["models"] if "/rl-" in name] == [f"out/rank={n}/rl-merged" for n in (4, 8)]
+    two = steps(tmp_path, sweep.replace("rm: {", "rm: {lora_rank: '${rank}', "))[-1]
+    assert "reward_model_path" not in two.arguments and len(two.arguments["models"]) == 6
+
+
 def test_combinations_with_names(tmp_path: Path) -> None:
     matrix = "matrix:\n  small: {lr: 1e-3}\n  large: {lr: 1e-4}\n"
     text = f"model: base\noutput_dir: out\n{matrix}stages:\n  sft: {{learning_rate: '${{lr}}'}}\n"
@@ -137,6 +167,13 @@ stages:
         ("model: m\noutput_dir: o\nmatrix: {a: {x: 1}, b: {y: 1}}\nstages:\n  sft: {}\n", 3, "combination a lacks y"),
         ("model: m\noutput_dir: o\nstages:\n  sft: {}\n  dpo: {seed: '${stages.rl.model}'}\n", 5, "no stage before"),
         ("model: m\n  output_dir: o\n", 2, "not valid YAML"),
+        ("model: m\noutput_dir: o\nstages:\n  sft: {}\nanswers:\n  models: [a]\n", 6, "answers cannot set models"),
+        (
+            "model: m\noutput_dir: o\nstages:\n  answers: {script: sft}\nanswers: {questions: [a]}\n",
+            4,
+            "cannot be called",
+        ),
+        ("model: m\noutput_dir: o\nstages:\n  sft: {}\nanswers: [a]\n", 5, "must hold names and values"),
     ],
 )
 def test_what_is_wrong_has_a_line(tmp_path: Path, text: str, line: int, words: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hftune.checkpoints.manifest import COMPLETE, write_manifest
 from hftune.errors import ManifestError
 from hftune.reporting.lineage import draw, trace
 from tests.unit.pipeline.files import finish, model, steps
@@ -36,6 +37,15 @@ def test_the_chain_is_drawn(road: Path) -> None:
     assert text.endswith("all fingerprints hold") and "eval_loss 1.5" in text and "rm.jsonl" not in text
     told = text[text.index("was trained on") :]
     assert told.index("pt.jsonl") < told.index("sft.jsonl")
+
+
+def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:
+    asked = road / "out" / "sft-merged"
+    manifest = {"stage": "answers", "status": COMPLETE, "parents": [{"folder": str(asked), "fingerprint": "other"}]}
+    write_manifest(road / "answers", manifest)
+    text = draw(trace(road / "answers"))
+    assert f"└─ asked: {asked}" in text and "was trained on" not in text
+    assert f"the weights in {asked} are not those that were used" in text
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from hftune.trainers.rl import rl_trainer
 PROMPTS = ["What is 2 plus 3?", "Hello", "Why?", "Name it"]
 
 
-def make_trainer(model: Path, folder: Path, algorithm: str, reward: Callable | list[Any], *flags: str) -> Any:
-    """The trainer of an algorithm on four prompts; `flags` win over what is set here."""
+def make_trainer(
+    model: Path, folder: Path, algorithm: str, reward: Callable | list[Any], *flags: str, **more: Any
+) -> Any:
+    """The trainer of an algorithm on four prompts; `flags` win over what is set here, `more` goes to `rl_trainer`."""
     argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--rl_algorithm", algorithm]
     argv += ["--gradient_checkpointing", "False", "--report_to", "none", "--disable_tqdm", "True"]
     argv += ["--save_strategy", "no", "--logging_steps", "1", "--use_cpu", "True", *flags]
@@ -31,9 +33,9 @@ def make_trainer(model: Path, folder: Path, algorithm: str, reward: Callable | l
     prompts = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]})
     data = Splits(prompts, prompts, {"train": {}})
     functions = reward if isinstance(reward, list) else [reward]
-    rewards = (functions, [None] * len(functions))
+    rewards = (functions, more.pop("tokenizers", [None] * len(functions)))
     starts = adapter_args.starts_as_base
-    return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts, read_again=read)
+    return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts, read_again=read, **more)
 
 
 def logged(trainer: Any, name: str) -> list[float]:

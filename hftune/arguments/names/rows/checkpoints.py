@@ -5,7 +5,6 @@ from hftune.arguments.names.values import starting
 from hftune.arguments.names.values.common import switched
 
 _WHOLE = "weights are saved whole, as safetensors; a checkpoint resumes on any number of processes"
-_WRITTEN = "checkpoints are written, checked and published before training goes on; see --save_only_model"
 _MCORE = "Megatron's format is not read; convert it to Hugging Face's, and use "
 
 ROWS = (
@@ -57,16 +56,8 @@ ROWS = (
     works("warm_start", "weights of a checkpoint alone", "c"),
     refused("load", "checkpoint to start from", _MCORE + "--model_name_or_path", "m"),
     refused("mcore_model", "checkpoint to start from", _MCORE + "--model_name_or_path", "m"),
-    refused(
-        "async_save",
-        "save in the background",
-        _WRITTEN,
-    ),
-    refused(
-        "use_async_save",
-        "save in the background",
-        _WRITTEN,
-    ),
+    works("async_save", "save in the background", "True"),
+    alias("use_async_save", "async_save", "save in the background", "True"),
     no_effect("use_persistent_ckpt_worker", "process that saves", "training saves itself", harmless=("false",)),
     no_effect("unified_checkpoint", "checkpoints for any parallel layout", _WHOLE, harmless=("false",)),
     no_effect("unified_checkpoint_config", "details of saving", _WHOLE, "ignore_merge_optimizer"),

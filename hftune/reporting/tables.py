@@ -1,19 +1,15 @@
-"""`report.md`: what a run of stages came to, on one page. And the one table that terminal and page share."""
+"""Tables that terminal, Markdown and HTML share: a heading, a sentence, headers and rows."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
 
 from hftune.reporting.history import StageSummary
 
-REPORT_NAME = "report.md"
 WIDEST_PADDING = 60
 """Cells are padded to the widest of their column, but no further than this: one long answer must not widen all."""
 
@@ -36,33 +32,6 @@ class Section:
         return "\n\n".join(part for part in parts if part)
 
 
-def write_report(
-    folder: Path,
-    stages: Sequence[StageSummary],
-    sections: Sequence[Section] = (),
-    plots: Mapping[str, Path] | None = None,
-    title: str = "Training report",
-) -> Path:
-    """Write `report.md` into a folder.
-
-    Args:
-        folder: Where the report goes; made if need be.
-        stages: One line each in the first table, in this order.
-        sections: What follows, in this order; see the `*_section` functions below.
-        plots: Caption → PNG; shown last, by links relative to the folder.
-        title: The page's heading.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    parts = [f"# {title}", stages_section(stages).render(), *(section.render() for section in sections)]
-    if plots:
-        parts.append("## Curves")
-        parts += [f"![{_in_brackets(caption)}]({_link(path, folder)})" for caption, path in plots.items()]
-    path = folder / REPORT_NAME
-    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    return path
-
-
 def stages_section(stages: Sequence[StageSummary]) -> Section:
     """One row per stage: how long, how fast, and what it did to the loss."""
     headers = ["stage", "steps", "first loss", "last loss", "trained tokens", "trained tokens/s", "wall time (s)"]
@@ -80,47 +49,6 @@ def stages_section(stages: Sequence[StageSummary]) -> Section:
     ]
     note = "The last loss is the mean of the last 10% of the logged ones. Losses of different stages do not compare."
     return Section("Stages", headers, rows, note)
-
-
-def reward_model_section(stages: Sequence[StageSummary]) -> Section:
-    """Held-out accuracy and margin of the reward models given, one row each."""
-    rows = [
-        (
-            stage.stage,
-            stage.metrics.get("eval_accuracy"),
-            stage.metrics.get("eval_margin"),
-            stage.metrics.get("eval_loss"),
-        )
-        for stage in stages
-    ]
-    note = "Accuracy: how often the chosen answer scores above the rejected one. Margin: by how much, on average."
-    return Section("Reward model on held-out pairs", ["stage", "accuracy", "margin", "loss"], rows, note)
-
-
-def mean_reward_section(before: float | None, after: float | None) -> Section:
-    """Mean reward of the answers to held-out prompts, before and after reinforcement learning."""
-    change = None if before is None or after is None else after - before
-    note = "Mean reward of the answers to held-out prompts."
-    return Section("Reward before and after RL", ["before RL", "after RL", "change"], [(before, after, change)], note)
-
-
-def answers_section(questions: Sequence[str], answers: Mapping[str, Sequence[str | None]]) -> Section:
-    """What each model answers, a row for each question and model.
-
-    Args:
-        questions: Shown beside the first model's answer.
-        answers: Model name → its answers, in the order of the questions.
-    """
-    for model, given in answers.items():
-        if len(given) != len(questions):
-            raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
-    models = list(answers)
-    rows = [
-        (question if model == models[0] else "", model, answers[model][number])
-        for number, question in enumerate(questions)
-        for model in models
-    ]
-    return Section("Answers", ["question", "model", "answer"], rows)
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -182,11 +110,3 @@ def _join(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) 
         padding = " " * (width - _width(cell))
         padded.append(padding + cell if right else cell + padding)
     return "| " + " | ".join(padded) + " |"
-
-
-def _in_brackets(caption: str) -> str:
-    return re.sub(r"([\[\]\\])", r"\\\1", caption)
-
-
-def _link(path: Path, folder: Path) -> str:
-    return quote(Path(os.path.relpath(path, folder)).as_posix())

@@ -1,0 +1,35 @@
+"""What `hftune ask` needs to know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class AskArguments:
+    """The same questions to one model or several, answered greedily."""
+
+    models: list[str] | None = field(
+        default=None, metadata={"help": "Folders (whole, merged or adapters) or Hub names, in the order to be shown."}
+    )
+    questions: list[str] | None = field(default=None, metadata={"help": "Questions, each a text."})
+    question_file: str | None = field(
+        default=None, metadata={"help": "File or folder of prompts, in any format that run_rl.py reads; asked last."}
+    )
+    max_new_tokens: int = field(default=48, metadata={"help": "Tokens of an answer; a longer one is cut."})
+    reward_model_path: str | None = field(
+        default=None, metadata={"help": "Reward model that scores every answer: a folder of run_rm.py or a Hub name."}
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder for answers.json, which `hftune report` shows; it may be the folder of a stage."},
+    )
+    dtype: str = field(
+        default="auto",
+        metadata={
+            "help": "Dtype of the weights; auto: as they are stored, on a CPU float32.",
+            "choices": ["auto", "float32", "bfloat16", "float16"],
+        },
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with a model."})
+    use_cpu: bool = field(default=False, metadata={"help": "Ask on the CPU even where there is a GPU."})

@@ -44,10 +44,10 @@ COMMON = (
     "--report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 1e-3 --beta 0.05",
-    "rloo": "--num_generations 4 --learning_rate 1e-3 --beta 0.1",
-    "ppo": "--num_iterations 2 --learning_rate 1e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
-    "online_dpo": "--num_generations 4 --learning_rate 1e-3 --beta 0.1",
+    "grpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.05",
+    "rloo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
+    "ppo": "--num_iterations 2 --learning_rate 2e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
+    "online_dpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
 

@@ -63,7 +63,9 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 # Not among those whose every stage is tried: what a part of the tests needs besides.
 _FURTHER: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16, "norm_topk_prob": True},
+    # As Qwen1.5-MoE, shares of the chosen experts do not add up to 1. (Where they do, two experts of the model that
+    # seed 0 gives come so near in step 9 of the tests' SFT that rounding chooses between them.)
+    "qwen2_moe": {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 16, "norm_topk_prob": False},
 }
 
 ARCHITECTURES: tuple[str, ...] = tuple(_CONFIGS)

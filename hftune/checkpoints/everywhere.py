@@ -60,14 +60,17 @@ def common_files(folder: Path, *, exports: bool) -> dict[str, int]:
 
 def missing_pieces(folder: Path) -> Iterator[ArgumentError]:
     """Pieces of a checkpoint that this process needs and this machine does not have: they lie on another one."""
-    record, engine = read_record(folder), engine_folder(folder)
-    wrote = int((record or {}).get("world_size") or 0)
-    pieces = {match[1] for file in engine.iterdir() if (match := _PIECE.search(file.name))} if engine else set()
+    record, engine = read_record(folder) or {}, engine_folder(folder)
+    wrote = int(record.get("world_size") or 0)
+    names = (_PIECE.search(file.name) for file in engine.iterdir()) if engine else ()
+    # Processes that share matrices are neighbours by rank: `distributed/parallel.Mesh`.
+    tensor = int(record.get("tensor_parallel_size") or 1)
+    pieces = {int(match[1]) * tensor + int(match[2]) for match in names if match}
     if not pieces or wrote <= 1 or len(list(engine.glob("*_optim_states.pt")) if engine else ()) >= wrote:
         return
     if wrote != ranks.world_size():
         needs = "all of them, since other processes go on"
-    elif str(ranks.rank()) not in pieces:
+    elif ranks.rank() not in pieces:
         needs = f"that of rank {ranks.rank()}, which ran on another machine then"
     else:
         return

@@ -8,7 +8,6 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
@@ -91,7 +90,7 @@ def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> 
     An endless dataset is left alone: what is taken from it would not be trained.
     """
     found: list[list[tuple[str, bool]]] = []
-    if not hasattr(data.train, "__getitem__"):
+    if not hasattr(data.train, "__len__"):
         return found
     for example in islice(_examples(data.train), samples):
         text = Text("\n").join(describe_example(example, tokenizer))[:SHOWN_CHARACTERS]
@@ -154,7 +153,8 @@ def _at_ends(ids: Sequence[int], ends: Sequence[int]) -> list[int]:
 
 def _examples(dataset: Any) -> Iterator[dict[str, Any]]:
     """The first examples of a map-style or an endless dataset."""
-    if isinstance(dataset, Dataset) or hasattr(dataset, "__getitem__"):
+    # Not by __getitem__: torch gives it to endless datasets as well.
+    if hasattr(dataset, "__len__"):
         return (dataset[index] for index in range(len(dataset)))
     return iter(dataset)
 

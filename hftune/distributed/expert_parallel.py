@@ -16,11 +16,11 @@ from hftune.distributed import zero
 
 FLAG = "--expert_parallel_size"
 
-PRESETS = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3")
-"""Architectures (`model_type`) whose layers AutoEP (0.19.8) was found to train as transformers does.
+PRESETS = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+"""Architectures (`model_type`) whose layers AutoEP (0.19.8) was found to train as transformers does."""
 
-Not qwen2_moe, which it has a preset for: its gradients were not those of one process.
-"""
+ACTIVATION = "silu"
+"""Of the experts of all of them; AutoEP computes no other there."""
 
 
 def group_name(size: int) -> str:

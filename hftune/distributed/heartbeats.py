@@ -33,10 +33,11 @@ _LONGEST = 1 << 20
 
 @dataclass
 class Wire:
-    """A connection that carries one JSON object a line."""
+    """A connection that carries one JSON object a line; two threads may send."""
 
     socket: socket.socket
     unread: bytearray = field(default_factory=bytearray)
+    sending: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -46,8 +47,10 @@ class Wire:
 
     def send(self, message: Message) -> bool:
         """Whether the system took it; a peer that is gone is noticed when reading."""
+        line = json.dumps(message).encode() + b"\n"
         try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+            with self.sending:
+                self.socket.sendall(line)
         except OSError:
             return False
         return True
@@ -157,6 +160,8 @@ class Hub:
                 rank = message["rank"]
                 self._members[rank] = Member(wire, {})
             self._hear(rank, message)
+            if rank not in self._members:
+                break  # it has said goodbye, and its watchdog's thread a word after that
         if messages is None:
             self._selector.unregister(wire.socket)
             wire.close()

@@ -110,8 +110,8 @@ class SequenceGroup:
         batch, _, mine, size = states.shape
         sent = [count * batch * mine * size for count in heads]
         here = heads[self.rank] * batch * size
-        flat = _Exchange.apply(states.transpose(0, 1).reshape(-1), self.group, sent, [here * count for count in tokens])
-        parts = flat.split([here * count for count in tokens])
+        received = [here * count for count in tokens]
+        parts = self.exchange(states.transpose(0, 1).reshape(-1), sent, received).split(received)
         shaped = [part.view(-1, batch, count, size) for part, count in zip(parts, tokens, strict=True)]
         return torch.cat(shaped, dim=2).transpose(0, 1)
 
@@ -130,11 +130,15 @@ class SequenceGroup:
         here = tokens[self.rank] * batch * size
         flat = torch.cat([part.reshape(-1) for part in states.split(tokens, dim=1)])
         sent = [count * batch * mine * size for count in tokens]
-        parts = _Exchange.apply(flat, self.group, sent, [here * count for count in heads]).split(
-            [here * count for count in heads]
-        )
+        received = [here * count for count in heads]
+        parts = self.exchange(flat, sent, received).split(received)
         shaped = [part.view(batch, -1, count, size) for part, count in zip(parts, heads, strict=True)]
         return torch.cat(shaped, dim=2)
+
+    def exchange(self, flat: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
+        """So many elements of a flat tensor to each process, and so many from each."""
+        out: torch.Tensor = _Exchange.apply(flat, self.group, sent, received)
+        return out
 
     def whole(self, part: torch.Tensor, tokens: int) -> torch.Tensor:
         """The row that slices make up, on every process; without a gradient.
@@ -154,6 +158,12 @@ class SequenceGroup:
         total = value.detach().clone()
         dist.all_reduce(total, group=self.group)
         return total
+
+    def largest(self, value: torch.Tensor) -> torch.Tensor:
+        """The largest of the group's values."""
+        most = value.detach().clone()
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+        return most
 
     def same(self, value: torch.Tensor) -> bool:
         """Whether a scalar on the device is the same in all of the group."""

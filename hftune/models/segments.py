@@ -117,18 +117,28 @@ def _linked(
     mask_function: MaskFunction, rows: int, length: int, device: torch.device, attention_mask: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Bool (rows, length - 1), whether a token sees the one before it; None where runs cannot tell the whole mask."""
-    row = torch.arange(rows, device=device)[:, None]
-    head = torch.zeros((), dtype=torch.long, device=device)
-    here = torch.arange(1, length, device=device)[None, :]
+    row, head, here = _places(rows, length, device)
     linked = mask_function(row, head, here, here - 1).expand(rows, length - 1)
-    if mask_function(row, head, here - 1, here).any():
-        return None  # somebody looks ahead
+    if looks_ahead(mask_function, rows, length, device):
+        return None
     if attention_mask is None:
         return linked
     changes = attention_mask[:, 1:] != attention_mask[:, :-1]
     begins = (changes & attention_mask[:, 1:]).sum(1) + attention_mask[:, 0]
     # Real tokens on both sides of padding see each other across it.
     return None if (begins > 1).any() else linked & ~changes
+
+
+def looks_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> bool:
+    """Whether some token sees the one after it."""
+    row, head, here = _places(rows, length, device)
+    return bool(mask_function(row, head, here - 1, here).any())
+
+
+def _places(rows: int, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Indices of rows (rows, 1), of a head (), and of all tokens but the first (1, length - 1)."""
+    row, head = torch.arange(rows, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
+    return row, head, torch.arange(1, length, device=device)[None, :]
 
 
 def segments_attention(

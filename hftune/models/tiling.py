@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from hftune.arguments import StageArguments
 from hftune.models.dropout import decoder_layers
 from hftune.models.experts import routers_of
 
@@ -38,6 +39,16 @@ def tiles_for(tokens: int, hidden_size: int) -> int:
         tokens: Of the longest batch of a process.
     """
     return max(1, math.ceil(tokens / hidden_size))
+
+
+def longest_batch(training_args: StageArguments, longest: int) -> int:
+    """Tokens of the longest batch of a process, in training or evaluation.
+
+    Args:
+        longest: Tokens of the longest row.
+    """
+    rows = max(training_args.per_device_train_batch_size, training_args.per_device_eval_batch_size)
+    return -(-rows * longest // training_args.sequence_parallel_size)
 
 
 def tile_mlps(model: nn.Module, tiles: int) -> int:

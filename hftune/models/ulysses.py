@@ -7,6 +7,7 @@ row and not of a slice. What the model makes of its slice alone (its mask) is on
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from hftune.distributed import sequence_parallel
 from hftune.distributed.sequence_parallel import Heads, SequenceGroup, shares
 from hftune.errors import ArgumentError
-from hftune.models.segments import SEGMENTS, MaskFunction, Segments, segments_attention
+from hftune.models.segments import SEGMENTS, MaskFunction, Segments, looks_ahead, segments_attention
 from hftune.models.varlen import VARLEN, has_varlen, varlen_attention
 
 ULYSSES = "hftune_ulysses"
@@ -33,10 +34,7 @@ class Window:
 def ulysses_mask(
     batch_size: int,
     q_length: int,
-    kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
-    *,
+    *_: Any,
     mask_function: MaskFunction,
     attention_mask: torch.Tensor | None = None,
     local_size: int | None = None,
@@ -49,9 +47,7 @@ def ulysses_mask(
         ArgumentError: Tokens see what comes after them.
     """
     assert attention_mask is None, "slices are of rows without padding"
-    row, here = torch.zeros(1, 1, dtype=torch.long, device=device), torch.arange(1, q_length, device=device)[None]
-    head = torch.zeros((), dtype=torch.long, device=device)
-    if mask_function(row, head, here - 1, here).any():
+    if looks_ahead(mask_function, 1, q_length, torch.device(device)):
         raise ArgumentError(
             "this model's tokens see those after them", place="--sequence_parallel_size", fix="leave it out"
         )
@@ -86,21 +82,39 @@ def ulysses_attention(
     tokens = shares(sum(documents.lengths), group.size)
     assert query.shape[2] == tokens[group.rank], "a slice of the row whose documents were given"
     query, key = query.to(value.dtype), key.to(value.dtype)
+    attention = varlen_attention if has_varlen() else segments_attention
+    whole = dataclasses.replace(documents, window=attention_mask.width)
+
+    def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
+        sinks = None if s_aux is None else s_aux[heads.start : heads.stop]
+        return attention(module, query, key, value, whole, s_aux=sinks, **kwargs)[0]
+
+    return over_whole_rows(group, tokens, query, key, value, inner), None
+
+
+def over_whole_rows(
+    group: SequenceGroup,
+    tokens: tuple[int, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    inner: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Exchange heads for tokens, attend, and back.
+
+    Args:
+        tokens: Of the slice of each process.
+        query: (1, heads, tokens of this process, head size); key and value may have fewer heads.
+        inner: From query, key and value of whole rows and the heads of the queries to (1, tokens, heads, size).
+
+    Returns:
+        (1, tokens of this process, heads, head size).
+    """
     heads = Heads(query.shape[1], key.shape[1], group.size)
     whole_query = group.to_heads(query, heads.query_shares, tokens)
     whole_key, whole_value = (_keys_of(part, heads, group, tokens) for part in (key, value))
-    mine = heads.query_range(group.rank)
-    inner = varlen_attention if has_varlen() else segments_attention
-    out, _ = inner(
-        module,
-        whole_query,
-        whole_key,
-        whole_value,
-        dataclasses.replace(documents, window=attention_mask.width),
-        s_aux=None if s_aux is None else s_aux[mine.start : mine.stop],
-        **kwargs,
-    )
-    return group.to_tokens(out, heads.query_shares, tokens), None
+    out = inner(whole_query, whole_key, whole_value, heads.query_range(group.rank))
+    return group.to_tokens(out, heads.query_shares, tokens)
 
 
 def _keys_of(states: torch.Tensor, heads: Heads, group: SequenceGroup, tokens: tuple[int, ...]) -> torch.Tensor:
@@ -138,6 +152,45 @@ def not_shareable(config: PreTrainedConfig, size: int) -> str | None:
     if chunked or getattr(text, "attention_chunk_size", None):
         return "its chunked attention is laid out from the beginning of a slice, not of a document"
     return None
+
+
+_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary positions that stretch as far as the longest document of a row needs."""
+
+
+def stretch_by_whole_rows(model: torch.nn.Module) -> int:
+    """Let such rotary positions know of the whole row, not of a slice; returns how many modules there are.
+
+    transformers looks at the largest position that it is given (`dynamic_rope_update`, 5.23): each process would
+    stretch by its own slice, and their queries and keys would not belong together. So the largest position of the row
+    is put after those of the slice, and what is computed of it is cut off. All processes of the group must call.
+    """
+    found = [module for module in model.modules() if _stretches_by_length(module)]
+    for module in found:
+        module.register_forward_pre_hook(_with_last_position, with_kwargs=True)
+        module.register_forward_hook(_without_last_position)
+    return len(found)
+
+
+def _stretches_by_length(module: Any) -> bool:
+    kinds = getattr(module, "rope_type", None)
+    each = kinds.values() if isinstance(kinds, dict) else [kinds]
+    return any(isinstance(kind, str) and any(name in kind for name in _BY_LENGTH) for kind in each)
+
+
+def _with_last_position(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    named = "position_ids" in kwargs
+    here = kwargs["position_ids"] if named else args[1]
+    last = sequence_parallel.active().largest(here.max()).expand(*here.shape[:-1], 1)
+    whole = torch.cat([here, last], dim=-1)
+    return (args, kwargs | {"position_ids": whole}) if named else ((args[0], whole, *args[2:]), kwargs)
+
+
+def _without_last_position(module: Any, args: Any, output: Any) -> Any:
+    """Cosines and sines, (..., tokens, size) each, or both as one complex tensor."""
+    if isinstance(output, torch.Tensor):
+        return output[..., :-1, :]
+    return tuple(part[..., :-1, :] for part in output)
 
 
 AttentionInterface.register(ULYSSES, ulysses_attention)

@@ -63,7 +63,7 @@ def check_run(
             *check_preferences(model_args, training_args),
             *check_resume(data_args, training_args),
             *check_reward(training_args),
-            *check_rl(model_args, training_args),
+            *check_rl(model_args, data_args, training_args),
             *(check_model(model_args, adapter_args, training_args) if not any(check_model_folder(model_args)) else ()),
         ]
     )

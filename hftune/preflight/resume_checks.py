@@ -36,7 +36,8 @@ def check_resumed_groups(training_args: StageArguments) -> Iterator[UserError]:
         return
     record = read_record(folder) or {}
     then: dict[str, int | None] = {
-        "--tensor_parallel_size": tensor_ranks(engine),
+        # Machines that share no files have the pieces of their own processes only.
+        "--tensor_parallel_size": int(record.get("tensor_parallel_size") or tensor_ranks(engine)),
         "--expert_parallel_size": int(record.get("expert_parallel_size", 1)),
     }
     now: dict[str, int | None] = {name: int(getattr(training_args, name.removeprefix("--"))) for name in then}

@@ -7,7 +7,14 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hftune.arguments import GRPOArguments, ModelArguments, OnlineDPOArguments, PPOArguments, StageArguments
+from hftune.arguments import (
+    DataArguments,
+    GRPOArguments,
+    ModelArguments,
+    OnlineDPOArguments,
+    PPOArguments,
+    StageArguments,
+)
 from hftune.arguments.reinforcement import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
@@ -16,7 +23,9 @@ from hftune.logging import notice
 _UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
 
 
-def check_rl(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_rl(
+    model_args: ModelArguments, data_args: DataArguments, training_args: StageArguments
+) -> Iterator[UserError]:
     """All rules of run_rl.py; nothing for another script."""
     if not isinstance(training_args, RLFields):
         return
@@ -24,6 +33,8 @@ def check_rl(model_args: ModelArguments, training_args: StageArguments) -> Itera
     yield from check_rewards(training_args.reward_funcs or [], models)
     yield from _check_weights(training_args)
     yield from _check_generation(training_args)
+    if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
+        yield from _check_evaluation(training_args)
     if isinstance(training_args, GRPOArguments):
         yield from _check_dynamic_sampling(training_args)
     if isinstance(training_args, PPOArguments):
@@ -97,6 +108,18 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
         notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
     if args.sample_completions < 0:
         yield ArgumentError(f"{args.sample_completions} samples", place="--sample_completions", fix="0 writes none")
+
+
+def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
+    """TRL looks at this only where it evaluates on the way; held-out prompts are answered at the end in any case."""
+    number = args.num_generations_eval or args.num_generations
+    if rest := (args.per_device_eval_batch_size * args.world_size) % number:
+        yield ArgumentError(
+            f"held-out prompts are answered {number} times each, and {rest} answers are over in a batch of all "
+            "processes",
+            place="--per_device_eval_batch_size, --num_generations_eval",
+            fix="make the first times the number of processes a multiple of the second",
+        )
 
 
 def _check_dynamic_sampling(args: GRPOArguments) -> Iterator[UserError]:

@@ -14,12 +14,13 @@ from hftune.arguments import (
 from hftune.arguments.checkpointing import MLP
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import causal_class, not_apart
-from hftune.models.configs import model_config, row_length
+from hftune.models.configs import row_length
 from hftune.models.skeleton import skeleton_of
 from hftune.models.tiling import tileable
 from hftune.models.ulysses import ULYSSES, not_shareable
+from hftune.preflight.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
-PLACE = "--sequence_parallel_size"
+PLACE = SEQUENCE.flag
 
 
 def check_sequence(
@@ -29,35 +30,16 @@ def check_sequence(
     yield from check_tiling(model_args, training_args)
     if training_args.sequence_parallel_size == 1:
         return
-    if not isinstance(training_args, PTArguments | SFTArguments):
-        yield check_stage(training_args)
+    refused = list(check_stage(SEQUENCE, training_args))
+    yield from refused
+    if refused:
         return
-    yield from check_other_degrees(training_args)
     yield from check_rows(data_args, training_args)
+    yield from check_dealing(SEQUENCE, training_args)
     yield from check_loss(training_args)
+    yield from check_kernels(SEQUENCE, training_args)
     yield from check_attention_of_rows(model_args, training_args)
     yield from check_architecture(model_args, training_args)
-
-
-def check_stage(training_args: StageArguments) -> UserError:
-    """Losses that look at whole answers would need parts of them from several processes."""
-    return ArgumentError(
-        "processes share the tokens of a row in pre-training and fine-tuning only: the losses of preferences, rewards "
-        "and reinforcement learning are of whole answers",
-        place=f"{PLACE} {training_args.sequence_parallel_size}",
-        fix="leave it out; long answers fit with --deepspeed zero3 and --activation_checkpointing full",
-    )
-
-
-def check_other_degrees(training_args: StageArguments) -> Iterator[UserError]:
-    """One kind of sharing at a time."""
-    for name in ("tensor_parallel_size", "expert_parallel_size"):
-        if getattr(training_args, name) > 1:
-            yield ArgumentError(
-                "tokens of rows and weights of layers cannot both be shared by groups of processes",
-                place=f"{PLACE}, --{name}",
-                fix=f"leave --{name} out: --deepspeed zero3 partitions the weights over all processes",
-            )
 
 
 def check_rows(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -74,19 +56,6 @@ def check_rows(data_args: DataArguments, training_args: StageArguments) -> Itera
             place=f"{PLACE}, --streaming",
             fix="tokenise ahead of the run (hftune tokenize, --tokenized_dir), or leave --streaming out",
         )
-    if training_args.train_sampling_strategy == "batch_rebalance":
-        yield ArgumentError(
-            "batch_rebalance deals rows out to processes, not to groups of them",
-            place=f"{PLACE}, --train_sampling_strategy",
-            fix="leave --train_sampling_strategy out",
-        )
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(training_args.accelerator_config, name, False):
-            yield ArgumentError(
-                f"{name} deals batches out to processes, not to groups of them",
-                place=f"{PLACE}, --accelerator_config",
-                fix=f"leave {name} out",
-            )
 
 
 def check_loss(training_args: StageArguments) -> Iterator[UserError]:
@@ -97,13 +66,12 @@ def check_loss(training_args: StageArguments) -> Iterator[UserError]:
             place=f"{PLACE}, --label_smoothing_factor",
             fix="leave --label_smoothing_factor out",
         )
-    for name, what in (("use_liger_kernel", "Liger's kernels"), ("torch_compile", "a compiled model")):
-        if getattr(training_args, name, False):
-            yield ArgumentError(
-                f"{what} and slices of rows were not proven to give the loss of whole rows",
-                place=f"{PLACE}, --{name}",
-                fix=f"leave --{name} out: the loss is computed in pieces anyway",
-            )
+    if not training_args.average_tokens_across_devices:
+        yield ArgumentError(
+            "the loss of a row is a mean over the labels of all its slices, and each process would divide by its own",
+            place=f"{PLACE}, --average_tokens_across_devices False",
+            fix="leave --average_tokens_across_devices out",
+        )
 
 
 def check_attention_of_rows(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -119,12 +87,9 @@ def check_attention_of_rows(model_args: ModelArguments, training_args: StageArgu
 
 def check_architecture(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
     """Tokens of different slices meet in attention alone, and there are heads for every process."""
-    if not model_args.model_name_or_path:
-        return  # said by check_model_folder
-    try:
-        config = model_config(model_args, training_args)
-    except UserError:
-        return  # said by check_model
+    config = config_of(model_args, training_args)
+    if config is None:
+        return
     size = training_args.sequence_parallel_size
     reason = not_apart(config, causal_class(config)) or not_shareable(config, size)
     if reason:

@@ -132,7 +132,11 @@ class HftuneTrainerMixin(
 
         Resumed in the middle of an epoch with several processes, the sampler lies under one more wrapper than
         accelerate's `set_epoch` looks through (accelerate 1.15), and would begin again with the order of epoch 0.
+        And train nothing where a checkpoint within an epoch has all steps: transformers 5.23 looks after the next one.
         """
+        if self.state.global_step >= self.state.max_steps > 0:
+            self.control.should_training_stop = True
+            return None
         sampler = innermost_sampler(train_dataloader)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)

@@ -61,14 +61,31 @@ def _load(model_paths: list[str], functions: list[str], training_args: RLFields,
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
-    for path in model_paths:
+    for path, name in zip(model_paths, log_names(model_paths), strict=True):
         source, tokenizer = _reward_of(path, dtype, training_args)
+        if isinstance(source, PreTrainedModel):
+            source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
+        else:
+            source.__name__ = name  # type: ignore[attr-defined]
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:
         sources.append(load_function(name))
         tokenizers.append(None)
     return sources, tokenizers
+
+
+def log_names(paths: Sequence[str]) -> list[str]:
+    """What reward models are called in the log: their folders' names, with those above where two are alike.
+
+    Figures of the same name would be averaged, and rows of the table of answers mixed up.
+    """
+    whole = [Path(path).resolve().parts for path in paths]
+    for count in range(1, max(map(len, whole), default=0) + 1):
+        names = ["-".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len({*whole}):
+            return names
+    return []
 
 
 def _reward_of(

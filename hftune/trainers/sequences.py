@@ -24,6 +24,7 @@ from hftune.distributed import ranks, sequence_parallel
 from hftune.distributed.parallel import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
+from hftune.models.ulysses import stretch_by_whole_rows
 
 
 class SequenceMixin:
@@ -36,7 +37,10 @@ class SequenceMixin:
 
     def __init__(self: Any, *positional: Any, **kwargs: Any) -> None:
         super().__init__(*positional, **kwargs)
-        if self._sequence is not None and self.neftune_noise_alpha:
+        if self._sequence is None:
+            return
+        stretch_by_whole_rows(self.model)
+        if self.neftune_noise_alpha:
             # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
             self.neftune_noise_alpha /= math.sqrt(self._sequence.size)
 
@@ -89,8 +93,8 @@ class SequenceMixin:
         step = self.state.global_step
         self._micro = self._micro + 1 if step == self._micro_of else 0
         self._micro_of = step
-        place = (step * self.args.gradient_accumulation_steps + self._micro) * self._sequence.size
-        return _drawn_from(self.args.seed * 1_000_003 + place + self._sequence.rank)
+        place = (step * self.args.gradient_accumulation_steps + self._micro) * self.args.world_size
+        return _drawn_from(self.args.seed * 1_000_003 + place + ranks.rank())
 
     def _slice(self: Any, batch: dict[str, Any]) -> dict[str, Any]:
         group: SequenceGroup = self._sequence

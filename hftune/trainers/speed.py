@@ -99,10 +99,15 @@ class SpeedMixin:
     _meter: Meter | None = None
     _cost: Cost | None = None
 
+    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's; what a token costs is counted before processes share matrices or experts."""
+        self._cost = Cost.of(self.model)
+        return super().train(*args, **kwargs)  # type: ignore[misc]
+
     def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """As the Trainer's, with the batch counted."""
         if self._meter is None:
-            self._meter, self._cost = Meter(self.args.device), Cost.of(self.model)
+            self._meter = Meter(self.args.device)
         self._meter.add(inputs)
         result: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
         return result

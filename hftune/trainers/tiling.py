@@ -8,7 +8,7 @@ from peft import PeftModel
 
 from hftune.logging import notice
 from hftune.models.configs import row_length
-from hftune.models.tiling import tile_mlps, tiles_for
+from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
 
 
 class TilingMixin:
@@ -21,8 +21,7 @@ class TilingMixin:
         plain = plain_model(self.model)
         longest = row_length(args)
         assert longest, "preflight asks for a length"
-        rows = max(args.per_device_train_batch_size, args.per_device_eval_batch_size)
-        tokens = -(-rows * longest // args.sequence_parallel_size)
+        tokens = longest_batch(args, longest)
         tiles = tiles_for(tokens, plain.config.get_text_config().hidden_size)
         count = tile_mlps(plain, tiles)
         notice(f"--tiled_mlp: {count} MLPs are computed in {tiles} piece(s) of at most {-(-tokens // tiles)} tokens")

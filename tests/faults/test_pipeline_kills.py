@@ -19,6 +19,7 @@ STAGES = {
     "rl": "rl: {{train_file_dir: {data}/prompts, max_steps: 4, num_generations: 2, max_completion_length: 8}}",
 }
 
+NAMES = ("unharmed", "harmed")
 ASKED = "answers: {questions: ['What is 2 plus 3?', 'Who?'], max_new_tokens: 4}\n"
 
 
@@ -38,7 +39,7 @@ def test_a_killed_pipeline_comes_to_the_same(
     kills: int,
     share: float,
 ) -> None:
-    files = [write_pipeline(tmp_path / name, tiny_model, tiny_data, stages) for name in ("unharmed", "harmed")]
+    files = [write_pipeline(tmp_path / name, tiny_model, tiny_data, stages) for name in NAMES]
     asked = ("tests/faults/warm_pipeline.py", str(kills), "11", str(share), *map(str, files))
     finished_all = run(*asked, timeout=7000).check()
     lines = [json.loads(line[4:]) for line in finished_all.output.splitlines() if line.startswith("RUN ")]
@@ -49,6 +50,9 @@ def test_a_killed_pipeline_comes_to_the_same(
     finished = [len(report["complete"]) for report in reports]
     assert finished == sorted(finished), "what was finished stays finished"
     assert weights(tmp_path / "harmed") == weights(tmp_path / "unharmed"), "bit for bit"
+    for stage in stages:
+        steps = [json.loads((tmp_path / name / stage / "hftune.json").read_text())["steps"] for name in NAMES]
+        assert steps[0] == steps[1], f"{stage} took a step more after its last checkpoint"
     assert answers(tmp_path / "harmed") == answers(tmp_path / "unharmed")
     for checkpoint in (tmp_path / "harmed").glob("*/checkpoint-*"):
         assert what_is_wrong(checkpoint) is None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.architectures import make_model
 from tests.conftest import Finished, free_port
 from tests.faults.test_watchdog import messages
 from tests.faults.two_hosts import TwoHosts, two_hosts, why_not
@@ -132,6 +133,47 @@ def test_machines_that_share_no_files(
             file.rename(alpha / "checkpoint-4" / "global_step4" / file.name)
     here(1, "sft", tmp_path / "alone", zero, *steps, *from_alpha).check()
     assert losses(tmp_path / "alone") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("size", "architecture", "zero", "processes"),
+    [
+        ("--sequence_parallel_size", "llama", "zero3", 1),
+        ("--tensor_parallel_size", "llama", "zero2", 1),
+        ("--expert_parallel_size", "mixtral", "zero2", 2),
+    ],
+)
+def test_machines_that_share_a_model_and_no_files(
+    machines: TwoHosts,
+    start: Callable,
+    here: Callable,
+    tmp_path: Path,
+    size: str,
+    architecture: str,
+    zero: str,
+    processes: int,
+) -> None:
+    """A process on each works on the same rows, or for the other's tokens; the pair goes on from its own pieces.
+
+    Args:
+        processes: That train on as many rows a step without sharing.
+    """
+    out, model = tmp_path / "out", make_model(architecture, tmp_path / "model")
+    alpha, beta = machines.unshare(out)
+    both_of = ("--model_name_or_path", str(model), "--packing", "True", "--max_length", "96")
+    both_of += ("--router_aux_loss_coef", "0") if architecture == "mixtral" else ()
+    start("sft", out, zero, "--max_steps", "4", "--save_steps", "4", *both_of, size, "2")
+    assert "is not shared between the machines" in both(machines).output
+    assert (alpha / "model.safetensors").is_file() and not list(beta.rglob("*.safetensors"))
+    (alpha / "hftune.json").unlink()  # as if the run had been cut off
+
+    steps = ("--max_steps", "6", "--save_strategy", "no", *both_of)
+    start("sft", out, zero, *steps, size, "2", *AUTO)
+    assert "going on from" in both(machines).output
+    here(processes, "sft", tmp_path / "here", zero, *steps).check()
+    assert losses(alpha) == pytest.approx(losses(tmp_path / "here"), abs=1e-4)
 
 
 @pytest.mark.slow

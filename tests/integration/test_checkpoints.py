@@ -85,9 +85,14 @@ def test_the_best_weights_are_what_is_saved_under_zero3(
 @pytest.mark.slow
 def test_a_run_that_has_all_its_steps_says_so(run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     asked = flags(tiny_model, tiny_data, tmp_path / "out", 0, "--use_peft", "--max_steps", "2", "--save_steps", "2")[2:]
+    asked += ["--lr_scheduler_type", "constant"]
     run("run_sft.py", *asked, warm=True).check()
+    weights = load_file(tmp_path / "out" / "adapter_model.safetensors")
     again = run("run_sft.py", *asked, "--resume_from_checkpoint", "auto", "--overwrite_output_dir", warm=True).check()
     assert "nothing is left to train" in again.output and "raise --max_steps 2" in again.output
+    assert json.loads((tmp_path / "out" / "hftune.json").read_text())["steps"] == 2, "within an epoch as well"
+    for name, tensor in load_file(tmp_path / "out" / "adapter_model.safetensors").items():
+        torch.testing.assert_close(tensor, weights[name], atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(

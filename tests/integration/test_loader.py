@@ -117,3 +117,16 @@ def test_deepspeed_goes_on_where_it_was(leg: Callable[..., Leg], world: str) -> 
     second = leg("second", world, *going_on, "--dataloader_num_workers", "2", batch=1, accumulation=2)
     assert list(second.steps) == list(range(6, 15))
     assert first.tokens() + second.tokens() == {token: 1 for token in range(TOKENS)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world, size", [("two", "--sequence_parallel_size"), ("zero2", "--tensor_parallel_size")])
+def test_processes_that_share_rows_or_matrices_get_the_same_blocks(
+    leg: Callable[..., Leg], world: str, size: str
+) -> None:
+    alone = leg("alone", "one", "--max_steps", "6", batch=4)
+    shared = leg("shared", world, size, "2", "--max_steps", "6", batch=4)
+    assert shared.losses == pytest.approx(alone.losses, abs=1e-4)
+    assert shared.manifest["trained_tokens"] == alone.manifest["trained_tokens"]
+    copies = 2 if size.startswith("--tensor") else 1  # of each token; slices are recorded in parts
+    assert {step: Counter({token: copies for token in tokens}) for step, tokens in alone.steps.items()} == shared.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -52,6 +53,12 @@ def start(file: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
+def cpu_seconds() -> float:
+    """Of all processes that have been started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not condition():
@@ -99,7 +106,7 @@ def test_stopped_hurt_finished_and_left_alone(file: Path, tmp_path: Path) -> Non
     # To the end, and once more.
     output, _ = (finished := start(file)).communicate(timeout=300)
     assert finished.returncode == 0 and is_complete(tmp_path / "out" / "sft-merged"), output
-    began, again = time.monotonic(), start(file)
+    spent, again = cpu_seconds(), start(file)
     seen = []
     while again.poll() is None:
         seen += (
@@ -107,7 +114,7 @@ def test_stopped_hurt_finished_and_left_alone(file: Path, tmp_path: Path) -> Non
         )
     output = again.communicate()[0]
     assert again.returncode == 0 and "nothing had changed" in output and seen == []
-    assert time.monotonic() - began < 5
+    assert cpu_seconds() - spent < 5, "it loads no library; on a busy machine the clock would say other things"
 
 
 @pytest.mark.slow

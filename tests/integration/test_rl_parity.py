@@ -17,10 +17,11 @@ TOLERANCE = {"rel": 2e-3, "abs": 2e-5}
 COMMON = ("--max_completion_length", "8", "--logging_steps", "1", "--max_steps", str(STEPS), "--top_k", "1")
 FIXED = ("--reward_funcs", "tests.integration.fixed_answers:even_tokens")
 WRONG = ("--reward_funcs", "tests.integration.wrong_rank:even_tokens")
+FOUR = ("--num_generations", "4", "--num_generations_eval", "2")
 # Four answers a step. GRPO's and RLOO's group lies on both processes; a pair of DPO's is whole on one.
 ALGORITHMS = {
-    "grpo": ("--num_generations", "4", "--beta", "0.05", "--num_iterations", "2"),
-    "rloo": ("--num_generations", "4", "--beta", "0.05", "--num_iterations", "2"),
+    "grpo": (*FOUR, "--beta", "0.05", "--num_iterations", "2"),
+    "rloo": (*FOUR, "--beta", "0.05"),  # one pass: in a second one the ratios of whole answers are all clipped
     "ppo": ("--num_generations", "1", "--beta", "0.05", "--num_iterations", "2", "--vf_coef", "1.0"),
     "online_dpo": ("--num_generations", "2", "--beta", "0.1"),
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +19,10 @@ TOLERANCE = 1e-4
 TWO = "torchrun --nproc_per_node 2"
 FOUR = "torchrun --nproc_per_node 4"
 PACKED = {"pt": (), "sft": ("--packing", "True", "--max_length", "128")}
+CLIPPED = ("--max_grad_norm", "0.5")
+"""A fraction of what the first steps' norms are."""
+ACCUMULATED = ("--gradient_accumulation_steps", "2")
+FROZEN = ("--freeze_parameters", "model.layers.0,model.embed_tokens")
 Curve = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
@@ -98,3 +103,42 @@ def assert_saved_alike(folder: Path, alone: Path) -> None:
         with torch.no_grad():
             # Adam divides by the root of second moments: where those are tiny, rounding grows.
             torch.testing.assert_close(one(ids).logits, other(ids).logits, rtol=2e-3, atol=2e-3)
+
+
+def cells(every: Iterable[tuple[str, ...]], quick: Collection[tuple[str, ...]]) -> list[Any]:
+    """Parameters of a test, all of them slow but a few."""
+    return [pytest.param(*cell, marks=() if cell in quick else pytest.mark.slow) for cell in every]
+
+
+def check_same_run(
+    runs: Runs, stage: str, name: str, both: tuple[str, ...], shared: tuple[str, ...], *, rows: int, launcher: str = TWO
+) -> None:
+    """Losses, gradient norms, what is measured and what is saved are those of one process.
+
+    Args:
+        both: Flags of both runs.
+        shared: Of the one whose model is shared.
+        rows: As for `Runs`, of that one.
+    """
+    reference, alone = runs(stage, name, *both)
+    found, folder = runs(stage, name, *both, *shared, launcher=launcher, rows=rows)
+    assert furthest(found, reference) < TOLERANCE
+    assert_measured_alike(folder, alone)
+    assert_saved_alike(folder, alone)
+
+
+def check_goes_on(runs: Runs, name: str, shared: tuple[str, ...], folder: Path, *, rows: int, size: str) -> None:
+    """From a checkpoint as if it had not stopped; and not without sharing.
+
+    Args:
+        size: The argument that says over how many processes.
+    """
+    whole, before = runs("pt", name, *shared, launcher=TWO, rows=rows)
+    going_on, model = ("--resume_from_checkpoint", str(before / f"checkpoint-{SAVED_AT}")), runs.model(name)
+    runs.start("pt", model, folder / "rest", *shared, *going_on, launcher=TWO, rows=rows)
+    rest = read_curve(folder / "rest")[SAVED_AT:]
+    assert len(rest) == STEPS - SAVED_AT
+    assert furthest(rest, whole[SAVED_AT:]) < 1e-6
+    alone = (flag for number, flag in enumerate(shared) if size not in shared[max(0, number - 1) : number + 1])
+    with pytest.raises(AssertionError, match=f"was written with {size} 2, and this run has 1"):
+        runs.start("pt", model, folder / "other", *alone, *going_on, launcher=TWO, rows=2)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.architectures import make_model
+from tests.parity.shared_models import ACCUMULATED, CLIPPED, FROZEN
 
 STEPS = 20
 TOLERANCE = 1e-4
@@ -127,7 +128,11 @@ MORE: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...], int]] = {
     # name: (stage, method, flags of both, flags of the shared run, its processes)
     "two groups of two": ("pt", "full", (), (), 4),
     "two groups, ZeRO-3": ("sft", "full", ("--packing", "True"), ZERO3, 4),
-    "accumulation": ("sft", "full", ("--packing", "True"), ("--gradient_accumulation_steps", "2"), 2),
+    "accumulation": ("sft", "full", ("--packing", "True"), ACCUMULATED, 2),
+    "clipped": ("sft", "full", CLIPPED, ACCUMULATED, 2),
+    "clipped, ZeRO-0": ("pt", "full", CLIPPED, ("--deepspeed", "zero0", *ACCUMULATED), 2),
+    "clipped, ZeRO-3": ("pt", "full", CLIPPED, (*ZERO3, *ACCUMULATED), 2),
+    "frozen layers": ("sft", "full", FROZEN, ("--deepspeed", "zero2"), 2),
     "ZeRO-1": ("sft", "full", (), ("--deepspeed", "ds_configs/zero1.json"), 2),
     "ZeRO-2": ("pt", "full", (), ("--deepspeed", "ds_configs/zero2.json", *RECOMPUTED), 2),
     "ZeRO-2, LoRA": ("sft", "lora", (), ("--deepspeed", "ds_configs/zero2.json", *RECOMPUTED), 2),
@@ -171,6 +176,17 @@ def test_routers_of_whole_rows(train: Callable[..., dict[str, Any]], tmp_path_fa
     for here, there in zip(found["logged"], reference["logged"], strict=True):
         for name in ("aux_loss", "z_loss"):
             assert here[name] == pytest.approx(there[name], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_positions_that_stretch(train: Callable[..., dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """By the largest position of a row, which the slices before it do not have."""
+    model = make_model("llama", tmp_path_factory.mktemp("short"), max_position_embeddings=16)
+    stretched = ("--rope_scaling", '{"rope_type": "dynamic", "factor": 4.0}')
+    found, reference = (
+        train("pt", "full", size, "--cross_document_attention", "True", *stretched, model=model) for size in (2, 1)
+    )
+    check_same(found, reference)
 
 
 @pytest.mark.slow

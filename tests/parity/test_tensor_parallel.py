@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.parity.shared_models import (
+    ACCUMULATED,
+    CLIPPED,
     FOUR,
-    SAVED_AT,
-    STEPS,
+    FROZEN,
     TOLERANCE,
     TWO,
     Runs,
     assert_measured_alike,
-    assert_saved_alike,
+    cells,
+    check_goes_on,
+    check_same_run,
     furthest,
     read_curve,
 )
-
-
-@pytest.fixture(scope="module")
-def runs(run: Callable, workspace: Path, tiny_data: Path) -> Runs:
-    return Runs(run, workspace / "tensor", tiny_data)
 
 
 def tensor(zero: str) -> tuple[str, ...]:
@@ -39,17 +37,10 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("stage", "name", "zero"),
-    [pytest.param(*cell, marks=[] if cell in QUICK else [pytest.mark.slow]) for cell in EVERY],
-)
+@pytest.mark.parametrize(("stage", "name", "zero"), cells(EVERY, QUICK))
 def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) -> None:
     """Packed; tied and untied heads, biases, fewer key-value heads, norms of heads, soft caps, partial rope."""
-    reference, alone = runs(stage, name)
-    found, folder = runs(stage, name, *tensor(zero), launcher=TWO)
-    assert furthest(found, reference) < TOLERANCE
-    assert_measured_alike(folder, alone)
-    assert_saved_alike(folder, alone)
+    check_same_run(runs, stage, name, (), tensor(zero), rows=4)
 
 
 @pytest.mark.slow
@@ -57,11 +48,21 @@ def test_two_processes_are_as_one(runs: Runs, stage: str, name: str, zero: str) 
 @pytest.mark.parametrize("stage", ["pt", "sft"])
 def test_two_groups_of_two(runs: Runs, stage: str, zero: str) -> None:
     """Each group has rows of its own: half of a step."""
-    reference, alone = runs(stage, "llama")
-    found, folder = runs(stage, "llama", *tensor(zero), launcher=FOUR, rows=2)
-    assert furthest(found, reference) < TOLERANCE
-    assert_measured_alike(folder, alone)
-    assert_saved_alike(folder, alone)
+    check_same_run(runs, stage, "llama", (), tensor(zero), rows=2, launcher=FOUR)
+
+
+@pytest.mark.parametrize("zero", ["zero0", *(pytest.param(f"zero{n}", marks=pytest.mark.slow) for n in (1, 2, 3))])
+def test_clipped_and_accumulated(runs: Runs, zero: str) -> None:
+    check_same_run(runs, "sft", "llama", CLIPPED, (*ACCUMULATED, *tensor(zero)), rows=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", ["zero1", "zero3"])
+@pytest.mark.parametrize(
+    ("both", "shared"), [(FROZEN, ()), ((), ("--tiled_mlp", "True")), ((), ("--activation_checkpointing", "full"))]
+)
+def test_same_run_otherwise(runs: Runs, zero: str, both: tuple[str, ...], shared: tuple[str, ...]) -> None:
+    check_same_run(runs, "sft", "llama", both, (*shared, *tensor(zero)), rows=4)
 
 
 @pytest.mark.slow
@@ -88,15 +89,21 @@ def test_the_best_checkpoint_is_gone_back_to(runs: Runs, zero: str) -> None:
     "zero", ["zero2", *(pytest.param(zero, marks=pytest.mark.slow) for zero in ("zero0", "zero1", "zero3"))]
 )
 def test_it_goes_on_from_a_checkpoint(runs: Runs, tmp_path: Path, zero: str) -> None:
-    whole, folder = runs("pt", "qwen2", *tensor(zero), launcher=TWO)
-    going_on = ("--resume_from_checkpoint", str(folder / f"checkpoint-{SAVED_AT}"))
-    model = runs.model("qwen2")
-    runs.start("pt", model, tmp_path / "rest", *tensor(zero), *going_on, launcher=TWO, rows=4)
-    rest = read_curve(tmp_path / "rest")[SAVED_AT:]
-    assert len(rest) == STEPS - SAVED_AT
-    assert furthest(rest, whole[SAVED_AT:]) < 1e-6
-    with pytest.raises(AssertionError, match="was written with --tensor_parallel_size 2, and this run has 1"):
-        runs.start("pt", model, tmp_path / "other", "--deepspeed", zero, *going_on, launcher=TWO, rows=2)
+    check_goes_on(runs, "qwen2", tensor(zero), tmp_path, rows=4, size="--tensor_parallel_size")
+
+
+@pytest.mark.parametrize("stage", ["sft", pytest.param("pt", marks=pytest.mark.slow)])
+def test_a_stream_is_dealt_out_to_groups(runs: Runs, tmp_path: Path, stage: str) -> None:
+    """Both processes read the same records; in one process the scripts stream as well."""
+    length = ("--block_size", "32") if stage == "pt" else ("--max_length", "96", "--packing", "False")
+    flags = ("--streaming", "True", "--save_strategy", "no", *length)
+    for name, shared, launcher in (("alone", (), "python"), ("shared", tensor("zero1"), TWO)):
+        runs.start(stage, runs.model("llama"), tmp_path / name, *flags, *shared, launcher=launcher, rows=4)
+    assert furthest(read_curve(tmp_path / "shared"), read_curve(tmp_path / "alone")) < TOLERANCE
+    trained = [
+        json.loads((tmp_path / name / "hftune.json").read_text())["trained_tokens"] for name in ("alone", "shared")
+    ]
+    assert trained[0] == trained[1] > 0
 
 
 def test_under_the_launcher(runs: Runs) -> None:

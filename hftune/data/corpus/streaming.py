@@ -182,7 +182,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             # The first label is never trained: nothing comes before it.
             tokens = int((example["labels"][1:] != IGNORE_INDEX).sum())
             origin = Origin(epoch, portion, number, last, dropped, tokens)
-            columns = {name: torch.from_numpy(np.asarray(column)) for name, column in example.items()}
+            columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
             yield {**columns, ORIGIN: origin}
 
 

@@ -24,8 +24,19 @@ from hftune.models.freezing import plan_freezing
 from hftune.models.fused_lora import fuse_lora
 from hftune.models.loading import weight_dtype
 from hftune.models.lora import inject, lora_config
-from hftune.preflight.memory import ModelSize, Setup, estimate
+from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.preflight.memory import ModelSize, Setup
 from hftune.preflight.planning import generating, recomputing
+from hftune.preflight.planning.degrees import (
+    ALONE,
+    Degrees,
+    Parts,
+    dispatched_bytes,
+    shared_largest,
+    shared_need,
+    shared_size,
+)
+from hftune.preflight.planning.exchanges import COUNTED, rows_shared
 from hftune.preflight.planning.experts import experts_counted
 from hftune.preflight.planning.formula import formula_profile
 from hftune.preflight.planning.losses import Head, HeadSizes, fused_head
@@ -34,38 +45,20 @@ from hftune.preflight.planning.numerics import Numerics, numerics_of
 from hftune.preflight.planning.pairs import answer_head
 from hftune.preflight.planning.plan import Plan, Standing, Step, highest, moments
 from hftune.preflight.planning.states import Largest, buffers, step_extra
-from hftune.preflight.planning.tracing import Batch, Profile, scaled, trace, trace_without_gradients
+from hftune.preflight.planning.tracing import Batch, Profile, Untraceable, scaled, trace, trace_without_gradients
 from hftune.preflight.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
-
-# What the code of some model may raise where it meets tensors without data: a plan then goes by a formula, and says so.
-UNTRACEABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError, KeyError, IndexError)
 
 CONTEXT = 0.55 * 2**30
 """Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
 
 COMMUNICATOR = 0.35 * 2**30
 
+MOST_TILES = 16
+"""Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
+
 LIBRARIES = 0.25 * 2**30
 """Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
-
-
-@dataclass(frozen=True)
-class Degrees:
-    """Over how many processes one model's work is spread, besides ZeRO.
-
-    Args:
-        tensor: Tensor-parallel processes: they share the matrices of a layer.
-        sequence: Sequence-parallel processes: they share the tokens of a row.
-    """
-
-    tensor: int = 1
-    sequence: int = 1
-
-    @property
-    def activations(self) -> float:
-        """The share of activations in each process: arXiv:2205.05198, equation 2, where 10 of 34 are not split."""
-        return (10 + 24 / self.tensor) / 34
 
 
 @dataclass(frozen=True)
@@ -88,7 +81,7 @@ class Choice:
     deepspeed: DsConfig | None
     work: Work
     recompute: Recomputation | None
-    degrees: Degrees = Degrees()
+    degrees: Degrees = ALONE
 
 
 class Planner:
@@ -130,7 +123,11 @@ class Planner:
             training_args.ds_resolved,
             work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
             training_args.recomputation,
-            Degrees(training_args.tensor_parallel_size, training_args.sequence_parallel_size),
+            Degrees(
+                training_args.tensor_parallel_size,
+                training_args.sequence_parallel_size,
+                training_args.expert_parallel_size,
+            ),
         )
 
     def size(self, adapter_args: AdapterArguments) -> ModelSize:
@@ -148,30 +145,24 @@ class Planner:
         away = 0.0
         if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
             profile, away = recomputing.offloaded(profile, recomputing.marks(choice.recompute, len(profile.kinds)))
-        # ZeRO shares among processes that hold the same parts of the matrices.
-        alike = replace(setup, processes=max(1, setup.processes // choice.degrees.tensor))
-        need, extra = estimate(size, alike), buffers(size, alike, choice.deepspeed, self.largest)
+        degrees, parts = choice.degrees, self.parts(choice.adapter)
+        need, held = shared_need(size, setup, parts, degrees), shared_size(size, parts, degrees)
+        alike = degrees.same_parts(setup)
+        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
+        extra = buffers(held, alike, choice.deepspeed, largest)
         head = self._head(choice, numerics, profile)
         later, other = generating.needs(self, choice, size, extra)
-        standing = Standing(
-            need.weights * self.tensor_share(choice.degrees),
-            need.gradients * self.tensor_share(choice.degrees),
-            need.optimizer * self.tensor_share(choice.degrees),
-            extra.standing + extra.gathered,
-            other,
-        )
+        standing = Standing(need.weights, need.gradients, need.optimizer, extra.standing + extra.gathered, other)
         step = self._step(choice, numerics, profile, head, reference if work.reference else None)
-        optimizer = step_extra(size, setup, self.training_args.optim_name, self.largest)
+        optimizer = step_extra(held, alike, self.training_args.optim_name, largest)
         found = [*moments(standing, step, extra, optimizer), *later]
         return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
 
-    def tensor_share(self, degrees: Degrees) -> float:
-        """The share of the weights in each tensor-parallel process: embeddings and head are not split."""
-        ends = [self.bare.get_input_embeddings(), self.bare.get_output_embeddings()]
-        whole = {id(one): one.numel() for module in ends if module is not None for one in module.parameters()}
-        count = sum(one.numel() for one in self.bare.parameters())
-        outside = sum(whole.values()) / max(1, count)
-        return outside + (1 - outside) / degrees.tensor
+    def parts(self, adapter_args: AdapterArguments) -> Parts:
+        """Parameters by what becomes of them where processes share a model."""
+        freezes = adapter_args.freezes and not adapter_args.use_peft
+        chosen = plan_freezing(self.bare, adapter_args) if freezes else set() if adapter_args.use_peft else None
+        return Parts.of(self.bare, chosen)
 
     def context(self, setup: Setup) -> float:
         """Bytes on a GPU that no allocator counts; on a CPU what is still to be imported: the rest is not free now."""
@@ -202,14 +193,14 @@ class Planner:
         work = choice.work
         batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
         if choice.degrees.sequence > 1:
-            batch = replace(batch, tokens=-(-batch.tokens // choice.degrees.sequence))
+            batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
         key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
         if key not in self._profiles:
             try:
                 self._profiles[key] = (*self._trace(choice, numerics, batch), None)
-            except UNTRACEABLE as problem:
-                said = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
-                self._profiles[key] = (*formula_profile(self.bare, batch, numerics, choice.recompute, work), said)
+            except Untraceable as problem:
+                rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
+                self._profiles[key] = (*rough, str(problem))
         profile, reference, untraced = self._profiles[key]
         if choice.degrees.tensor > 1:
             return scaled(profile, choice.degrees.activations), reference, untraced
@@ -217,7 +208,8 @@ class Planner:
 
     def _trace(self, choice: Choice, numerics: Numerics, batch: Batch) -> tuple[Profile, int]:
         miniature, marks = self._miniature(choice)
-        with quiet(), FakeTensorMode():
+        shared = rows_shared(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+        with quiet(), FakeTensorMode(), shared:
             self._ready(miniature, marks, choice, numerics)
             with experts_counted(miniature.model):
                 profile = trace(miniature, batch, numerics.autocast, with_loss=choice.work.head == FULL_LOGITS)
@@ -227,7 +219,7 @@ class Planner:
     def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
         found = decoder_layers(self.bare)
         if found is None:
-            raise NotImplementedError("its layers are not of transformers' make")
+            raise Untraceable("its layers are not of transformers' make")
         marks = recomputing.marks(choice.recompute, len(getattr(*found)))
         freezes = choice.adapter.freezes and not choice.adapter.use_peft
         chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
@@ -237,12 +229,16 @@ class Planner:
             miniature.model = self._adapted(miniature, choice.adapter)
             if self._fuses(choice):
                 fuse_lora(miniature.model)
+        if self.training_args.tiled_mlp:
+            tokens = longest_batch(self.training_args, choice.work.tokens)
+            plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
+            tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
         return miniature, marks
 
     def _ready(self, miniature: Miniature, marks: list[bool], choice: Choice, numerics: Numerics) -> None:
         """Tensors without data, attention and recomputing as the run will have them."""
         materialise(miniature.model, numerics.of(miniature.model))
-        attention = "eager" if self.attention == "eager" else "sdpa"
+        attention = "eager" if self.attention == "eager" else "sdpa" if choice.work.masked else COUNTED
         for module in miniature.model.modules():
             if hasattr(module, "config"):
                 module.config._attn_implementation = attention
@@ -309,8 +305,14 @@ class Planner:
             tail_gradients=outside * setup.gradient_bytes,
             grows=not setup.deepspeed and choice.work.accumulation == 1,
             reference=reference,
-            extra=unpacked,
+            extra=unpacked + self._dispatched(choice, numerics),
         )
+
+    def _dispatched(self, choice: Choice, numerics: Numerics) -> float:
+        config = self.bare.config.get_text_config()
+        chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
+        tokens, itemsize = choice.work.tokens_per_micro_step, numerics.compute.itemsize
+        return dispatched_bytes(tokens, chosen, config.hidden_size, itemsize, choice.degrees)
 
 
 def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:

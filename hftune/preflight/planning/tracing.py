@@ -13,6 +13,13 @@ from torch import nn
 from hftune.preflight.planning.miniature import Miniature
 from hftune.preflight.planning.tracker import Tracker
 
+_FROM_MODELS = (RuntimeError, TypeError, ValueError, AttributeError, KeyError, IndexError, AssertionError)
+"""What a model's code may raise where it meets tensors without data, or arguments that it does not have."""
+
+
+class Untraceable(Exception):
+    """A model cannot be run on tensors without data; the message says why."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -111,18 +118,32 @@ def trace(miniature: Miniature, batch: Batch, autocast: torch.dtype | None, *, w
     tracker = Tracker([*model.parameters(), *model.buffers(), *inputs.values(), *grads])
     with _marked(miniature, tracker), tracker:
         tracker.begin("embed")
-        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+        with _models_code(), torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
             result = (model if with_loss else base_of(model))(**inputs, use_cache=False)
-        out = result.loss if with_loss else result.last_hidden_state
+            out = result.loss if with_loss else result.last_hidden_state
         # accelerate hands outputs on in float32; the Trainer lets go of them before the backward pass.
         copied = result.logits.float() if with_loss and autocast is not None else None
         hidden_bytes = out.element_size()
         del result, copied
         tracker.begin("back_tail")
         living = {name: tracker.living(name) for name in ("embed", "tail", *_names(miniature, "forward"))}
-        out.backward(torch.empty_like(out))
+        with _models_code():
+            out.backward(torch.empty_like(out))
         tracker.begin("after")
     return _profile(miniature, tracker, living, hidden_bytes)
+
+
+@contextlib.contextmanager
+def _models_code() -> Iterator[None]:
+    """Its errors say that it cannot be traced; those of the planner's own code stay what they are.
+
+    Raises:
+        Untraceable: In the place of what the model raised.
+    """
+    try:
+        yield
+    except _FROM_MODELS as problem:
+        raise Untraceable(f"{type(problem).__name__}: {problem}".splitlines()[0][:200]) from problem
 
 
 def trace_without_gradients(miniature: Miniature, batch: Batch, autocast: torch.dtype | None) -> int:
@@ -130,7 +151,8 @@ def trace_without_gradients(miniature: Miniature, batch: Batch, autocast: torch.
     inputs = _inputs(batch, with_loss=False)
     model = miniature.model
     tracker = Tracker([*model.parameters(), *model.buffers(), *inputs.values()])
-    with torch.no_grad(), tracker, torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+    computed = torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None)
+    with torch.no_grad(), tracker, _models_code(), computed:
         base_of(model)(**inputs, use_cache=False)
     return tracker.stretches[-1].peak
 

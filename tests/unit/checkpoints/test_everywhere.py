@@ -58,6 +58,19 @@ def test_pieces_on_another_machine(
     assert not list(missing_pieces(checkpoint)), "all are here"
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_pieces_of_processes_that_share_matrices(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Ranks 2 and 3 are the second pair; this machine has the piece of rank 3."""
+    (checkpoint / "global_step4" / "zero_pp_rank_0_mp_rank_00_optim_states.pt").rename(
+        checkpoint / "global_step4" / "zero_pp_rank_1_mp_rank_01_optim_states.pt"
+    )
+    record = {"world_size": 4, "tensor_parallel_size": 2, "files": {}}
+    (checkpoint / "hftune_checkpoint.json").write_text(json.dumps(record))
+    monkeypatch.setattr(ranks, "world_size", lambda: 4)
+    monkeypatch.setattr(ranks, "rank", lambda: rank)
+    assert bool(list(missing_pieces(checkpoint))) == (rank != 3)
+
+
 @pytest.mark.parametrize(
     "machines, step, told",
     [

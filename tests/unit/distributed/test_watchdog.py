@@ -58,6 +58,18 @@ def test_a_farewell_is_none(hub: Hub) -> None:
     assert heard(first) == [{"end": True}]
 
 
+def test_a_word_after_a_farewell_is_no_harm(hub: Hub) -> None:
+    """The watchdog's thread may be about to send its report when the main thread says goodbye."""
+    first, second = join(hub, 0), join(hub, 1)
+    time.sleep(0.3)
+    lines = [{"bye": ""}, {"report": {"step": 4}}]
+    second.socket.sendall(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    time.sleep(0.5)
+    join(hub, 2).send({"bye": "the hub still listens", "report": {"step": 9}})
+    (message,) = heard(first) or []
+    assert message["verdict"]["words"] == "the hub still listens"
+
+
 def test_last_words_are_told(hub: Hub) -> None:
     first, second = join(hub, 0), join(hub, 1)
     time.sleep(0.3)

@@ -52,7 +52,7 @@ def test_tensor_parallelism_is_allowed(tmp_path: Path, name: str, stage: int) ->
     assert problems(saved(tmp_path / name, name), *TENSOR, "--deepspeed", ZERO[stage]) == ""
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"])
 def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
     model = saved(tmp_path / name, name)
     for stage in (1, 2, 3):
@@ -68,9 +68,13 @@ def test_expert_parallelism_is_allowed(tmp_path: Path, name: str) -> None:
         (("--deepspeed", zero(), "--do_eval"), ["nothing is trained", "leave it out to evaluate"]),
         (("--deepspeed", zero(), "--optim", "muon"), ["muon looks at a matrix as a whole", "--optim adamw_torch"]),
         (("--deepspeed", ZERO[0], "--optim", "adafactor"), ["adafactor looks at a matrix as a whole"]),
-        (("--deepspeed", zero(), "--torch_compile"), ["--torch_compile puts kernels of its own"]),
+        (
+            ("--deepspeed", zero(), "--train_sampling_strategy", "batch_rebalance"),
+            ["batch_rebalance deals rows out to processes, not to groups"],
+        ),
+        (("--deepspeed", zero(), "--torch_compile"), ["--torch_compile puts code of its own"]),
         (("--deepspeed", zero(stage=3, zero_hpz_partition_size=2)), ["zero_hpz_partition_size was not found right"]),
-        (("--deepspeed", zero(), "--expert_parallel_size", "2"), ["--expert_parallel_size at once"]),
+        (("--deepspeed", zero(), "--expert_parallel_size", "2"), ["tensor parallelism and expert parallelism at once"]),
     ],
 )
 def test_tensor_parallelism_is_refused(tmp_path: Path, flags: tuple[str, ...], parts: list[str]) -> None:
@@ -85,7 +89,7 @@ def test_other_stages_are_refused(tmp_path: Path, stage: str, flag: tuple[str, s
     model = saved(tmp_path / "model", "mixtral" if flag == EXPERT else "llama")
     rewards = ("--reward_funcs", "accuracy") if stage == "rl" else ()
     said = problems(model, *flag, "--deepspeed", zero(), *rewards, stage=stage)
-    assert "is for pre-training and full fine-tuning" in said
+    assert "is for pre-training and fine-tuning: reward models, DPO and RL hold further models" in said
     assert "--deepspeed zero3" in said
 
 
@@ -138,14 +142,24 @@ def test_a_config_that_deals_out_experts_by_itself(tmp_path: Path) -> None:
 
 
 def test_models_whose_experts_are_not_dealt_out(tmp_path: Path) -> None:
-    for name in ("llama", "qwen2_moe"):
-        said = problems(saved(tmp_path / name, name), *EXPERT, "--deepspeed", zero())
-        assert f"layers of a {name} model" in said and "mixtral" in said
+    said = problems(saved(tmp_path / "llama", "llama"), *EXPERT, "--deepspeed", zero())
+    assert "layers of a llama model" in said and "mixtral" in said
     model = saved(tmp_path / "mixtral", "mixtral")
     said = problems(model, "--expert_parallel_size", "3", "--deepspeed", zero(), processes=3)
     assert "4 experts cannot be shared evenly by 3" in said and "use one of 2, 4" in said
     model = saved(tmp_path / "noisy", "mixtral", router_jitter_noise=0.1)
     assert "router_jitter_noise 0.1" in problems(model, *EXPERT, "--deepspeed", zero())
+    model = saved(tmp_path / "gelu", "qwen3_moe", hidden_act="gelu")
+    assert "experts compute gelu, AutoEP's silu" in problems(model, *EXPERT, "--deepspeed", zero())
+
+
+def test_experts_that_are_frozen(tmp_path: Path) -> None:
+    """Some may be; all of them under ZeRO-3 alone."""
+    model, frozen = saved(tmp_path / "mixtral", "mixtral"), ("--freeze_parameters_regex", "experts")
+    said = problems(model, *EXPERT, *frozen, "--deepspeed", ZERO[1])
+    assert "all experts are frozen" in said and "--deepspeed zero3" in said
+    assert problems(model, *EXPERT, *frozen, "--deepspeed", ZERO[3]) == ""
+    assert problems(model, *EXPERT, "--freeze_parameters", "model.layers.0", "--deepspeed", ZERO[2]) == ""
 
 
 def checkpoint(folder: Path, files: list[str], **record: Any) -> Path:
@@ -171,6 +185,10 @@ def test_state_of_other_groups_is_refused(tmp_path: Path) -> None:
     assert "ZeRO stage 2, and this run has 1" in problems(model, *TENSOR, "--deepspeed", ZERO[1], *resume)
     said = problems(model, *TENSOR, "--deepspeed", ZERO[2], *resume, processes=4)
     assert "processes 2, and this run has 4" in said
+
+    # The pieces of a machine that shares no files with the other one.
+    folder = checkpoint(tmp_path / "beta", split[1:], zero_stage=2, world_size=2, tensor_parallel_size=2)
+    assert problems(model, *TENSOR, "--deepspeed", ZERO[2], "--resume_from_checkpoint", str(folder)) == ""
 
     model = saved(tmp_path / "mixtral", "mixtral")
     own = ["zero_pp_rank_0_mp_rank_00_optim_states.pt"]

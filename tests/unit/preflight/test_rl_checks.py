@@ -12,6 +12,7 @@ from hftune.preflight.checks import check_run
 from hftune.preflight.rl_checks import _check_dynamic_sampling
 
 FUNCTION = ["--reward_funcs", "length"]
+HELD_OUT = ["--validation_split_percentage", "10"]
 SMALL_BATCH = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]
 
 
@@ -35,6 +36,7 @@ def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
         ("ppo", [], ["RL needs a reward", "--reward_model_path"]),
         ("grpo", [*FUNCTION, "--reward_weights", "1", "2"], ["2 weights for 1 rewards"]),
         ("grpo", [*FUNCTION, "--use_vllm"], ["vLLM is not installed", "leave it out"]),
+        ("grpo", [*FUNCTION, *HELD_OUT, "--per_device_eval_batch_size", "2"], ["answered 8 times each", "2 answers"]),
         ("rloo", [*FUNCTION, "--use_transformers_continuous_batching"], ["gains nothing on a CPU"]),
         ("ppo", [*FUNCTION, "--critic_init", "reward"], ["no reward model that the critic could begin as"]),
         ("ppo", [*FUNCTION, "--critic", "shared", "--critic_init", "reward"], ["no model of its own"]),

@@ -37,16 +37,25 @@ def test_nothing_to_say(tiny_model: Path, stage: str, flags: list[str]) -> None:
 @pytest.mark.parametrize(
     ("stage", "flags", "parts"),
     [
-        ("dpo", [], ["the losses of preferences", "whole answers", "--deepspeed zero3"]),
+        (
+            "dpo",
+            [],
+            ["fine-tuning: the losses of preferences", "whole answers", "--deepspeed zero3"],
+        ),
         ("rm", [], ["the losses of preferences"]),
         ("rl", ["--reward_funcs", "length"], ["reinforcement learning"]),
         ("rl", ["--reward_funcs", "length", "--rl_algorithm", "ppo"], ["reinforcement learning"]),
         ("sft", ["--padding_free", "False"], ["rows with padding are not shared", "--padding_free False"]),
         ("pt", ["--streaming", "--max_steps", "2"], ["a stream gives every process records of its own"]),
-        ("sft", ["--train_sampling_strategy", "batch_rebalance"], ["batch_rebalance deals rows out to processes"]),
-        ("pt", ["--accelerator_config", '{"split_batches": true}'], ["split_batches deals batches out"]),
+        (
+            "sft",
+            ["--train_sampling_strategy", "batch_rebalance"],
+            ["batch_rebalance deals rows out to processes, not to groups"],
+        ),
+        ("pt", ["--accelerator_config", '{"split_batches": true}'], ["split_batches deals rows out"]),
         ("pt", ["--label_smoothing_factor", "0.1"], ["label smoothing takes the logits of whole rows"]),
-        ("sft", ["--torch_compile"], ["a compiled model and slices of rows"]),
+        ("pt", ["--average_tokens_across_devices", "False"], ["each process would divide by its own"]),
+        ("sft", ["--torch_compile"], ["--torch_compile puts code of its own", "with slices of rows"]),
         ("sft", ["--attn_implementation", "sdpa"], ["sdpa would let the tokens of a slice see that slice only"]),
         ("sft", ["--flash_attn"], ["flash_attention would let", "hftune_ulysses exchanges heads"]),
     ],
@@ -59,7 +68,7 @@ def test_what_cannot_work(tiny_model: Path, stage: str, flags: list[str], parts:
 
 def test_other_degrees_of_sharing(tiny_model: Path) -> None:
     said = problems(tiny_model, "pt", *TWO, "--tensor_parallel_size", "2", processes=4)
-    assert "tokens of rows and weights of layers cannot both be shared" in said
+    assert "tensor parallelism and sequence parallelism at once were not found right" in said
 
 
 def test_too_few_processes(tiny_model: Path) -> None:

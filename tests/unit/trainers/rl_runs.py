@@ -33,7 +33,7 @@ def make_trainer(
     prompts = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in PROMPTS]})
     data = Splits(prompts, prompts, {"train": {}})
     functions = reward if isinstance(reward, list) else [reward]
-    rewards = (functions, [None] * len(functions))
+    rewards = (functions, more.pop("tokenizers", [None] * len(functions)))
     starts = adapter_args.starts_as_base
     return rl_trainer(policy, training_args, tokenizer, data, rewards, starts_as_base=starts, read_again=read, **more)
 

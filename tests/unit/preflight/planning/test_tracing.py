@@ -187,8 +187,22 @@ def test_a_model_that_cannot_be_traced_is_reckoned_by_formula(tmp_path: Path, mo
     def fail(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("data-dependent")
 
-    monkeypatch.setattr("hftune.preflight.planning.planner.trace", fail)
+    model_class = type(planner.bare.get_decoder())
+    monkeypatch.setattr(model_class, "forward", fail)
     rough = Planner(planner.bare, planner.model_args, planner.adapter_args, planner.training_args).plan(choice)
     assert rough.untraced == "RuntimeError: data-dependent"
     wanted = exact.moment.parts["activations"]
     assert wanted / 3 < rough.moment.parts["activations"] < wanted * 3
+
+
+def test_what_the_planner_does_wrong_is_not_taken_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner, choice = planner_of(config_of("llama"), tmp_path, "sft")
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr("hftune.preflight.planning.planner.materialise", fail)
+    with pytest.raises(TypeError, match="a bug"):
+        planner.plan(choice)

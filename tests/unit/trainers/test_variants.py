@@ -1,0 +1,67 @@
+"""Every variant of GRPO trains, and what is logged can be looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.arguments.reinforcement import GRPO_VARIANTS
+from tests.unit.trainers.rl_runs import logged, make_trainer
+
+SMALL = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
+COMMON = (*SMALL, "--learning_rate", "1e-3", "--num_iterations", "2", "--max_steps", "2")
+
+
+def share_of_even(completion_ids: list[list[int]], **_: Any) -> list[float]:
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+
+@pytest.mark.parametrize("variant", GRPO_VARIANTS)
+def test_each_variant_trains(variant: str, tiny_model: Path, tmp_path: Path) -> None:
+    flags = (*COMMON, "--grpo_variant", variant, "--mask_truncated_completions", "False")
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
+    for name, value in GRPO_VARIANTS[variant][1].items():
+        assert name == "mask_truncated_completions" or getattr(trainer.args, name) == value
+    trainer.train()
+    assert logged(trainer, "grad_norm")[0] > 0, "the second step may be clipped whole, as GSPO's is"
+    assert len(logged(trainer, "kl")) == (2 if trainer.args.beta else 0)
+
+
+def test_training_on_none_that_is_cut_is_said(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("hftune.trainers.online.notice", said.append)
+    flags = (*COMMON, "--mask_truncated_completions", "--max_completion_length", "1", "--max_steps", "1")
+    trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
+    trainer.train()
+    assert any("such steps train nothing" in line for line in said)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_completions_are_printed_as_a_table(
+    algorithm: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = (*SMALL, "--max_steps", "1", "--log_completions", "--num_completions_to_print", "2")
+    make_trainer(tiny_model, tmp_path, algorithm, share_of_even, *flags).train()
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("Prompt", "Completion", "share_of_", "Advantage")), printed
+
+
+def test_the_guards_are_logged(tiny_model: Path, tmp_path: Path) -> None:
+    """Length, share that was cut, repetition, KL, and the distance between reward and judge."""
+
+    def judge(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [float(ids[0] % 3) for ids in completion_ids]
+
+    flags = (*COMMON, "--num_iterations", "1", "--beta", "0.1", "--learning_rate", "1e-2")
+    for algorithm in ("grpo", "rloo", "ppo", "online_dpo"):
+        trainer = make_trainer(tiny_model, tmp_path / algorithm, algorithm, share_of_even, *flags)
+        trainer.set_judges(([judge], [None]))
+        trainer.train()
+        first = trainer.state.log_history[0]
+        wanted = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_3", "kl")
+        assert {*wanted, "judge/judge/mean", "judge/drift", "reward_std"} <= first.keys(), algorithm
+        assert logged(trainer, "kl")[1] > 0, "the policy has moved"

@@ -16,12 +16,14 @@ from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.arguments.checkpointing import Recomputation
+from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.attention import attention_for, causal_class
 from hftune.models.freezing import plan_freezing
 from hftune.models.fused_lora import fuse_lora
+from hftune.models.heads import head_of
 from hftune.models.loading import weight_dtype
 from hftune.models.lora import inject, lora_config
 from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
@@ -261,13 +263,18 @@ class Planner:
     def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
         if adapter_args.continued_adapter:
             config = read_lora_config(adapter_args.continued_adapter)
+            config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
         else:
             # Layers have other numbers in the miniature; an adapter of some layers is reckoned as one of all.
             config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
         config.init_lora_weights = False
         miniature.model.requires_grad_(False)
         with torch.device("meta"), zero.not_partitioned(), quiet():
-            return inject(miniature.model, config, autocast_adapter_dtype=False)
+            try:
+                return inject(miniature.model, config, autocast_adapter_dtype=False)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                # An adapter that does not fit this model is refused where it is loaded, with what is wrong with it.
+                raise Untraceable(f"peft: {problem}".splitlines()[0][:200]) from problem
 
     def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
         work = choice.work

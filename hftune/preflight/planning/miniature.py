@@ -107,8 +107,9 @@ def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
         # Set aside of the config's own checks, which want these to agree at every moment.
         if getattr(config, "layer_types", None):
             config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
-        if "num_hidden_layers" in config.__dict__:
-            config.__dict__["num_hidden_layers"] = len(examples)
+        name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # GPT-2 says n_layer
+        if name in config.__dict__:
+            config.__dict__[name] = len(examples)
 
 
 def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.dtype | None]) -> None:

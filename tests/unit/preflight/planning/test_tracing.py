@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2Config, PreTrainedModel
 
 from hftune.arguments import parse_arguments
 from hftune.arguments.checkpointing import Recomputation
@@ -87,6 +87,16 @@ def test_every_architecture(tmp_path: Path, name: str, mode: str) -> None:
         model.gradient_checkpointing_enable()
     tolerance = 0.12 if name in MIXTURES_OF_EXPERTS else 0.01
     assert foretold(planner, choice) == pytest.approx(step(model, with_loss=False, masked=True), rel=tolerance)
+
+
+@pytest.mark.parametrize("make", [GPT2Config, BloomConfig, CodeGenConfig])
+@pytest.mark.parametrize("mode", ["full", "none"])
+def test_configs_that_call_their_layers_otherwise(tmp_path: Path, make: Any, mode: str) -> None:
+    ids = {"vocab_size": 256, "bos_token_id": None, "eos_token_id": None}
+    config = make(num_hidden_layers=LAYERS, hidden_size=32, num_attention_heads=4, rotary_dim=8, **ids)
+    planner, choice = planner_of(config, tmp_path, "sft", "--activation_checkpointing", mode)
+    assert len(planner.profile(choice, planner.numerics(choice))[0].kinds) == LAYERS
+    assert planner.plan(choice).untraced is None
 
 
 @pytest.mark.parametrize(

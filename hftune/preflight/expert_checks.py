@@ -135,8 +135,8 @@ def _odd(config: Any) -> Iterator[UserError]:
 def check_trained_experts(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Under ZeRO-1 and 2, DeepSpeed (0.19.8) asks for a group of experts in the optimizer."""
-    if not adapter_args.freezes or training_args.zero_stage not in (1, 2):
+    """DeepSpeed (0.19.8): ZeRO-1 and 2 want some in the optimizer, ZeRO-3 leaves frozen ones out of checkpoints."""
+    if not adapter_args.freezes or training_args.zero_stage not in (1, 2, 3):
         return
     bare = skeleton_of(model_args, training_args, scores=False)
     if bare is None:
@@ -145,10 +145,16 @@ def check_trained_experts(
         trained = plan_freezing(bare, adapter_args)
     except UserError:
         return  # said by check_names
-    experts = [one for name, one in bare.named_parameters() if ".experts." in name]
-    if experts and not any(id(one) in trained for one in experts):
+    experts = [id(one) in trained for name, one in bare.named_parameters() if ".experts." in name]
+    if training_args.zero_stage == 3 and not all(experts):
+        yield ArgumentError(
+            "experts are frozen, which DeepSpeed's ZeRO-3 leaves out of checkpoints",
+            place=f"{FLAG}, --freeze_parameters*",
+            fix="use --deepspeed zero2 and train some of them, or leave one of the flags out",
+        )
+    elif experts and not any(experts):
         yield ArgumentError(
             "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 deal out only those that are trained",
             place=f"{FLAG}, --freeze_parameters*",
-            fix="use --deepspeed zero3, which shares frozen experts, or leave one of them out",
+            fix="train some of them, or leave one of the flags out",
         )

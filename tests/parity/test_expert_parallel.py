@@ -66,17 +66,16 @@ def test_clipped_and_accumulated(runs: Runs, zero: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", ["zero1", "zero3"])
-@pytest.mark.parametrize(("both", "shared"), [(FROZEN, ()), ((), ("--activation_checkpointing", "full"))])
+@pytest.mark.parametrize(
+    ("zero", "both", "shared"),
+    [
+        ("zero1", FROZEN, ()),
+        ("zero1", (), ("--activation_checkpointing", "full")),
+        ("zero3", (), ("--activation_checkpointing", "full")),
+    ],
+)
 def test_same_run_otherwise(runs: Runs, zero: str, both: tuple[str, ...], shared: tuple[str, ...]) -> None:
     check_same_run(runs, "sft", "mixtral", (*UNBALANCED, *both), (*shared, *experts(zero)), rows=2)
-
-
-@pytest.mark.slow
-def test_frozen_experts(runs: Runs) -> None:
-    """Under ZeRO-3; below it they are refused."""
-    frozen = ("--freeze_parameters_regex", "experts")
-    check_same_run(runs, "sft", "mixtral", (*UNBALANCED, *frozen), experts("zero3"), rows=2)
 
 
 @pytest.mark.parametrize("zero", ["zero1", pytest.param("zero3", marks=pytest.mark.slow)])

@@ -68,7 +68,10 @@ def missing_pieces(folder: Path) -> Iterator[ArgumentError]:
     pieces = {int(match[1]) * tensor + int(match[2]) for match in names if match}
     if not pieces or wrote <= 1 or len(list(engine.glob("*_optim_states.pt")) if engine else ()) >= wrote:
         return
-    if wrote != ranks.world_size():
+    shares = len(list(engine.glob("mp_rank_*_model_states.pt"))) if engine else 0
+    if 0 < shares < tensor:
+        needs = f"the files of all {tensor} that share matrices, which DeepSpeed counts"
+    elif wrote != ranks.world_size():
         needs = "all of them, since other processes go on"
     elif ranks.rank() not in pieces:
         needs = f"that of rank {ranks.rank()}, which ran on another machine then"

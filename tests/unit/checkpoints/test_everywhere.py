@@ -68,6 +68,9 @@ def test_pieces_of_processes_that_share_matrices(checkpoint: Path, monkeypatch: 
     (checkpoint / "hftune_checkpoint.json").write_text(json.dumps(record))
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     monkeypatch.setattr(ranks, "rank", lambda: rank)
+    (problem,) = missing_pieces(checkpoint)
+    assert "the files of all 2 that share matrices" in problem.cause, "DeepSpeed counts those of the weights"
+    (checkpoint / "global_step4" / "mp_rank_01_model_states.pt").write_bytes(b"x")
     assert bool(list(missing_pieces(checkpoint))) == (rank != 3)
 
 

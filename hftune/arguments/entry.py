@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hftune.imports import without_bitsandbytes
+from hftune.imports import collect_seldom, without_bitsandbytes
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
@@ -36,6 +36,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     if HELP & {*given}:
         print(help_page(stage, given), end="")
         raise SystemExit(0)
+    collect_seldom()
     with without_bitsandbytes():
         from hftune.arguments import parser
 

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NAME = "bitsandbytes"
+HIDDEN = {"bitsandbytes": ("is_bnb_available", "is_bnb_4bit_available"), "torchao": ("is_torchao_available",)}
+"""Libraries, and by which functions PEFT asks for them."""
 
 SELDOM = 100_000
 """Objects that are made between two searches for garbage while modules load; they make a million that stay."""
@@ -22,7 +23,7 @@ def collect_seldom() -> None:
 
 
 def collect_as_usual() -> None:
-    """From here on cycles may hold tensors, and are looked for as Python does; what the modules made stays out of it."""
+    """Cycles may hold tensors from here on, and are looked for as Python does; what modules made is left out."""
     global _frozen
     if not _frozen:
         gc.freeze()
@@ -31,27 +32,28 @@ def collect_as_usual() -> None:
 
 
 @contextmanager
-def without_bitsandbytes(model: object = None) -> Iterator[None]:
-    """Inside, PEFT takes bitsandbytes for not installed, unless it has been imported or `model` is quantised.
+def without_quantisers(model: object = None) -> Iterator[None]:
+    """Inside, PEFT takes what quantises for not installed, unless it has been imported or `model` is quantised.
 
-    PEFT 0.21 imports it with itself, for one function of `peft.helpers`, and whenever it makes adapter layers; with it
-    come torch's compilers. What PEFT found out inside is forgotten at the end, so that it finds bitsandbytes later.
+    PEFT 0.21 imports bitsandbytes with itself, for one function of `peft.helpers`, and it and torchao whenever it makes
+    adapter layers; with them come torch's compilers, and an error where torchao is old. What PEFT found out inside is
+    forgotten at the end, so that it finds them later.
     """
-    if NAME in sys.modules or getattr(model, "is_quantized", False):
-        yield
-        return
-    _forget()
-    sys.modules[NAME] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
+    hidden = [name for name in HIDDEN if name not in sys.modules and not getattr(model, "is_quantized", False)]
+    _forget(hidden)
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # how Python marks what cannot be imported
     try:
         yield
     finally:
-        del sys.modules[NAME]
-        _forget()
+        for name in hidden:
+            del sys.modules[name]
+        _forget(hidden)
 
 
-def _forget() -> None:
+def _forget(names: list[str]) -> None:
     """Clear the answers that PEFT keeps."""
     helpers = sys.modules.get("peft.import_utils")
-    for asked in ("is_bnb_available", "is_bnb_4bit_available"):
+    for asked in (asked for name in names for asked in HIDDEN[name]):
         if helpers is not None:
             getattr(helpers, asked).cache_clear()

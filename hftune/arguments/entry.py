@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from hftune.imports import collect_seldom, without_bitsandbytes
+from hftune.imports import collect_seldom, without_quantisers
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
@@ -37,7 +37,7 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
         print(help_page(stage, given), end="")
         raise SystemExit(0)
     collect_seldom()
-    with without_bitsandbytes():
+    with without_quantisers():
         from hftune.arguments import parser
 
     return parser.parse_arguments(stage, given)

@@ -13,6 +13,7 @@ from hftune.arguments.long_context import TilingFields
 from hftune.arguments.measuring import MeasuringFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
+from hftune.arguments.precision import PrecisionFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
 from hftune.arguments.watching import WatchFields
@@ -29,6 +30,7 @@ class StageArguments(
     CheckpointingFields,
     TilingFields,
     MeasuringFields,
+    PrecisionFields,
     ParallelArguments,
     OptimizerArguments,
     WatchFields,
@@ -84,6 +86,7 @@ class StageArguments(
             self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
         self.settle_checkpointing()
         self.settle_profile()
+        self.settle_precision()
         self.settle_watching()
         if self.deepspeed is not None:
             self._resolve_deepspeed()

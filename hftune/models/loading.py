@@ -30,6 +30,7 @@ from hftune.models.agreement import agree_with_tokenizer
 from hftune.models.attention import attention_for, state_attention
 from hftune.models.configs import first_line, model_config, source
 from hftune.models.experts import is_mixture
+from hftune.models.float8 import state_float8, to_float8
 from hftune.models.gguf import forget_gguf
 from hftune.models.quantization import keep_differentiable, quantization_config
 from hftune.models.reward_rows import settle_padding
@@ -131,6 +132,8 @@ def _build(
         given |= _quantisation(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
+    if training_args.fp8:
+        state_float8(to_float8(model, training_args.fp8), training_args.fp8, compiled=training_args.torch_compile)
     state_attention(model, model_args, training_args)
     state_experts(model)
     return model

@@ -23,7 +23,7 @@ from hftune.preflight.node_checks import check_nodes
 from hftune.preflight.optimizer_checks import check_optimizer
 from hftune.preflight.parallel_checks import check_parallel
 from hftune.preflight.preference_checks import check_preferences
-from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
+from hftune.preflight.quantisation_checks import check_float8, check_quantisation, check_stored_quantised
 from hftune.preflight.resume_checks import check_resume, check_resumed_groups
 from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.rl_checks import check_rl
@@ -50,6 +50,7 @@ def check_run(
             *check_turn_weights(training_args),
             *check_quantisation(adapter_args, training_args),
             *check_stored_quantised(model_args, adapter_args),
+            *check_float8(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),
             *check_attention(model_args, training_args),

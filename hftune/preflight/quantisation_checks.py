@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
+from hftune.models.float8 import CAPABILITY, has_float8, has_torchao
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
@@ -30,6 +32,39 @@ def check_quantisation(adapter_args: AdapterArguments, training_args: StageArgum
         )
     if adapter_args.load_in_4bit:
         yield from check_storage(adapter_args, training_args)
+
+
+def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """FP8 wants a GPU that has it and torchao, and layers that are trained, whole, where they are multiplied."""
+    recipe = training_args.fp8
+    if recipe is None:
+        return
+    here = ranks.imagined() is None
+    if here and (training_args.use_cpu or not has_float8(recipe)):
+        needed = ".".join(map(str, CAPABILITY[recipe]))
+        yield ArgumentError(
+            f"FP8 ({recipe}) needs a GPU of compute capability {needed} or later, which is not here",
+            place=f"--fp8 {recipe}",
+            fix="leave it out: --bf16 is the next best",
+        )
+    if here and not has_torchao():
+        yield ArgumentError(
+            "FP8 is torchao's, which is not installed", place="--fp8", fix="pip install torchao, or leave it out"
+        )
+    others = {
+        "--use_peft": (adapter_args.use_peft, "a frozen base gains more from --load_in_4bit, which also shrinks it"),
+        "--bf16 False": (not training_args.bf16, "what is not multiplied in 8 bits is computed in bf16: --bf16 True"),
+        "--rl_algorithm": (hasattr(training_args, "rl_algorithm"), "answers would be written by a rounded policy"),
+        "--deepspeed: ZeRO-3": (
+            training_args.zero_stage == 3,
+            "torchao keeps gathered weights from the forward to the backward pass; use ZeRO-2: --deepspeed zero2",
+        ),
+        "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
+        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with experts dealt out"),
+    }
+    for flag, (is_asked, why) in others.items():
+        if is_asked:
+            yield ArgumentError(f"FP8 does not go with {flag}", place=f"--fp8, {flag}", fix=f"drop one: {why}")
 
 
 def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

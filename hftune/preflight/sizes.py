@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_keys import DsConfig
-from hftune.imports import without_bitsandbytes
+from hftune.imports import without_quantisers
 from hftune.models.adapters import lora_config
 from hftune.models.freezing import plan_freezing
 from hftune.models.loading import weight_dtype
@@ -65,7 +65,7 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
 
 def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
-    with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), without_bitsandbytes():
+    with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), without_quantisers():
         warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
         adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
         count = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)

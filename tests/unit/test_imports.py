@@ -17,7 +17,8 @@ usual = gc.get_threshold()
 sys.argv = ["run_sft.py", *{flags!r}]
 runpy.run_path("run_sft.py", run_name="__main__")
 assert gc.get_threshold() == usual and gc.get_freeze_count() > 100_000, "garbage is looked for again, not in modules"
-print("IMPORTED", *sorted({{"bitsandbytes", "deepspeed", "evaluate", "torch._inductor.compile_fx"}} & {{*sys.modules}}))
+watched = {{"bitsandbytes", "deepspeed", "evaluate", "torch._inductor.compile_fx", "torchao"}}
+print("IMPORTED", *sorted(watched & {{*sys.modules}}))
 """
 ROOT = Path(__file__).parents[2]
 

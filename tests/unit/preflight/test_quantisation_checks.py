@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments import parse_arguments
-from hftune.preflight.quantisation_checks import check_quantisation, check_stored_quantised
+from hftune.errors import ArgumentError
+from hftune.models import float8
+from hftune.preflight import quantisation_checks
+from hftune.preflight.quantisation_checks import check_float8, check_quantisation, check_stored_quantised
 
 ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}'
 
@@ -18,6 +21,7 @@ def problems(*flags: str, model: Path = Path("model")) -> str:
         "sft", ["--model_name_or_path", str(model), "--output_dir", "o", *flags]
     )
     found = [*check_quantisation(adapter_args, training_args), *check_stored_quantised(model_args, adapter_args)]
+    found += check_float8(adapter_args, training_args)
     return "\n".join(map(str, found))
 
 
@@ -66,3 +70,32 @@ def test_checkpoints_that_are_quantised(stored: dict | None, flags: tuple[str, .
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": stored}))
     found = problems(*flags, model=tmp_path)
     assert said in found if said else found == ""
+
+
+def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantisation_checks, "has_torchao", lambda: False)
+    said = problems("--fp8", "rowwise", "--use_cpu", "True", "--bf16", "True")
+    assert "FP8 (rowwise) needs a GPU of compute capability 9.0" in said
+    assert "FP8 is torchao's, which is not installed" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), ""),
+        (("--use_peft",), "FP8 does not go with --use_peft"),
+        (("--bf16", "False"), "FP8 does not go with --bf16 False"),
+        (("--deepspeed", ZERO3), "FP8 does not go with --deepspeed: ZeRO-3"),
+    ],
+)
+def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantisation_checks, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
+    monkeypatch.setattr(quantisation_checks, "has_torchao", lambda: True)
+    lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
+    without_device = [line for line in lines if line.startswith("FP8") and "needs a GPU" not in line]
+    assert "\n".join(without_device) == said
+
+
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="'delayed' is no recipe of FP8"):
+        problems("--fp8", "delayed")

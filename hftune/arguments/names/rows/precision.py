@@ -4,8 +4,8 @@ from hftune.arguments.names.row import no_effect, refused, translated, works
 from hftune.arguments.names.values import precision
 from hftune.arguments.names.values.common import switched
 
-_FP8 = "there is no FP8 training; use --bf16, and a quantised base for LoRA"
-_FP8_DETAIL = "there is no FP8 training"
+_FP8 = "FP8 is --fp8, which multiplies in it all three products; weights, gradients and what is gathered are in bf16"
+_FP8_DETAIL = "torchao scales by each tensor or row at hand (--fp8), and keeps no history"
 
 ROWS = (
     works("bf16", "compute in bfloat16", "True"),
@@ -73,12 +73,12 @@ ROWS = (
         "DeepSpeed accumulates in the dtype of data_types.grad_accum_dtype",
         harmless=("false",),
     ),
+    translated("use_fp8", "fp8", "FP8 products", "True", {"fp8": "tensorwise"}, switched("fp8", "tensorwise", None)),
+    translated("fp8_format", "fp8", "formats of FP8", "hybrid", {"fp8": "tensorwise"}, precision.fp8_format),
     *(
-        refused(name, "FP8 or FP4 training", _FP8, value)
+        refused(name, "a part in FP8 or FP4", _FP8, value)
         for name, value in (
-            ("fp8_format", "hybrid"),
             ("fp4_format", "e2m1"),
-            ("use_fp8", "True"),
             ("fp8_param_gather", "True"),
             ("fp4_param_gather", "True"),
             ("quant_input_grad", "True"),

@@ -12,7 +12,10 @@ _TYPES: dict[str, Given] = {
     "nf4": [("load_in_4bit", ["True"]), ("bnb_4bit_quant_type", ["nf4"])],
 }
 _ALGORITHMS = {"weight_only_int8": "wint8", "nf4": "nf4"}
-_INSTEAD = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft"
+_INSTEAD = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft; FP8 in full is --fp8"
+
+fp8_format = mapped("fp8", {"hybrid": "tensorwise", "e4m3": "rowwise", "none": None, "null": None}, "hybrid or e4m3")
+"""Megatron's: E5M2 for gradients, or E4M3 throughout, which wants a scale a row."""
 
 
 def compute_type(ask: Ask) -> Answer:

@@ -1,0 +1,33 @@
+"""What matrices are multiplied in, below 16 bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hftune.errors import ArgumentError
+
+RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+"""torchao's names: one scale a tensor (E4M3 forward, E5M2 for gradients); one a row; the same, with the gradient of the
+weights in bf16."""
+
+
+@dataclass
+class PrecisionFields:
+    """FP8 of training in full. A frozen base in 8 or 4 bits is `load_in_8bit` and `load_in_4bit`."""
+
+    fp8: str | None = field(
+        default=None,
+        metadata={
+            "help": "Multiply the linear layers' matrices in FP8 (torchao, a GPU of compute capability 8.9 or later, "
+            f"training in full in bf16): {', '.join(RECIPES)}. --torch_compile True makes it pay."
+        },
+    )
+
+    def settle_precision(self) -> None:
+        """Refuse a recipe that torchao does not have.
+
+        Raises:
+            ArgumentError: It is none of `RECIPES`.
+        """
+        if self.fp8 is not None and self.fp8 not in RECIPES:
+            raise ArgumentError(f"{self.fp8!r} is no recipe of FP8", place="--fp8", fix=f"use {', '.join(RECIPES)}")

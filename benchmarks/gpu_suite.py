@@ -1,7 +1,9 @@
 """All that wants a GPU, in one go: kernels against each other, every stage with every method, speeds and memory.
 
 python benchmarks/gpu_suite.py --output gpu.json           on a machine with a CUDA device, about 9 minutes
-python benchmarks/gpu_suite.py --minutes 25                with all planned and measured peaks (benchmarks/memory.py)
+python benchmarks/gpu_suite.py --minutes 25                with speeds of real sizes (gpu_speed.py) and planned and
+                                                           measured peaks (memory.py), as far as time goes
+python benchmarks/gpu_suite.py --parts speed               one of them: runs, speed, memory
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
@@ -71,6 +73,8 @@ EXTRA: list[tuple[str, str, str, list[str]]] = [
     ("sft", "full", "plain", ["--optim", "muon"]),
     ("sft", "full", "zero3", ["--optim", "muon", "--max_grad_norm", "0"]),
     ("sft", "full", "zero2", ["--fp16", "True", "--bf16", "False"]),
+    ("sft", "full", "plain", ["--fp8", "tensorwise"]),
+    ("sft", "full", "zero2", ["--fp8", "rowwise", "--packing", "--torch_compile", "True"]),
     ("sft", "lora", "plain", ["--use_dora"]),
     ("sft", "qlora4", "plain", ["--use_dora"]),
     ("sft", "lora", "zero3", ["--init_lora_weights", "pissa"]),
@@ -85,6 +89,11 @@ CONFIGS: list[tuple[str, str, str, list[str]]] = [
     ("sft", "lora", "zero3", ["--activation_checkpointing", "full", "--activation_checkpointing_offload", "True"]),
 ]
 """Every shipped DeepSpeed config, and what is recomputed where it is kept elsewhere than on a CPU."""
+
+OTHERS = {"speed": "gpu_speed", "memory": "memory"}
+"""Parts that are benchmarks of their own."""
+
+PARTS = ("runs", *OTHERS)
 
 REFUSED = {("qlora8", "zero3")}
 """What hftune says cannot work: it must exit with 2."""
@@ -205,12 +214,12 @@ def kernels() -> dict[str, Any]:
     return {"exit": finished.returncode, "output": finished.stdout[-3000:], "holds": finished.returncode in (0, 5)}
 
 
-def memory(quick: bool, minutes: float, began: float) -> dict[str, Any]:
-    """Planned against measured peaks (`benchmarks/memory.py`), in the time that is left."""
+def other(name: str, quick: bool, minutes: float, began: float) -> dict[str, Any]:
+    """What another benchmark found (`gpu_speed.py`, `memory.py`), in the time that is left."""
     left = minutes - (time.perf_counter() - began) / 60
     if left <= 0:
         return {"skipped": "no time left"}
-    command = [sys.executable, "benchmarks/memory.py", "--minutes", f"{left:.2f}", *(["--quick"] if quick else [])]
+    command = [sys.executable, f"benchmarks/{name}.py", "--minutes", f"{left:.2f}", *(["--quick"] if quick else [])]
     finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     lines = finished.stdout.strip().splitlines()
     print("\n".join(lines[:-1]), flush=True)
@@ -245,13 +254,13 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the JSON here, too, after every run")
     parser.add_argument("--minutes", type=float, default=9.0, help="start no further run after this time")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--skip-memory", action="store_true", help="leave out benchmarks/memory.py, which comes last")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
     options = parser.parse_args()
     began, results, skipped = time.perf_counter(), [], []
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "model", quick=options.quick)
-        tested = kernels()
-        for stage, method, engine, extra in plan(options.quick):
+        tested = kernels() if "runs" in options.parts else {}
+        for stage, method, engine, extra in plan(options.quick) if "runs" in options.parts else []:
             if time.perf_counter() - began > 60 * options.minutes:
                 skipped.append("-".join([stage, method, engine, *extra]))
                 continue
@@ -259,8 +268,11 @@ def main() -> int:
             results.append(result)
             print({name: value for name, value in result.items() if name != "output"}, flush=True)
             _keep(options.output, _line(tested, results, skipped, {}))
-    planned = {} if options.skip_memory else memory(options.quick, options.minutes, began)
-    line = _line(tested, results, skipped, planned)
+    others: dict[str, dict[str, Any]] = {}
+    for part in (part for part in OTHERS if part in options.parts):
+        others[part] = other(OTHERS[part], options.quick, options.minutes, began)
+        _keep(options.output, _line(tested, results, skipped, others))
+    line = _line(tested, results, skipped, others)
     _keep(options.output, line)
     print(line)
     return 0 if all(bar["holds"] for bar in json.loads(line)["bars"].values()) else 1
@@ -271,14 +283,18 @@ def _keep(file: Path | None, line: str) -> None:
         file.write_text(line + "\n")
 
 
-def _line(tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str], planned: dict[str, Any]) -> str:
+def _line(
+    tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str], others: dict[str, dict[str, Any]]
+) -> str:
     bars = {
         result["run"]: {"value": result["exit"], "bar": result["expected"], "holds": result["holds"]}
         for result in results
     }
-    bars["kernels"] = {"value": tested["exit"], "bar": 0, "holds": tested["holds"]}
-    bars |= {f"memory-{name}": bar for name, bar in planned.get("bars", {}).items()}
-    figures = {"kernels": tested["output"], "runs": results, "skipped": skipped, "memory": planned}
+    if tested:
+        bars["kernels"] = {"value": tested["exit"], "bar": 0, "holds": tested["holds"]}
+    for part, found in others.items():
+        bars |= {f"{part}-{name}": bar for name, bar in found.get("bars", {}).items()}
+    figures = {"kernels": tested.get("output"), "runs": results, "skipped": skipped, **others}
     return json.dumps({"benchmark": "gpu_suite", "machine": machine(), "figures": figures, "bars": bars})
 
 

@@ -1,6 +1,6 @@
 """Supervised fine-tuning as each tool does it, watched; `train.py` runs this in the tools' environments.
 
-PYTHON benchmarks/train_tools.py TOOL --data sharegpt.jsonl --model MODEL --steps 30 [--packing]
+PYTHON benchmarks/train_tools.py TOOL --data sharegpt.jsonl --model MODEL --steps 30 [--packing] [--cuda] [--bits 4]
 
 Imports nothing of hftune but where hftune is the tool. Every tool runs its own entry point, unchanged. What is watched
 is what they all share: a callback notes when each step ended, and a wrapper around `Trainer.training_step` counts the
@@ -75,7 +75,15 @@ class Watch:
             "places": self.places,
             "losses": self.losses,
             "peak_mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "peak_gigabytes": _peak_of_gpu(),
         }
+
+
+def _peak_of_gpu() -> float | None:
+    """The most that was allocated there, 10^9 bytes."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None
 
 
 COMMON = {
@@ -93,11 +101,13 @@ COMMON = {
     "disable_tqdm": True,
     "seed": 42,
 }
+ON_GPU = {"use_cpu": False, "bf16": True, "gradient_checkpointing": True}
 
 
 def common(options: argparse.Namespace, folder: Path, *without: str) -> dict[str, Any]:
     """What transformers calls alike in every tool."""
     wanted = COMMON | {"output_dir": str(folder / "out"), "max_steps": options.steps}
+    wanted |= ON_GPU if options.cuda else {}
     return {name: value for name, value in wanted.items() if name not in without}
 
 
@@ -121,6 +131,11 @@ def hftune(options: argparse.Namespace, folder: Path) -> None:
         "target_modules": "all",
         "packing": options.packing,
     }
+    if options.cuda:  # as `--activation_checkpointing auto` has it: what memory has no room for is computed again
+        del arguments["gradient_checkpointing"]
+        arguments["activation_checkpointing"] = "auto"
+    if options.bits == 4:
+        arguments["load_in_4bit"] = True
     run_script(Path(__file__).resolve().parents[1] / "run_sft.py", [*as_flags(arguments), *options.more])
 
 
@@ -142,9 +157,10 @@ def trl(options: argparse.Namespace, folder: Path) -> None:
         "packing": options.packing,
         "dataset_num_proc": 2,
     }
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        options.model, dtype="float32", attn_implementation="sdpa"
-    )
+    given: dict[str, Any] = {"dtype": "bfloat16" if options.cuda else "float32", "attn_implementation": "sdpa"}
+    if options.bits == 4:
+        given["quantization_config"] = four_bits()
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, **given)
     trainer = library.SFTTrainer(
         model=model,
         args=library.SFTConfig(**arguments),
@@ -155,6 +171,46 @@ def trl(options: argparse.Namespace, folder: Path) -> None:
         ),
     )
     trainer.train()
+
+
+def four_bits() -> Any:
+    """NF4, computing in bf16."""
+    import torch
+    import transformers
+
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
+
+
+def unsloth(options: argparse.Namespace, folder: Path) -> None:
+    """Its notebooks' way: FastLanguageModel under TRL's SFTTrainer. For a GPU alone."""
+    import datasets
+    import trl as library
+    from unsloth import FastLanguageModel  # first of all: it changes the others
+
+    model, tokenizer = FastLanguageModel.from_pretrained(
+        options.model, max_seq_length=options.max_length, load_in_4bit=options.bits == 4, dtype=None
+    )
+    model = FastLanguageModel.get_peft_model(
+        model, r=8, lora_alpha=16, lora_dropout=0.0, use_gradient_checkpointing="unsloth"
+    )
+    names = {"human": "user", "gpt": "assistant", "system": "system"}
+    texts = []
+    for line in options.data.read_text(encoding="utf-8").splitlines():
+        turns = [{"role": names[turn["from"]], "content": turn["value"]} for turn in json.loads(line)["conversations"]]
+        texts.append({"text": tokenizer.apply_chat_template(turns, tokenize=False)})
+    arguments = common(options, folder, "gradient_checkpointing") | {
+        "max_length": options.max_length,
+        "packing": options.packing,
+        "dataset_text_field": "text",
+    }
+    library.SFTTrainer(
+        model=model,
+        args=library.SFTConfig(**arguments),
+        train_dataset=datasets.Dataset.from_list(texts),
+        processing_class=tokenizer,
+    ).train()
 
 
 def llamafactory(options: argparse.Namespace, folder: Path) -> None:
@@ -180,10 +236,12 @@ def llamafactory(options: argparse.Namespace, folder: Path) -> None:
         "preprocessing_num_workers": 2,
         "overwrite_cache": True,
         "flash_attn": "sdpa",
-        "disable_gradient_checkpointing": True,
+        "disable_gradient_checkpointing": not options.cuda,
         "neat_packing": options.packing,
         "packing": options.packing,
     }
+    if options.bits == 4:
+        arguments["quantization_bit"] = 4
     run_exp(arguments)
 
 
@@ -255,6 +313,7 @@ TOOLS: dict[str, Callable[[argparse.Namespace, Path], None]] = {
     "llamafactory": llamafactory,
     "ms_swift": ms_swift,
     "medicalgpt": medicalgpt,
+    "unsloth": unsloth,
 }
 
 
@@ -269,6 +328,8 @@ def main() -> None:
     parser.add_argument("--max_length", type=int, default=512)
     parser.add_argument("--pad_id", type=int, required=True)
     parser.add_argument("--packing", action="store_true")
+    parser.add_argument("--cuda", action="store_true", help="bf16 on a GPU, activations recomputed; else float32 here")
+    parser.add_argument("--bits", type=int, choices=(4, 16), default=16, help="of the frozen base")
     options, options.more = parser.parse_known_args()
     watch = Watch(options.pad_id)
     watch.install()

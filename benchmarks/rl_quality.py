@@ -40,14 +40,14 @@ KL_A_TOKEN = 0.5
 COMMON = (
     "--use_peft --lora_rank 16 --lora_alpha 32 --target_modules all --gradient_checkpointing False --save_strategy no "
     "--logging_steps 1 --lr_scheduler_type linear --warmup_steps 2 --disable_tqdm True "
-    f"--max_completion_length {TOKENS} --per_device_train_batch_size 16 --train_file_dir examples/data/prompts "
-    "--report_to none --seed 1"
+    f"--max_completion_length {TOKENS} --per_device_train_batch_size 16 --gradient_accumulation_steps 2 --bf16 True "
+    "--train_file_dir examples/data/prompts --report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.05",
-    "rloo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
-    "ppo": "--num_iterations 2 --learning_rate 2e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
-    "online_dpo": "--num_generations 4 --learning_rate 2e-3 --beta 0.1",
+    "grpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",
+    "rloo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.2",
+    "ppo": "--num_iterations 2 --learning_rate 1.5e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
+    "online_dpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
 

@@ -1,4 +1,4 @@
-"""Which head a model in memory has, in the manifest's word."""
+"""Which head a model in memory has, in the manifest's word, and how a tied one is saved."""
 
 from __future__ import annotations
 
@@ -14,3 +14,18 @@ def head_of(model: Any) -> str:
     if not hasattr(model, "score"):
         return "causal_lm"
     return "steps" if type(model).__name__.endswith("ForTokenClassification") else "score"
+
+
+def without_tied(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict without the names under which a tied matrix is there a second time.
+
+    transformers finds them by their memory, which DeepSpeed's copies (ZeRO-1 and 2) no longer share: the head would be
+    written beside the embeddings that it is.
+    """
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    doubles = {
+        name
+        for name, source in tied.items()
+        if name in state and source in state and model.get_parameter(name) is model.get_parameter(source)
+    }
+    return {name: value for name, value in state.items() if name not in doubles}

@@ -13,6 +13,7 @@ from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.errors import ArgumentError, UserError
+from hftune.models.heads import without_tied
 from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import prove_apart
@@ -150,8 +151,8 @@ class HftuneTrainerMixin(
             raise own_words(error) from error
 
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """As the Trainer's; an adapter that began with a part of the base is saved as one of the whole base."""
-        super()._save(output_dir, state_dict)  # type: ignore[misc]
+        """As the Trainer's; a tied matrix once, and an adapter that began with a part of the base as one of it all."""
+        super()._save(output_dir, state_dict and without_tied(self.model, state_dict))  # type: ignore[misc]
         if self.args.should_save and started_from(self.model):
             rewrite_as_plain(self.model, output_dir or self.args.output_dir)
 

@@ -44,7 +44,7 @@ COMMON = (
     "--train_file_dir examples/data/prompts --report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",
+    "grpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.05",
     "rloo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.2",
     "ppo": "--num_iterations 2 --learning_rate 1.5e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
     "online_dpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",

@@ -7,8 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-HIDDEN = {"bitsandbytes": ("is_bnb_available", "is_bnb_4bit_available"), "torchao": ("is_torchao_available",)}
-"""Libraries, and by which functions PEFT asks for them."""
+HIDDEN = {
+    "bitsandbytes": ("is_bnb_available", "is_bnb_4bit_available", "is_bitsandbytes_available"),
+    "torchao": ("is_torchao_available",),
+}
+"""Libraries, and by which functions PEFT and transformers ask for them."""
+
+ASKERS = ("peft.import_utils", "transformers.utils.import_utils")
 
 SELDOM = 100_000
 """Objects that are made between two searches for garbage while modules load; they make a million that stay."""
@@ -52,8 +57,9 @@ def without_quantisers(model: object = None) -> Iterator[None]:
 
 
 def _forget(names: list[str]) -> None:
-    """Clear the answers that PEFT keeps."""
-    helpers = sys.modules.get("peft.import_utils")
-    for asked in (asked for name in names for asked in HIDDEN[name]):
-        if helpers is not None:
-            getattr(helpers, asked).cache_clear()
+    """Clear the answers that are kept."""
+    for module in (sys.modules.get(asker) for asker in ASKERS):
+        for asked in (asked for name in names for asked in HIDDEN[name]):
+            clear = getattr(getattr(module, asked, None), "cache_clear", None)
+            if clear is not None:
+                clear()

@@ -38,3 +38,18 @@ def test_a_run_imports_what_it_uses(
     )
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.splitlines()[-1].strip() == f"IMPORTED {imported}".strip()
+
+
+HIDE = """
+from hftune.imports import without_quantisers
+with without_quantisers():
+    from peft.import_utils import is_torchao_available as peft_asks
+    from transformers.utils import is_bitsandbytes_available, is_torchao_available
+    assert not (peft_asks() or is_torchao_available() or is_bitsandbytes_available())
+assert peft_asks() and is_torchao_available() and is_bitsandbytes_available()
+"""
+
+
+def test_what_was_hidden_is_found_again() -> None:
+    pytest.importorskip("torchao")
+    subprocess.run([sys.executable, "-c", HIDE], cwd=ROOT, env=without_launcher(os.environ), check=True)

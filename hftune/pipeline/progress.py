@@ -97,7 +97,7 @@ class Screen:
     def begin(self, title: str) -> None:
         """A step starts."""
         self.title, self.began, self._spoken = title, time.monotonic(), time.monotonic()
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.console.is_dumb_terminal:  # where rich draws nothing
             # No thread that refreshes: the runner forks, and draws each time it looks.
             self._live = Live(console=self.console, auto_refresh=False, transient=True)
             self._live.start()

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from hftune.pipeline import progress
 from hftune.pipeline.dry_run import in_small, scratch_folder
 from hftune.pipeline.planning import measure, show_plan
-from hftune.pipeline.progress import Follower, Screen, clock
+from hftune.pipeline.progress import Follower, Moment, Screen, clock
 from hftune.pipeline.steps import Step
 from tests.unit.pipeline.files import by_name, finish, model, steps
 
@@ -111,13 +112,23 @@ def test_progress_is_followed(tmp_path: Path) -> None:
 
 def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
     said = io.StringIO()
-    screen = Screen(Console(file=said, force_terminal=True, width=80))
+    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
     screen.begin("[1/2] sft")
     follower = Follower(tmp_path)
     follower.moment.step, follower.moment.max_steps, follower.moment.loss = 5, 10, 1.25
     screen.show(follower.moment, new=True)
     screen.end()
     assert "step 5/10" in said.getvalue() and "━" in said.getvalue()
+
+
+def test_a_dumb_terminal_has_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "dumb"}))
+    screen.begin("[1/2] sft")
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.0)
+    screen.show(Moment(step=5, max_steps=10), new=True)
+    screen.end()
+    assert said.getvalue().strip() == "[1/2] sft: step 5/10"
 
 
 def test_clock() -> None:

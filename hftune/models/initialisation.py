@@ -66,8 +66,11 @@ def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
     for name, config in model.peft_config.items() if start else ():
         place = Path(folder) if name == "default" else Path(folder) / name
         weights = place / "adapter_model.safetensors"
+        trained = load_file(weights)
+        if name != "default" and not start.keys() <= trained.keys():
+            continue  # a copy for reference, which peft (0.21) misnames under ZeRO-3 and which nobody reads
         aside = weights.with_suffix(".partial")
-        save_file(plain_factors(load_file(weights), start), aside, metadata={"format": "pt"})
+        save_file(plain_factors(trained, start), aside, metadata={"format": "pt"})
         os.replace(aside, weights)
         file = place / "adapter_config.json"
         values = json.loads(file.read_text(encoding="utf-8"))

@@ -61,6 +61,7 @@ def test_lora_goes_on_under_zero3(stage_run: Callable, workspace: Path) -> None:
         ("sft", "lora", "single", ("--init_lora_weights", "olora")),
         ("sft", "lora", "zero3", ("--lora_modules_to_save", "embed_tokens")),
         ("dpo", "lora", "zero2", ("--init_lora_weights", "pissa")),
+        ("dpo", "lora", "zero3", ("--init_lora_weights", "pissa")),
         ("rm", "lora", "zero3", ()),
     ],
 )

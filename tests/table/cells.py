@@ -150,6 +150,8 @@ class Cell:
                 *BASES[self.base],
                 *OPTIMIZERS[self.optimizer],
                 *mode.flags,
+                # Recomputed reentrantly, as adapters are under ZeRO-3, routers give no loss of their own (it is said).
+                *("--gradient_checkpointing", "False"),
             ],
             "reload": {
                 "kind": "adapter" if self.is_adapter else "full",

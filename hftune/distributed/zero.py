@@ -39,11 +39,13 @@ def is_any_partitioned(module: torch.nn.Module) -> bool:
 
 
 def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
-    """Have `parameter` gathered while `module` runs, forward and backward, though another module owns it."""
-    if is_partitioned(parameter):
-        import deepspeed
+    """Have ZeRO-3 gather `parameter` while `module` runs, forward and backward, though another module owns it.
 
-        deepspeed.zero.register_external_parameter(module, parameter)
+    It may be partitioned already, or later, with the optimizer, as quantised models are.
+    """
+    import deepspeed
+
+    deepspeed.zero.register_external_parameter(module, parameter)
 
 
 def forget_order(engine: Any) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments import AdapterArguments, StageArguments
@@ -13,6 +14,7 @@ from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.checkpointing import recompute
+from hftune.models.experts import is_mixture
 from hftune.models.folding import fold_adapters, load_adapter
 from hftune.models.freezing import freeze, say_trained
 from hftune.models.fused_lora import fuse_lora
@@ -60,6 +62,7 @@ def add_adapter(
         fuse_lora(adapted)
     say_trained(adapted)
     _say_low_precision(adapted, training_args)
+    _give_blocks_a_gradient(adapted, training_args)
     if training_args.recomputation is not None:
         _prepare_checkpointing(adapted, adapter_args, training_args)
     return adapted
@@ -90,7 +93,8 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
         adapted = inject(model, config, autocast_adapter_dtype=autocast)
         if not adapter_args.train_new_tokens_only:
             say_targets(adapted, adapter_args)
-    _gather_for_adapters(adapted)
+    if training_args.zero_stage == 3:
+        _gather_for_adapters(adapted)
     give_heads_a_bias(adapted)
     if adapter_args.changes_base:
         remember_start(adapted)
@@ -98,10 +102,18 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
 
 
 def _gather_for_adapters(adapted: PeftModel) -> None:
-    """Have ZeRO-3 gather the weights that DoRA and adapters of parameters read beside the module that owns them."""
+    """Have ZeRO-3 gather the weights that adapters of parameters, rows and DoRA read beside the module that owns them.
+
+    ZeRO-3 would find most of them itself, on the first pass in which they are not whole by chance. Found only after it
+    has learnt its order, which a pass of the reference before training brings about, they end the run: a tracing error.
+    """
     for module in adapted.modules():
         if isinstance(module, ParamWrapper):
-            zero.read_also(module, module.get_param())
+            factors = [*module.lora_A.values(), *module.lora_B.values()]  # read, not called
+            for parameter in [module.get_param(), *(factor.weight for factor in factors)]:
+                zero.read_also(module, parameter)
+        elif isinstance(module, TrainableTokensLayer):
+            zero.read_also(module, module.get_base_layer().weight)
         elif isinstance(module, LoraLayer):
             for magnitude in module.lora_magnitude_vector.values():
                 zero.read_also(magnitude, module.get_base_layer().weight)
@@ -140,13 +152,21 @@ def _say_low_precision(adapted: PreTrainedModel | PeftModel, training_args: Stag
         )
 
 
+def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args: StageArguments) -> None:
+    """Where blocks need an input with a gradient, let frozen embeddings give one.
+
+    Recomputed blocks do. So does, under ZeRO-3, a block of experts, which DeepSpeed 0.19 takes as one: it reduces the
+    gradients in it once they have come through to its input, and if nothing there wants one, before they are there.
+    """
+    wanted = training_args.recomputation is not None or (training_args.zero_stage == 3 and is_mixture(adapted.config))
+    if wanted and not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
+        adapted.enable_input_require_grads()
+
+
 def _prepare_checkpointing(
     adapted: PreTrainedModel | PeftModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> None:
-    """Recomputed blocks need an input with a gradient, which frozen embeddings do not give."""
     assert training_args.recomputation is not None
-    if adapter_args.use_peft or not any(p.requires_grad for p in adapted.get_input_embeddings().parameters()):
-        adapted.enable_input_require_grads()
     reentrant = adapter_args.use_peft and training_args.zero_stage == 3
     if reentrant:
         _checkpoint_reentrantly(training_args)

@@ -20,6 +20,12 @@ each come at least once; their pairs, and methods with stages, are in the full t
 
 SINGLES = ("architecture", "optimizer", "mode")
 
+BROKEN_ONCE = (
+    Cell("dpo", "qwen2", "lora_tokens", "zero3", "nf4", "adamw"),
+    Cell("sft", "mixtral", "lora_experts", "zero3", "fp32", "adamw"),
+)
+"""Cells whose pairs meet elsewhere, and which alone have shown a fault."""
+
 Goal = tuple[Any, ...]
 
 
@@ -28,8 +34,10 @@ def covering(cells: Iterable[Cell] | None = None) -> list[Cell]:
     every = list(all_cells() if cells is None else cells)
     running = [cell for cell in every if not rules_of(cell)]
     # What a cell is compared with runs in any case, so it comes first and counts.
-    chosen: dict[Cell, None] = {}
-    missing = {goal for cell in running for goal in goals(cell)}
+    chosen: dict[Cell, None] = {
+        cell: None for broken in BROKEN_ONCE if broken in running for cell in (broken, *references(broken))
+    }
+    missing = {goal for cell in running for goal in goals(cell)} - {goal for cell in chosen for goal in goals(cell)}
     while missing:
         best = max(running, key=lambda cell: len(missing.intersection(goals(cell))))
         for cell in (best, *references(best)):

@@ -46,7 +46,8 @@ COMMON = (
 ALGORITHMS = {
     "grpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.05",
     "rloo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.2",
-    "ppo": "--num_iterations 2 --learning_rate 1.5e-3 --beta 0.1 --vf_coef 0.5 --critic_init reward --lam 1.0",
+    "ppo": "--num_iterations 1 --learning_rate 1.5e-3 --beta 0.1 --lam 1.0 --critic_init reward --vf_coef 0.02 "
+    "--cliprange_value 10",
     "online_dpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"

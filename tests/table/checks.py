@@ -20,9 +20,10 @@ from tests.table.reload import RELOADED
 from tests.table.witness import LOGITS, RECORD
 
 LOSS_TOLERANCE = 1e-4
-LOGIT_TOLERANCE = 2e-3
-"""Of the largest logit, between ZeRO stages: Adam divides by small gradients, whose last digits depend on the order
-of sums."""
+LOGIT_TOLERANCE = {"fp32": 2e-3, "nf4": 2e-3, "int8": 2e-2}
+"""Of the largest logit, between ZeRO stages, by what holds the base: Adam divides by small gradients, whose last digits
+depend on the order of sums. 8-bit rounds activations to 1/127 of their row's largest, and the last digit of one can tip
+it into the next step: adapters equal to 1e-6 were seen to give logits 6e-3 apart."""
 RELOAD_TOLERANCE = 1e-5
 """Of the largest logit, between a model and its own reloaded weights."""
 
@@ -129,7 +130,7 @@ def like_one_process(outcome: Outcome, others: Mapping[Cell, Outcome]) -> Iterat
     if any(abs(a - b) > LOSS_TOLERANCE for a, b in zip(losses, reference, strict=True)):
         yield f"losses are {losses}, in one process {reference}"
     distance = float((outcome.logits - alone.logits).abs().max() / alone.logits.abs().max())
-    if distance > LOGIT_TOLERANCE:
+    if distance > LOGIT_TOLERANCE[outcome.cell.base]:
         yield f"logits are {distance:.1e} from those of one process"
 
 

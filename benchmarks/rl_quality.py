@@ -34,8 +34,8 @@ sys.path.insert(0, str(ROOT))
 
 from hftune.constants import PREEMPTED_EXIT_CODE  # noqa: E402
 
-TOKENS = 16
-SAMPLES = 2
+TOKENS = 24
+SAMPLES = 4
 KL_A_TOKEN = 0.5
 COMMON = (
     "--use_peft --lora_rank 16 --lora_alpha 32 --target_modules all --gradient_checkpointing False --save_strategy no "
@@ -44,11 +44,11 @@ COMMON = (
     "--train_file_dir examples/data/prompts --report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.05",
-    "rloo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.2",
-    "ppo": "--num_iterations 1 --learning_rate 1.5e-3 --beta 0.1 --lam 1.0 --critic_init reward --vf_coef 0.02 "
+    "grpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.07",
+    "rloo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.2",
+    "ppo": "--num_iterations 1 --learning_rate 1.25e-3 --beta 0.15 --lam 1.0 --critic_init reward --vf_coef 0.02 "
     "--cliprange_value 10",
-    "online_dpo": "--num_generations 4 --learning_rate 1.5e-3 --beta 0.1",
+    "online_dpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.1",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
 

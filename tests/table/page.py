@@ -31,7 +31,7 @@ HEAD = """# What trains where
 Every cell is a run of the real script on tiny random models, on a CPU, {steps} steps on the data of the tests. A ✓
 says that all of this held:
 
-- every step has a finite loss; the losses (to 1e-4) and the logits after training (to 0.2 % of the largest; 2 % on an
+- every step has a finite loss; the losses (to 1e-4) and the logits after training (to 0.2 % of the largest; 1 % on an
   8-bit base, which rounds activations) are those of one process without DeepSpeed, and the first loss is that of the
   base;
 - tensor by tensor, what should change has changed and nothing else has, by a bit; all processes hold the same weights;

@@ -19,8 +19,32 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
+
+
+class AfterImport(MetaPathFinder):
+    """Calls `then` with a module when it has been loaded."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """As Python finds it, with a loader that calls."""
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        load = spec.loader.exec_module
+
+        def load_and_call(module: Any) -> None:
+            load(module)
+            self.then(module)
+
+        spec.loader.exec_module = load_and_call
+        return spec
 
 
 class Watch:
@@ -35,10 +59,17 @@ class Watch:
         self._real = self._places = 0
 
     def install(self) -> None:
-        """Hook into transformers, which every tool trains with."""
+        """Hook into transformers' trainer, which every tool trains with, as soon as the tool itself imports it.
+
+        Imported here, it would make all tools start in the same way.
+        """
+        sys.meta_path.insert(0, AfterImport("transformers.trainer", self.hook))
+
+    def hook(self, module: Any) -> None:
+        """Watch the trainers of this module."""
         import transformers
 
-        watch, step, begin = self, transformers.Trainer.training_step, transformers.Trainer.__init__
+        watch, step, begin = self, module.Trainer.training_step, module.Trainer.__init__
 
         @functools.wraps(step)
         def training_step(trainer: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -63,8 +94,8 @@ class Watch:
             begin(trainer, *args, **kwargs)
             trainer.add_callback(Callback())
 
-        transformers.Trainer.training_step = training_step
-        transformers.Trainer.__init__ = __init__
+        module.Trainer.training_step = training_step
+        module.Trainer.__init__ = __init__
 
     def figures(self) -> dict[str, Any]:
         """What was seen: seconds from the start of the process to each step's end, tokens, losses, memory in MiB."""
@@ -130,6 +161,7 @@ def hftune(options: argparse.Namespace, folder: Path) -> None:
         "lora_dropout": 0.0,
         "target_modules": "all",
         "packing": options.packing,
+        "overwrite_cache": True,
     }
     if options.cuda:  # as `--activation_checkpointing auto` has it: what memory has no room for is computed again
         del arguments["gradient_checkpointing"]

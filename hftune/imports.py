@@ -1,4 +1,4 @@
-"""Imports that a run does not need, left out, and quicker ones: two seconds of every start."""
+"""Imports that a run does not need, left out, and quicker ones: some seconds of every start."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import sys
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from hftune.import_cache import cache_folder, look_once, write_whole
 from hftune.imports import collect_seldom, without_quantisers
 
 HELP = {"-h", "--help"}
@@ -36,28 +36,27 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     if HELP & {*given}:
         print(help_page(stage, given), end="")
         raise SystemExit(0)
-    collect_seldom()
-    with without_quantisers():
-        from hftune.arguments import parser
-
-    return parser.parse_arguments(stage, given)
+    return _parser().parse_arguments(stage, given)
 
 
 def help_page(stage: str, argv: list[str]) -> str:
     """What `--help` prints: from the cache, or made now and kept there."""
-    file = _folder() / f"{_key(stage, argv)}.txt"
+    file = cache_folder() / "help" / f"{_key(stage, argv)}.txt"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return file.read_text(encoding="utf-8")
-    from hftune.arguments import parser
-
-    page = parser.help_of(stage, [word for word in argv if word not in HELP])
+    page = _parser().help_of(stage, [word for word in argv if word not in HELP])
     with contextlib.suppress(OSError):  # no cache, no harm
-        _write(file, page)
+        write_whole(file, page.encode())
     return page
 
 
-def _folder() -> Path:
-    return Path(os.environ.get("HFTUNE_CACHE") or "~/.cache/hftune").expanduser() / "help"
+def _parser() -> ModuleType:
+    """The module that knows all arguments, and with it the libraries."""
+    collect_seldom()
+    look_once()
+    with without_quantisers():
+        from hftune.arguments import parser
+    return parser
 
 
 def _key(stage: str, argv: list[str]) -> str:
@@ -80,11 +79,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def _write(file: Path, page: str) -> None:
-    """Whole or not at all: another process may be writing, or reading, the same page."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as aside:
-        aside.write(page)
-    os.replace(aside.name, file)

@@ -26,6 +26,7 @@ import hftune
 from hftune.data.encoding import Counts
 from hftune.distributed import ranks
 from hftune.errors import DataError
+from hftune.import_cache import cache_folder
 from hftune.logging import get_logger
 
 _COUNTS = "counts.json"
@@ -129,7 +130,7 @@ def _one_writer(path: Path) -> Iterator[bool]:
 
 def cache_root(cache_dir: str | None = None) -> Path:
     """Where hftune keeps what it computes once; `cache_dir` wins over the environment's HFTUNE_CACHE."""
-    return Path(cache_dir or os.environ.get("HFTUNE_CACHE") or "~/.cache/hftune").expanduser()
+    return Path(cache_dir).expanduser() if cache_dir else cache_folder()
 
 
 def _load(entry: Path) -> tuple[Dataset, Counts] | None:

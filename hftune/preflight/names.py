@@ -14,6 +14,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.skeleton import skeleton_of
+from hftune.preflight.sizes import COUNTED, adapter_key, trained_parameters
 
 
 def check_names(
@@ -55,6 +56,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         )
         return
     config.init_lora_weights = True  # the factors are nothing to look at here
+    key = adapter_key(model, config)
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
@@ -66,6 +68,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             fix="name other modules",
         )
         return
+    COUNTED[key] = trained_parameters(adapted)
     # `all` makes peft adapt parameters as well in a mixture of experts.
     parameters = adapted_parameters(adapted)
     if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):

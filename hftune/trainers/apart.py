@@ -16,7 +16,7 @@ Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 LENGTHS = (100, 156)
 """Tokens of the two documents: more than a block of any kernel in all, with the border inside a block."""
 
-SHORT = (24, 40)
+SHORT = (8, 16)
 """Where no kernel works in blocks: a run on a CPU would wait seconds for the other."""
 
 TOLERANCE = 0.02
@@ -31,7 +31,7 @@ def prove_apart(
     """Change the first of two documents in a row, and compare the logits of the second.
 
     Whatever stands between the borders and the softmax (a model's own mask, a kernel, a patch) is covered: a rule about
-    names would not be. It costs two forward passes of 256 tokens a run, of 64 on a CPU; every rank must take part.
+    names would not be. It costs two forward passes of 256 tokens a run, of 24 on a CPU; every rank must take part.
 
     Args:
         model: As it is trained, an engine or a wrapper included.

@@ -53,3 +53,40 @@ assert peft_asks() and is_torchao_available() and is_bitsandbytes_available()
 def test_what_was_hidden_is_found_again() -> None:
     pytest.importorskip("torchao")
     subprocess.run([sys.executable, "-c", HIDE], cwd=ROOT, env=without_launcher(os.environ), check=True)
+
+
+LOOK = """
+import builtins, sys
+from pathlib import Path
+from hftune.import_cache import look_once
+look_once()
+opened, usual = [], builtins.open
+builtins.open = lambda file, *more, **named: (opened.append(str(file)), usual(file, *more, **named))[1]
+import transformers
+from transformers import AutoModelForCausalLM
+builtins.open = usual
+read = sum("/transformers/models/" in file and file.endswith(".py") for file in opened)
+from transformers.utils import import_utils
+models = Path(transformers.__file__).parent / "models"
+kept, searched = (search(models) for search in (import_utils.create_import_structure_from_path,
+                                                import_utils.create_import_structure_from_path.__wrapped__))
+assert kept == searched, "what was kept is not what is there"
+print(read)
+"""
+
+
+def test_transformers_files_are_read_once_an_installation(tmp_path: Path) -> None:
+    environment = without_launcher(os.environ) | {"HFTUNE_CACHE": str(tmp_path)}
+
+    def read() -> int:
+        done = subprocess.run([sys.executable, "-c", LOOK], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return int(done.stdout)
+
+    first = read()
+    assert first > 1000
+    assert read() < first / 10
+    (kept,) = (tmp_path / "imports").iterdir()
+    kept.write_bytes(kept.read_bytes()[:1000])
+    assert read() == first, "a damaged file is made anew"
+    assert read() < first / 10

@@ -28,7 +28,7 @@ BEGAN = "FIRST_STEP_BEGAN"
 FLAGS = shlex.split(
     "--use_peft --lora_rank 8 --lora_alpha 16 --lora_dropout 0 --target_modules all --max_length 512 --max_steps 1 "
     "--per_device_train_batch_size 2 --gradient_checkpointing False --learning_rate 1e-4 --save_strategy no "
-    "--report_to none --disable_tqdm True"
+    "--report_to none --disable_tqdm True --overwrite_cache True"
 )
 # What has been reached when a function is entered or left, in order.
 PARTS = {
@@ -81,7 +81,7 @@ def one_run(options: argparse.Namespace, data: Path, folder: Path) -> dict[str, 
     """Seconds of each part of a run, by the marks that it left."""
     files = ["--model_name_or_path", options.model, "--train_file_dir", str(data), "--output_dir", str(folder / "out")]
     command = [sys.executable, __file__, "--model", "", "--data", "", "--train", *files, *FLAGS]
-    own = {BEGAN: repr(time.time()), "HFTUNE_CACHE": str(folder / "cache")}
+    own = {BEGAN: repr(time.time()), "HFTUNE_CACHE": str(folder.parent / "cache")}
     finished = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True)
     if finished.returncode:
         raise SystemExit(finished.stderr[-2000:])

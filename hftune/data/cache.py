@@ -67,9 +67,10 @@ def _code_state() -> str:
 def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """All of a tokenizer that decides which ids a text gets."""
     if tokenizer.is_fast:
-        backend = json.loads(tokenizer.backend_tokenizer.to_str())
-        # Set by the last call that truncated or padded, and overridden by the next one.
-        state = {key: value for key, value in backend.items() if key not in ("truncation", "padding")}
+        # Before the first added token stand truncation and padding: set by the last call that asked for them, and
+        # overridden by the next one. Parsing it all would take as long as tokenising a thousand records.
+        whole = tokenizer.backend_tokenizer.to_str()
+        state: Any = whole[whole.index('"added_tokens":') :]
     else:
         state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}

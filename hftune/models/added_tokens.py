@@ -58,6 +58,8 @@ def add_named_tokens(tokenizer: PreTrainedTokenizerBase, args: GrowthArguments) 
     for value, special in ((args.add_tokens, False), (args.add_special_tokens, True)):
         flag = "--add_special_tokens" if special else "--add_tokens"
         tokens = named_tokens(value, flag)
+        if not tokens:
+            continue
         known = tokenizer.get_vocab()
         present = [token for token in tokens if token in known]
         if present:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator
 
 import torch
+from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
@@ -14,6 +16,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.skeleton import skeleton_of
+from hftune.preflight.planning.miniature import Miniature, cut_down, decoder_layers
 from hftune.preflight.sizes import COUNTED, adapter_key, trained_parameters
 
 
@@ -56,11 +59,11 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         )
         return
     config.init_lora_weights = True  # the factors are nothing to look at here
-    key = adapter_key(model, config)
+    key, small = adapter_key(model, config), _in_small(model, config)
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            adapted = inject(model, config)
+            adapted = inject(small.model if small else model, config)
     except (ValueError, TypeError, NotImplementedError) as error:
         yield ArgumentError(
             f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
@@ -68,7 +71,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             fix="name other modules",
         )
         return
-    COUNTED[key] = trained_parameters(adapted)
+    COUNTED[key] = trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0)
     # `all` makes peft adapt parameters as well in a mixture of experts.
     parameters = adapted_parameters(adapted)
     if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):
@@ -77,3 +80,14 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             place=f"--init_lora_weights {adapter_args.init_lora_weights}",
             fix="name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj",
         )
+
+
+def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
+    """The model with a layer of each kind, where the adapter means all layers alike: peft takes 1 ms a module."""
+    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
+    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
+    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
+    layers = decoder_layers(model)
+    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
+        return None
+    return cut_down(model, None, [None] * len(getattr(*layers)))

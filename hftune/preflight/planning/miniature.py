@@ -27,6 +27,11 @@ class Miniature:
     layers: list[nn.Module]
     kinds: tuple[int, ...]
 
+    def added_by_others(self, count: Callable[[nn.Module], int]) -> int:
+        """What the layers that were left out would add to a count over the modules of `model`."""
+        each = [count(layer) for layer in self.layers]
+        return sum(each[kind] for kind in self.kinds) - sum(each)
+
 
 def decoder_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
     """The module that holds the decoder layers, and under which name; None where the model has none of that make."""

@@ -14,6 +14,8 @@ from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.models.adapters import add_adapter
+from hftune.models.skeleton import skeleton_of
+from hftune.preflight import names, sizes
 from hftune.preflight.checks import check_run
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
@@ -197,3 +199,44 @@ def test_biases_of_a_reference(tmp_path: Path) -> None:
 def test_idle_flags_are_said(tiny_model: Path) -> None:
     assert said_of(tiny_model, "--target_regex", ".*q_proj") == ""
     assert "--target_regex has no effect without --use_peft" in notices()
+
+
+LAYERS = {"num_hidden_layers": 6, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL = {
+    "dense": LlamaConfig(vocab_size=99, intermediate_size=48, attention_bias=True, **LAYERS),
+    "mixture": Qwen3MoeConfig(
+        vocab_size=99, intermediate_size=48, moe_intermediate_size=24, num_experts=4, mlp_only_layers=[0, 3], **LAYERS
+    ),
+}
+
+
+@pytest.mark.parametrize("model", sorted(SMALL))
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--target_modules", "q_proj,o_proj", "--use_dora"],
+        ["--target_modules", "q_proj,down_proj", "--lora_modules_to_save", "embed_tokens", "--lora_bias", "all"],
+        ["--exclude_modules", "k_proj", "--trainable_token_indices", "1", "2"],
+        ["--layers_to_transform", "1", "4"],
+        ["--target_modules", "q_proj", "--trainable_parameters", "model.layers.2.mlp"],
+        ["--rank_pattern", '{"layers.5.*q_proj": 3}'],
+    ],
+)
+def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
+    tmp_path: Path, model: str, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tried on a smaller model is counted as if it had been tried on the whole one."""
+    if model == "mixture" and "--lora_bias" in flags:
+        flags = flags[:-2]
+    SMALL[model].save_pretrained(tmp_path)
+    monkeypatch.setattr(sizes, "COUNTED", counted := {})
+    monkeypatch.setattr(names, "COUNTED", counted)
+    model_args, _, adapter_args, args = parse_arguments(
+        "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
+    )
+    assert list(names.check_names(model_args, adapter_args, args)) == []
+    (tried,) = counted.values()
+    counted.clear()
+    bare = skeleton_of(model_args, args, scores=False)
+    assert tried == sizes.adapter_parameters(bare, adapter_args) > 0

@@ -47,7 +47,7 @@ COMMON = (
     "--train_file_dir examples/data/prompts --report_to none --seed 1"
 )
 ALGORITHMS = {
-    "grpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.05",
+    "grpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.1",
     "rloo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.2",
     "ppo": "--num_iterations 1 --learning_rate 1.25e-3 --beta 0.15 --lam 1.0 --critic_init reward --vf_coef 0.02 "
     "--cliprange_value 10",

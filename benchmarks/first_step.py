@@ -1,9 +1,12 @@
-"""Where the time to the first SFT step goes, beside the imports alone that any tool on these libraries must make.
+"""The time to the first SFT step: where it goes, and beside other tools.
 
-python benchmarks/first_step.py --model MODEL --data alpaca.json        5 rounds of some 12 s, after one that warms up
+python benchmarks/first_step.py --model MODEL --data alpaca.json        5 rounds of some 20 s, after one that warms up
+   --llamafactory PYTHON --ms_swift PYTHON --medicalgpt FOLDER:PYTHON   other tools, by their environments
 
-Settings are those of `train.py`, in a process of its own each. The libraries' share is a process that imports what LoRA
-on TRL's trainer needs, and nothing else; the two take turns and medians count. Data is tokenised anew each time.
+Everything runs in a process of its own, takes turns, and medians count. Parts are those of run_sft.py. Other tools are
+run and watched as `train.py` does, hftune once more among them: from the start of the process to the end of the first
+step, of which the watch itself is a few milliseconds. `the same imports by themselves` is a process that imports what
+LoRA on TRL's trainer needs, and nothing else. Data is tokenised anew each time.
 """
 
 from __future__ import annotations
@@ -22,9 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from train import PEERS, watched, with_own_pad, write_conversations
+
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "import torch, transformers, peft, trl; transformers.Trainer; trl.SFTTrainer; peft.LoraConfig"
 BEGAN = "FIRST_STEP_BEGAN"
+BAR = 0.75
+"""Of the quickest peer's time."""
 FLAGS = shlex.split(
     "--use_peft --lora_rank 8 --lora_alpha 16 --lora_dropout 0 --target_modules all --max_length 512 --max_steps 1 "
     "--per_device_train_batch_size 2 --gradient_checkpointing False --learning_rate 1e-4 --save_strategy no "
@@ -49,24 +56,34 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}", metavar="[FOLDER:]PYTHON")
     options = parser.parse_args()
     if options.train is not None:
         train(options.train)
         return 0
+    options.steps, options.max_length, options.more = 1, 512, ""  # for `watched`
+    tools = ["hftune", "trl", *(peer for peer in PEERS if getattr(options, peer))]
     rounds: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         data.mkdir()
         records = json.loads(options.data.read_text(encoding="utf-8"))[: options.records]
         (data / "records.json").write_text(json.dumps(records), encoding="utf-8")
+        conversations = write_conversations(options.data, options.records, Path(folder))
+        model, pad_id = with_own_pad(options.model, Path(folder))
         for number in range(options.rounds + 1):
             found = {"libraries": imports_alone(), **one_run(options, data, Path(folder) / str(number))}
+            for tool in tools:
+                found[tool] = watched(tool, False, conversations, model, pad_id, options)["ended"][0]
             if number:  # the first one warms the system's cache up
                 rounds.append(found)
     medians = {name: statistics.median(found[name] for found in rounds) for name in rounds[0]}
-    print(table(medians))
+    print(table(medians, tools, rounds))
     machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    print(json.dumps({"benchmark": "first_step", "machine": machine, "figures": medians, "bars": {}}))
+    ratio = medians["hftune"] / min(medians[tool] for tool in tools if tool != "hftune")
+    bars = {"first step / quickest peer's": {"value": round(ratio, 3), "bar": BAR, "holds": ratio <= BAR}}
+    print(json.dumps({"benchmark": "first_step", "machine": machine, "figures": medians, "bars": bars}))
     return 0
 
 
@@ -137,11 +154,16 @@ def watch(place: Any, function: str, when: str, mark: Callable[[], Any]) -> None
     setattr(owner, function, call)
 
 
-def table(medians: dict[str, float]) -> str:
-    """A line a part, and what the libraries take by themselves."""
-    lines = [f"{name:<32}{seconds:6.2f} s" for name, seconds in medians.items() if name not in ("in all", "libraries")]
-    for name, key in (("in all", "in all"), ("the same imports by themselves", "libraries")):
-        lines.append(f"{name:<32}{medians[key]:6.2f} s")
+def table(medians: dict[str, float], tools: list[str], rounds: list[dict[str, float]]) -> str:
+    """A line a part, what the libraries take by themselves, and a line a tool with its spread."""
+    whole = {"in all": "in all", "libraries": "the same imports by themselves"}
+    parts = [name for name in medians if name not in (*whole, *tools)]
+    lines = [f"{name:<32}{medians[name]:6.2f} s" for name in parts]
+    lines += [f"{name:<32}{medians[key]:6.2f} s" for key, name in whole.items()]
+    lines.append("to the end of the first step:")
+    for tool in tools:
+        times = [found[tool] for found in rounds]
+        lines.append(f"{tool:<32}{medians[tool]:6.2f} s   ({min(times):.2f} - {max(times):.2f})")
     return "\n".join(lines)
 
 

@@ -129,7 +129,18 @@ def in_turns(
 
 
 def run(tool: str, packing: bool, data: Path, model: str, pad_id: int, options: argparse.Namespace) -> Figures:
-    """One training in a fresh process."""
+    """Figures of one training."""
+    return speed_of(watched(tool, packing, data, model, pad_id, options))
+
+
+def watched(
+    tool: str, packing: bool, data: Path, model: str, pad_id: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What was seen of one training in a fresh process.
+
+    Args:
+        options: `steps`, `max_length`, `more` and the tools' environments.
+    """
     repository, _, python = (getattr(options, tool, None) or "").rpartition(":")
     command = [python or sys.executable, str(TOOLS), tool, "--data", str(data), "--model", model]
     command += ["--steps", str(options.steps), "--max_length", str(options.max_length), "--pad_id", str(pad_id)]
@@ -146,7 +157,8 @@ def run(tool: str, packing: bool, data: Path, model: str, pad_id: int, options: 
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode:
         raise SystemExit(f"{tool} failed:\n{finished.stdout[-1000:]}\n{finished.stderr[-2000:]}")
-    return speed_of(json.loads(finished.stdout.splitlines()[-1]))
+    seen: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
+    return seen
 
 
 def speed_of(seen: dict[str, Any]) -> Figures:

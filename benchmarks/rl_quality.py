@@ -51,7 +51,7 @@ ALGORITHMS = {
     "rloo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.05",
     "ppo": "--num_iterations 1 --learning_rate 1.25e-3 --beta 0.05 --lam 1.0 --critic_init reward --vf_coef 0.02 "
     "--cliprange_value 10",
-    "online_dpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.6",
+    "online_dpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.42",
 }
 START, END = "<!-- rl_quality -->", "<!-- end of rl_quality -->"
 

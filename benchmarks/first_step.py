@@ -1,11 +1,11 @@
 """The time to the first SFT step: where it goes, and beside other tools.
 
-python benchmarks/first_step.py --model MODEL --data alpaca.json        5 rounds of some 20 s, after one that warms up
+python benchmarks/first_step.py --model MODEL --data alpaca.json        5 rounds of some 45 s, after one that warms up
    --llamafactory PYTHON --ms_swift PYTHON --medicalgpt FOLDER:PYTHON   other tools, by their environments
 
 Everything runs in a process of its own, takes turns, and medians count. Parts are those of run_sft.py. Other tools are
 run and watched as `train.py` does, hftune once more among them: from the start of the process to the end of the first
-step, of which the watch itself is a few milliseconds. `the same imports by themselves` is a process that imports what
+step. `the same imports by themselves` is a process that imports what
 LoRA on TRL's trainer needs, and nothing else. Data is tokenised anew each time.
 """
 

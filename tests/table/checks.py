@@ -23,8 +23,8 @@ LOSS_TOLERANCE = 1e-4
 LOGIT_TOLERANCE = {"fp32": 2e-3, "nf4": 2e-3, "int8": 1e-2}
 """Of the largest logit, between ZeRO stages, by what holds the base: Adam divides by small gradients, whose last digits
 depend on the order of sums. 8-bit rounds activations to 1/127 of their row's largest, and the last digit of one can tip
-it into the next step: adapters 1e-6 to 7e-4 apart, after losses equal to
-4e-6, were seen to give logits 3e-3 to 6e-3 apart."""
+it into the next step: adapters 1e-6 to 7e-4 apart, after losses equal to 4e-6, were seen to give logits 3e-3 to 6e-3
+apart."""
 RELOAD_TOLERANCE = 1e-5
 """Of the largest logit, between a model and its own reloaded weights."""
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hftune.import_cache import cache_folder, look_once, write_whole
+from hftune.import_cache import look_once
 from hftune.imports import collect_seldom, without_quantisers
+from hftune.user_cache import cache_folder, write_whole
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")

@@ -26,8 +26,8 @@ import hftune
 from hftune.data.encoding import Counts
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.import_cache import cache_folder
 from hftune.logging import get_logger
+from hftune.user_cache import cache_folder
 
 _COUNTS = "counts.json"
 _CHUNK = 1 << 22

@@ -17,7 +17,7 @@ from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.skeleton import skeleton_of
 from hftune.preflight.planning.miniature import Miniature, cut_down, decoder_layers
-from hftune.preflight.sizes import COUNTED, adapter_key, trained_parameters
+from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 
 def check_names(
@@ -71,7 +71,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
             fix="name other modules",
         )
         return
-    COUNTED[key] = trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0)
+    note_adapter(key, trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0))
     # `all` makes peft adapt parameters as well in a mixture of experts.
     parameters = adapted_parameters(adapted)
     if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):

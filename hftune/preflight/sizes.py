@@ -66,16 +66,21 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
 def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
     key = adapter_key(bare, config)
-    if key not in COUNTED:
+    if key not in _counted:
         with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), without_quantisers():
             warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
             adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
-            COUNTED[key] = trained_parameters(adapted)
+            _counted[key] = trained_parameters(adapted)
             adapted.unload()
-    return COUNTED[key]
+    return _counted[key]
 
 
-COUNTED: dict[str, int] = {}
+def note_adapter(key: str, parameters: int) -> None:
+    """Spare `count_adapter` its work: the adapter that `adapter_key` named so has been made and counted."""
+    _counted[key] = parameters
+
+
+_counted: dict[str, int] = {}
 """Parameters of the adapters that were made on a skeleton so far, by `adapter_key`: making one takes 0.2 s."""
 
 

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [
-    {"errors", "constants", "import_cache", "imports", "logging", "weight_files", "hftune"},
+    {"errors", "constants", "import_cache", "imports", "logging", "user_cache", "weight_files", "hftune"},
     {"distributed"},
     {"arguments"},
     {"data", "models", "checkpoints"},

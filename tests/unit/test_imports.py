@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from hftune.import_cache import installation
 from tests.conftest import without_launcher
 
 TRAIN = """
@@ -90,3 +92,23 @@ def test_transformers_files_are_read_once_an_installation(tmp_path: Path) -> Non
     kept.write_bytes(kept.read_bytes()[:1000])
     assert read() == first, "a damaged file is made anew"
     assert read() < first / 10
+
+
+def test_a_file_that_is_edited_in_place_is_another_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "edited_models-1.0.dist-info"
+    model = tmp_path / "edited_models" / "models" / "llama" / "llama.py"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: edited_models\nVersion: 1.0\n")
+    model.parent.mkdir(parents=True)
+    model.write_text("class Llama: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    models = model.parents[1]
+    before = installation("edited_models", models)
+    assert before is not None and installation("edited_models", models) == before
+    model.write_text("class Alpaca: ...\n")
+    os.utime(model, (time.time() + 2, time.time() + 2))
+    assert installation("edited_models", models) != before
+    about.joinpath("direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
+    assert installation("edited_models", models) is None, "sources in the making are not kept at all"

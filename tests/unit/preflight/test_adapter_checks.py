@@ -230,8 +230,7 @@ def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
     if model == "mixture" and "--lora_bias" in flags:
         flags = flags[:-2]
     SMALL[model].save_pretrained(tmp_path)
-    monkeypatch.setattr(sizes, "COUNTED", counted := {})
-    monkeypatch.setattr(names, "COUNTED", counted)
+    monkeypatch.setattr(sizes, "_counted", counted := {})
     model_args, _, adapter_args, args = parse_arguments(
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
     )

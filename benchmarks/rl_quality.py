@@ -7,8 +7,8 @@ python benchmarks/rl_quality.py                               all algorithms, af
 python benchmarks/rl_quality.py --algorithms ppo --quick      one, 4 steps: whether it runs
 python benchmarks/rl_quality.py --write_docs                  the table goes into docs/rl.md
 
-What was measured lies in --output_dir, a file an algorithm, and is not measured again with the same settings unless
---again is given: algorithms may run at different times, and the last run writes the table of all.
+What was measured lies in --output_dir, a file an algorithm and seed, and is not measured again with the same settings
+unless --again is given: algorithms may run at different times, and the last run writes the table of all.
 
 Rewards are measured apart from training: answers sampled at temperature 1 to prompts that were never trained on, by the
 base and by base + adapter in plain transformers and peft, scored by the reward model. KL is the mean of
@@ -29,6 +29,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ COMMON = (
     "--use_peft --lora_rank 16 --lora_alpha 32 --target_modules all --gradient_checkpointing False --save_strategy no "
     "--logging_steps 1 --lr_scheduler_type linear --warmup_steps 2 --disable_tqdm True "
     f"--max_completion_length {TOKENS} --per_device_train_batch_size 16 --gradient_accumulation_steps 2 --bf16 True "
-    "--train_file_dir examples/data/prompts --report_to none --seed 1"
+    "--train_file_dir examples/data/prompts --report_to none"
 )
 ALGORITHMS = {
     "grpo": "--num_generations 4 --learning_rate 1.25e-3 --beta 0.1",
@@ -63,6 +64,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=Path("outputs/base/SmolLM2-135M-Instruct"), help="the policy")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/rl-quality"))
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1], help="of training; answers are sampled alike")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="4 steps")
     parser.add_argument("--minutes", type=float, help="stop a run after so many with a checkpoint; call again to go on")
@@ -86,15 +88,16 @@ def main() -> int:
     fixed = {name: value for name, value in settings.items() if name != "steps"}
     before = kept(options.output_dir / "base", fixed, options.again, lambda: measure(base, None, reward))
     print(f"base: mean reward {before['mean']:.3f}, standard deviation {before['std']:.3f}", flush=True)
-    rows = {}
-    for name in options.algorithms:
-        folder, own = options.output_dir / name, settings | {"flags": f"{COMMON} {ALGORITHMS[name]}"}
-        rows[name] = kept(folder, own, options.again, partial(run, name, steps, base, reward, folder, options.minutes))
-        print(f"{name}: mean reward {rows[name]['mean']:.3f}, {rows[name]['seconds']:.0f} s", flush=True)
+    rows: dict[tuple[str, int], dict[str, float]] = {}
+    for name, seed in product(options.algorithms, options.seeds):
+        folder, flags = options.output_dir / f"{name}-{seed}", f"{COMMON} --seed {seed} {ALGORITHMS[name]}"
+        train = partial(run, name, flags, steps, base, reward, folder, options.minutes)
+        row = rows[name, seed] = kept(folder, settings | {"flags": flags}, options.again, train)
+        print(f"{name}, seed {seed}: mean reward {row['mean']:.3f}, {row['seconds']:.0f} s", flush=True)
     table = render(before, rows)
     print(table)
     if options.write_docs:
-        write(table, steps)
+        write(table, f"--steps {steps} --seeds {' '.join(map(str, options.seeds))}")
     print(json.dumps(result(before, rows)))
     return 0
 
@@ -119,10 +122,12 @@ def kept(
     return figures
 
 
-def run(name: str, steps: int, base: Path, reward: Path, folder: Path, minutes: float | None) -> dict[str, float]:
+def run(
+    name: str, chosen: str, steps: int, base: Path, reward: Path, folder: Path, minutes: float | None
+) -> dict[str, float]:
     """Train an adapter, or go on with one that was stopped, and measure it."""
     models = f"--model_name_or_path {base} --reward_model_path {reward} --output_dir {folder}"
-    command = f"{sys.executable} run_rl.py --rl_algorithm {name} {models} {COMMON} {ALGORITHMS[name]}"
+    command = f"{sys.executable} run_rl.py --rl_algorithm {name} {models} {chosen}"
     log = folder.with_suffix(".log")
     with log.open("a") as stream:
         flags = ["--max_steps", str(steps), "--resume_from_checkpoint", "auto"]
@@ -198,38 +203,39 @@ def gain(before: dict[str, float], after: dict[str, float]) -> float:
     return (after["mean"] - before["mean"]) / before["std"]
 
 
-def render(before: dict[str, float], rows: dict[str, dict[str, float]]) -> str:
+def render(before: dict[str, float], rows: dict[tuple[str, int], dict[str, float]]) -> str:
     """A Markdown table."""
     lines = [
-        "| algorithm | mean reward | gain in deviations | KL an answer | KL a token | tokens | seconds |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        f"| none | {before['mean']:.3f} | | 0 | 0 | {before['length']:.1f} | |",
+        "| algorithm | seed | mean reward | gain in deviations | KL an answer | KL a token | tokens | seconds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        f"| none | | {before['mean']:.3f} | | 0 | 0 | {before['length']:.1f} | |",
     ]
-    for name, row in rows.items():
+    for (name, seed), row in rows.items():
         lines.append(
-            f"| {name} | {row['mean']:.3f} | {gain(before, row):+.2f} | {row['kl']:.2f} | "
+            f"| {name} | {seed} | {row['mean']:.3f} | {gain(before, row):+.2f} | {row['kl']:.2f} | "
             f"{row['kl'] / row['length']:.3f} | {row['length']:.1f} | {row['seconds']:.0f} |"
         )
     return "\n".join(lines)
 
 
-def result(before: dict[str, float], rows: dict[str, dict[str, float]]) -> dict[str, Any]:
+def result(before: dict[str, float], rows: dict[tuple[str, int], dict[str, float]]) -> dict[str, Any]:
     """What other programs read."""
     bars: dict[str, Any] = {}
-    for name, row in rows.items():
+    named = {f"{name}, seed {seed}": row for (name, seed), row in rows.items()}
+    for name, row in named.items():
         rise, token = gain(before, row), row["kl"] / row["length"]
         bars[f"{name} gain in deviations"] = {"value": rise, "bar": 1.0, "holds": rise >= 1.0}
         bars[f"{name} KL a token"] = {"value": token, "bar": KL_A_TOKEN, "holds": token <= KL_A_TOKEN}
     machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    return {"benchmark": "rl_quality", "machine": machine, "figures": {"base": before, **rows}, "bars": bars}
+    return {"benchmark": "rl_quality", "machine": machine, "figures": {"base": before, **named}, "bars": bars}
 
 
-def write(table: str, steps: int) -> None:
+def write(table: str, flags: str) -> None:
     """Put the table into its place in docs/rl.md."""
     page = ROOT / "docs" / "rl.md"
     text = page.read_text(encoding="utf-8")
     head, tail = text.split(START)[0], text.split(END)[1]
-    said = f"`python benchmarks/rl_quality.py --steps {steps} --write_docs`, on {os.cpu_count()} CPU cores:"
+    said = f"`python benchmarks/rl_quality.py {flags} --write_docs`, on {os.cpu_count()} CPU cores:"
     page.write_text(f"{head}{START}\n{said}\n\n{table}\n{END}{tail}", encoding="utf-8")
 
 

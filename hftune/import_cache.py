@@ -28,13 +28,29 @@ def look_once() -> None:
 
     transformers 5.23 reads all of its model files when it is imported and again for `transformers.models` (0.4 s each);
     what it found is kept in hftune's cache as long as the installation is the same. transformers and TRL ask for the
-    distributions of all packages (0.1 s each); the answer is kept for the process.
+    distributions of all packages (0.1 s each); the answer is kept as long as the folders of packages are the same.
     """
     asked = importlib.metadata.packages_distributions
     if "transformers" in sys.modules or hasattr(asked, "cache_info"):
         return
-    importlib.metadata.packages_distributions = functools.cache(asked)  # type: ignore[assignment]
+    importlib.metadata.packages_distributions = functools.cache(functools.partial(_distributions, asked))
     sys.meta_path.insert(0, _Watch())
+
+
+def _distributions(asked: Callable[[], Any]) -> Any:
+    """`packages_distributions()`, kept on disk: pip changes a folder's time with whatever it installs there."""
+    folders = [os.path.abspath(entry) for entry in sys.path if os.path.isdir(entry or ".")]
+    times = [os.stat(folder).st_mtime_ns for folder in folders]
+    name = hashlib.sha256("\n".join(folders).encode()).hexdigest()[:32]
+    file = cache_folder() / "imports" / f"{name}.distributions"
+    with suppress(OSError, EOFError, ValueError, TypeError):
+        kept, found = marshal.loads(file.read_bytes())
+        if kept == times:
+            return found
+    found = {package: list(names) for package, names in asked().items()}
+    with suppress(OSError, ValueError):  # no cache, no harm
+        write_whole(file, marshal.dumps((times, found)))
+    return found
 
 
 class _Watch(MetaPathFinder):
@@ -62,6 +78,7 @@ class _Watch(MetaPathFinder):
 
 def _kept(search: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
     """`search`, whose answer for the folder of all models is kept on disk."""
+    once = functools.cache(installation)
 
     @functools.wraps(search)
     def found(module_path: str | Path) -> Any:
@@ -69,7 +86,7 @@ def _kept(search: Callable[[str | Path], Any]) -> Callable[[str | Path], Any]:
         folder = folder.parent if folder.suffix == ".py" else folder
         if folder.name != "models" or folder.parent.name != "transformers":
             return search(module_path)
-        key = installation("transformers", folder)
+        key = once("transformers", folder)
         if key is None:
             return search(module_path)
         file = cache_folder() / "imports" / f"{key}.marshal"

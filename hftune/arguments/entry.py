@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from hftune.import_cache import look_once
-from hftune.imports import collect_seldom, without_quantisers
+from hftune.imports import collect_nothing, without_quantisers
 from hftune.user_cache import cache_folder, write_whole
 
 HELP = {"-h", "--help"}
@@ -53,7 +53,7 @@ def help_page(stage: str, argv: list[str]) -> str:
 
 def _parser() -> ModuleType:
     """The module that knows all arguments, and with it the libraries."""
-    collect_seldom()
+    collect_nothing()
     look_once()
     with without_quantisers():
         from hftune.arguments import parser

@@ -15,10 +15,9 @@ from tests.conftest import without_launcher
 
 TRAIN = """
 import gc, runpy, sys
-usual = gc.get_threshold()
 sys.argv = ["run_sft.py", *{flags!r}]
 runpy.run_path("run_sft.py", run_name="__main__")
-assert gc.get_threshold() == usual and gc.get_freeze_count() > 100_000, "garbage is looked for again, not in modules"
+assert gc.isenabled() and gc.get_freeze_count() > 100_000, "garbage is looked for again, not in modules"
 watched = {{"bitsandbytes", "deepspeed", "evaluate", "torch._inductor.compile_fx", "torchao"}}
 print("IMPORTED", *sorted(watched & {{*sys.modules}}))
 """
@@ -88,7 +87,7 @@ def test_transformers_files_are_read_once_an_installation(tmp_path: Path) -> Non
     first = read()
     assert first > 1000
     assert read() < first / 10
-    (kept,) = (tmp_path / "imports").iterdir()
+    (kept,) = (tmp_path / "imports").glob("*.marshal")
     kept.write_bytes(kept.read_bytes()[:1000])
     assert read() == first, "a damaged file is made anew"
     assert read() < first / 10
@@ -112,3 +111,36 @@ def test_a_file_that_is_edited_in_place_is_another_installation(
     assert installation("edited_models", models) != before
     about.joinpath("direct_url.json").write_text('{"url": "file:///src", "dir_info": {"editable": true}}')
     assert installation("edited_models", models) is None, "sources in the making are not kept at all"
+
+
+DISTRIBUTIONS = """
+import importlib.metadata, json
+asked = importlib.metadata.packages_distributions
+calls = []
+importlib.metadata.packages_distributions = lambda: (calls.append(1), asked())[1]
+from hftune.import_cache import look_once
+look_once()
+found = [importlib.metadata.packages_distributions() for _ in range(2)]
+assert found[0] == found[1] == asked()
+print(len(calls))
+"""
+
+
+def test_packages_are_looked_for_once_until_one_is_installed(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    environment = without_launcher(os.environ) | {"HFTUNE_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(site)}
+
+    def searches() -> int:
+        command = [sys.executable, "-c", DISTRIBUTIONS]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return int(done.stdout)
+
+    assert [searches(), searches()] == [1, 0]
+    about = site / "fresh-1.0.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: fresh\nVersion: 1.0\n")
+    about.joinpath("top_level.txt").write_text("fresh\n")
+    os.utime(site, (time.time() + 2, time.time() + 2))
+    assert [searches(), searches()] == [1, 0]

@@ -32,8 +32,8 @@ test: venv ## all tests but the slow and the GPU ones; those that start launcher
 test-all: venv ## all tests but the GPU ones
 	$(BIN)/python -m pytest tests -m "not gpu" --durations=15
 
-check: lint ## lint and the unit tests, for before a commit
-	$(BIN)/python -m pytest tests/unit -m "not slow and not gpu" -n 2
+check: lint ## lint and the quick unit tests, for before a commit
+	$(BIN)/python -m pytest tests/unit -m "not long and not slow and not gpu" -n 2
 
 lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff check .

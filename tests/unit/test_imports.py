@@ -13,6 +13,8 @@ import pytest
 from hftune.import_cache import installation
 from tests.conftest import without_launcher
 
+pytestmark = pytest.mark.long
+
 TRAIN = """
 import gc, runpy, sys
 sys.argv = ["run_sft.py", *{flags!r}]

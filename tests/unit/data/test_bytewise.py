@@ -16,6 +16,8 @@ from hftune.data.encoding import mask_labels
 from hftune.data.words import has_borders, nearest_border
 from tests.unit.data.helpers import CORPUS, SPECIAL, make_tokenizer
 
+pytestmark = pytest.mark.long
+
 # As they stand in the tokenizer.json of these models.
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"

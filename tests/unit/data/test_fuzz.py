@@ -19,6 +19,8 @@ from hftune.data.sources import chunks, find_files, read_rows
 from hftune.errors import DataError
 from tests.unit.data.fuzz_files import fuzzed_file
 
+pytestmark = pytest.mark.long
+
 FLAG = "--train_file_dir"
 CONVERTERS = (to_text, to_conversation, to_preference, to_prompt, to_labelled)
 OF_A_FILE = {"file without a record", "damaged file", "unreadable file", "empty file", "duplicate key"}

@@ -20,6 +20,8 @@ from hftune.distributed import launch, peers, phases, stacks, watchdog
 from hftune.distributed.heartbeats import Hub, Wire, connect
 from hftune.distributed.verdicts import judge_hang
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def hub() -> Any:

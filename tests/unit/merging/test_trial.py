@@ -21,6 +21,8 @@ from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def adapter(make_base: Callable, tmp_path: Path) -> Path:

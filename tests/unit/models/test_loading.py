@@ -21,6 +21,8 @@ from hftune.models.loading import load_causal_lm, load_reward_model
 from hftune.models.tokenizer import load_tokenizer
 from tests.architectures import make_model
 
+pytestmark = pytest.mark.long
+
 ZERO3 = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}'
 
 

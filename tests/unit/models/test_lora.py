@@ -21,6 +21,8 @@ from hftune.models.lora import lora_config
 from hftune.models.tokenizer import load_tokenizer
 from tests.unit.models.adapting import IDS, arguments, load, logits, train
 
+pytestmark = pytest.mark.long
+
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 

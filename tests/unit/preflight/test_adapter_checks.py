@@ -20,6 +20,8 @@ from hftune.preflight.checks import check_run
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
 
+pytestmark = pytest.mark.long
+
 ZERO3 = ["--deepspeed", '{"zero_optimization": {"stage": 3}}']
 
 

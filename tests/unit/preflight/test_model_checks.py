@@ -23,6 +23,8 @@ from hftune.preflight.model_checks import check_model
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 
+pytestmark = pytest.mark.long
+
 STAGE = {"rm": "rm", "dpo": "dpo", "rl": "rl", "sft": "sft", "pt": "pt"}
 ZERO3 = '{"zero_optimization": {"stage": 3}}'
 

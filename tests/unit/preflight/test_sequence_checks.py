@@ -15,6 +15,8 @@ from hftune.preflight.sequence_checks import check_architecture
 from hftune.stage import settle_batches
 from tests.architectures import make_config
 
+pytestmark = pytest.mark.long
+
 TWO = ["--sequence_parallel_size", "2"]
 
 

@@ -18,6 +18,8 @@ from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 from hftune.reporting.stages import ASKED
 
+pytestmark = pytest.mark.long
+
 QUESTIONS = ["What is 2 plus 3?", "Why?"]
 
 

@@ -16,6 +16,8 @@ from hftune.models.adapters import add_adapter
 from hftune.trainers.base import HftuneTrainerMixin
 from tests.unit.models.adapting import load, logits
 
+pytestmark = pytest.mark.long
+
 ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]
 
 

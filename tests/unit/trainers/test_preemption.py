@@ -12,6 +12,8 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hftune.trainers.preemption import PreemptionCallback
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_ends_the_run_after_the_step(number: int, tmp_path) -> None:

@@ -23,6 +23,8 @@ from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.corpus.streams import stream_of
 from tests.unit.data.helpers import make_tokenizer
 
+pytestmark = pytest.mark.long
+
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
 FLAGS += ["--gradient_checkpointing", "False", "--per_device_train_batch_size", "3", "--logging_steps", "1"]
 TRAINERS: dict[str, Any] = {"pt": PTTrainer, "sft": SFTTrainer}

@@ -10,6 +10,8 @@ import pytest
 from hftune.arguments.reinforcement import GRPO_VARIANTS
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
 COMMON = (*SMALL, "--learning_rate", "1e-3", "--num_iterations", "2", "--max_steps", "2")
 

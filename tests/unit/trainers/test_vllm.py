@@ -17,6 +17,8 @@ from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "4", "--max_steps", "2", "--use_vllm")
 LORA = ("--use_peft", "--lora_r", "4", "--target_modules", "all")
 GENERATIONS = {"grpo": "2", "rloo": "2", "ppo": "1", "online_dpo": "2"}

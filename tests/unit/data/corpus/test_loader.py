@@ -22,6 +22,8 @@ from hftune.data.corpus.loader import BlockDataset, HeldOutBlocks, InOrder, Sett
 from hftune.errors import DataError
 from tests.unit.data.corpus.corpora import InMemory, write_corpus
 
+pytestmark = pytest.mark.long
+
 CORPORA = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=25).filter(any), min_size=1, max_size=4)
 
 

@@ -22,6 +22,8 @@ from hftune.preflight.planning.counting import steps_of
 from hftune.preflight.planning.devices import DEVICES, cluster_of
 from hftune.preflight.planning.report import duration
 
+pytestmark = pytest.mark.long
+
 SIZES = {
     "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True,

@@ -20,6 +20,8 @@ from hftune.preflight.model_checks import check_model
 from hftune.preflight.planning.planner import Planner
 from hftune.preflight.planning.selecting import ROOM, SHARES, settle_recomputation
 
+pytestmark = pytest.mark.long
+
 SIZES = {
     "vocab_size": 512, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16,
     "num_attention_heads": 8, "num_key_value_heads": 4,

@@ -22,6 +22,8 @@ from hftune.preflight.planning.tracker import Tracker
 from hftune.preflight.planning.work import FULL_LOGITS
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 
+pytestmark = pytest.mark.long
+
 LAYERS, ROWS, TOKENS = 5, 2, 64
 
 

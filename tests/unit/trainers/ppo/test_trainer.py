@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hftune.trainers.ppo.critic import critic_from_reward
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--per_device_train_batch_size", "4", "--max_completion_length", "5", "--learning_rate", "1e-3")
 LORA = ("--use_peft", "--lora_r", "4", "--target_modules", "all")
 

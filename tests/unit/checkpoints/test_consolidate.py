@@ -15,6 +15,8 @@ from hftune.errors import ArgumentError
 from hftune.weight_files import weight_files
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
 
+pytestmark = pytest.mark.long
+
 STATUS = Path("/proc/self/status")
 
 

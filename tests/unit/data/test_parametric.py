@@ -14,6 +14,8 @@ from hftune.data.parametric import Content
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, make_tokenizer, template
 
+pytestmark = pytest.mark.long
+
 ROLES = ("system", "user", "assistant", "user", "assistant")
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
 

@@ -28,6 +28,8 @@ from tests.unit.merging.models import (
 )
 from tests.unit.merging.test_exact import digests
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def base(make_base: Callable) -> Path:

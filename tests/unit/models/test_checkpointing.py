@@ -22,6 +22,8 @@ from hftune.arguments.checkpointing import Recomputation
 from hftune.models.checkpointing import not_recomputable, recompute
 from tests.architectures import ARCHITECTURES, make_config
 
+pytestmark = pytest.mark.long
+
 TOKENS = torch.arange(2 * 24).reshape(2, 24) % 60
 LAYERS = 4
 

@@ -27,6 +27,8 @@ from hftune.models.vocabulary import (
 )
 from hftune.preflight.vocabulary_checks import check_vocabulary, follow_adapter
 
+pytestmark = pytest.mark.long
+
 # Three tokens and a row of padding.
 OLD = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0], [100.0, 100.0]])
 PIECES = Growth(base_rows=4, base_tokens=3, rows=6, ids=[3, 4], pieces=[[0, 1], [2, 2, 0]])

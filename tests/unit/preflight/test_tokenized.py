@@ -10,6 +10,8 @@ from hftune.arguments import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 
+pytestmark = pytest.mark.long
+
 
 def problems(model: Path, *flags: str, stage: str = "pt") -> str:
     """What `check_run` says; empty for nothing."""

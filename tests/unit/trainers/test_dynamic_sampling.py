@@ -11,6 +11,8 @@ import torch
 from hftune.trainers.dynamic_sampling import groups_that_differ, take_rows
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
+pytestmark = pytest.mark.long
+
 SMALL = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
 DULL = PROMPTS[:2]
 NAN = float("nan")

@@ -18,6 +18,8 @@ from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
 
+pytestmark = pytest.mark.long
+
 LENGTHS = [9, 2, 5, 3, 17]
 
 

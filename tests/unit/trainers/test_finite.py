@@ -17,6 +17,8 @@ from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
 
+pytestmark = pytest.mark.long
+
 IDS = [[5, 6, 7, 8], [9, 10, 11, 12], [40, 41, 42, 43]]
 
 

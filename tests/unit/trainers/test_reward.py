@@ -22,6 +22,8 @@ from hftune.models.tokenizer import load_tokenizer
 from hftune.trainers.held_out import pair_figures, pair_report
 from hftune.trainers.reward import RewardTrainer
 
+pytestmark = pytest.mark.long
+
 WORDS = ["one", "two three", "four five six seven", "eight " * 12]
 
 

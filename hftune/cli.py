@@ -12,6 +12,7 @@ hftune report FOLDER      curves, counts, answers and commands of a stage or a p
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
 hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
+hftune doctor      what this machine has for a run, and what is wrong with it
 """
 
 from __future__ import annotations
@@ -254,6 +255,16 @@ def report(argv: list[str]) -> None:
     print("\n".join(str(file) for file in write_pages(argv[0])))
 
 
+def doctor(argv: list[str]) -> None:
+    """Libraries, GPUs, folders, and whether processes reach each other."""
+    from hftune.imports import without_quantisers
+
+    with without_quantisers():  # asked for in a process of their own
+        from hftune.doctor.command import main as run
+
+    run(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "preview": preview,
     "tokenize": tokenize,
@@ -267,6 +278,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "pipeline": pipeline,
     "lineage": lineage,
     "report": report,
+    "doctor": doctor,
 }
 
 if __name__ == "__main__":

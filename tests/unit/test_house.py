@@ -15,7 +15,7 @@ FLOORS = [
     {"data", "models", "checkpoints"},
     {"preflight", "reporting"},
     {"trainers", "merging", "vocabulary"},
-    {"stage", "scoring"},
+    {"stage", "scoring", "doctor"},
     {"pipeline"},
     {"cli"},
 ]

@@ -1,0 +1,73 @@
+"""Whether processes that DeepSpeed's launcher starts on this machine reach each other, and how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.doctor.findings import FINE, WRONG, Finding
+from hftune.doctor.surroundings import LAUNCHED
+
+TOPIC = "launch"
+PATIENCE = 180.0
+"""Seconds until processes that have not met are given up: starting takes ten."""
+
+HINTS = {
+    "Address already in use": "another run listens on that port: --master_port 29501",
+    "No such device": "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that is not here",
+    "No space left on device": "/dev/shm is full: start the container with --shm-size 8g",
+}
+
+
+def check_launch(processes: int) -> Iterator[Finding]:
+    """Start that many through `deepspeed`, and have them add up a tensor."""
+    launcher = find_launcher()
+    if launcher is None:
+        fix = "pip install deepspeed, and put the environment's bin on PATH"
+        yield Finding(TOPIC, "there is no `deepspeed` command", WRONG, fix)
+        return
+    yield meet([launcher, "--num_gpus", str(processes), "--module", "hftune.doctor.meet"], processes)
+
+
+def find_launcher() -> str | None:
+    """The launcher of this environment, else the first on PATH."""
+    own = Path(sys.executable).with_name("deepspeed")
+    return str(own) if own.is_file() else shutil.which("deepspeed")
+
+
+def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
+    """Run the command, and read what its processes say."""
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    # DeepSpeed's launcher looks for its programs on PATH, and its processes for hftune where it was found here.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+    roots = [str(Path(__file__).resolve().parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(roots)
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "met.json"
+        with subprocess.Popen(
+            [*command, str(result)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=patience)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                output, _ = process.communicate()
+                output += f"\nnothing within {patience:g} s"
+        said = json.loads(result.read_text()) if result.is_file() else None
+    if said is None or process.returncode:
+        last = [line for line in output.splitlines() if line.strip()][-1:] or ["it said nothing"]
+        fix = next((fix for sign, fix in HINTS.items() if sign in output), "set NCCL_DEBUG=INFO and try again")
+        return Finding(TOPIC, f"{processes} processes did not meet: {last[0][:200]}", WRONG, fix)
+    rate = f"{said['bytes'] / 2**20:.0f} MiB all-reduced at {said['bytes_per_second'] / 1e9:.1f} GB/s"
+    return Finding(TOPIC, f"{said['processes']} processes met by {said['backend']}, {rate}", FINE)

@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from hftune.models.loading import weight_dtype
 from hftune.models.lora import inject, lora_config
 from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.preflight.memory import ModelSize, Setup
-from hftune.preflight.planning import generating, recomputing
+from hftune.preflight.planning import generating, recomputing, scans
 from hftune.preflight.planning.degrees import (
     ALONE,
     Degrees,
@@ -214,9 +214,13 @@ class Planner:
         with quiet(), FakeTensorMode(), shared:
             self._ready(miniature, marks, choice, numerics)
             with experts_counted(miniature.model):
-                profile = trace(miniature, batch, numerics.autocast, with_loss=choice.work.head == FULL_LOGITS)
-                reference = trace_without_gradients(miniature, batch, numerics.autocast) if choice.work.reference else 0
-        return profile, reference
+                with_loss = choice.work.head == FULL_LOGITS
+                step = partial(trace, miniature, autocast=numerics.autocast, with_loss=with_loss)
+                forward = partial(trace_without_gradients, miniature, autocast=numerics.autocast)
+                if scans.scans(miniature.model):
+                    step = partial(scans.profile_of, step, miniature)
+                    forward = partial(scans.peak_of, forward, miniature)
+                return step(batch), forward(batch) if choice.work.reference else 0
 
     def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
         found = decoder_layers(self.bare)

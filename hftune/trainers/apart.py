@@ -38,9 +38,13 @@ WHOLE = Trial((100, 156), layers=0, tolerance=0.02)
 of the largest (measured on SmolLM2 and random models); bf16 rounds to 0.004, where the order of sums depends on the
 other document at all."""
 
-BRIEF = Trial((8, 16), layers=4, tolerance=0.005)
+BRIEF = Trial((8, 16), layers=4, tolerance=0.02)
 """Where no kernel works in blocks: a run on a CPU would wait a second for the other. A leak moves SmolLM2's logits by
 0.07 after one layer and by 0.12 after four; without one, they did not move at all, in float32 and in bf16."""
+
+INT8 = 0.06
+"""At least so much tolerance for a base in LLM.int8(), which computes columns with outliers apart, whichever document
+has them: SmolLM2's logits moved by 0.04 after all layers, by nothing after four."""
 
 NUMBERS = {"layer_idx", "layer_id", "layer_number"}
 """Attributes that number a layer, and do not tell its kind."""
@@ -76,7 +80,8 @@ def prove_apart(
     model.train(was_training)
     zero.forget_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
-    if float(noticed) > trial.tolerance:
+    tolerance = max(trial.tolerance, INT8 if getattr(_plain(model), "is_loaded_in_8bit", False) else 0.0)
+    if float(noticed) > tolerance:
         raise ArgumentError(
             f"documents in a row see each other in {type(_plain(model)).__name__} with attention {attention}",
             place="--packing / --padding_free / --attn_implementation",

@@ -46,6 +46,9 @@ INT8 = 0.06
 """At least so much tolerance for a base in LLM.int8(), which computes columns with outliers apart, whichever document
 has them: SmolLM2's logits moved by 0.04 after all layers, by nothing after four."""
 
+INSISTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+"""What the code of a model may raise that wants all its layers."""
+
 NUMBERS = {"layer_idx", "layer_id", "layer_number"}
 """Attributes that number a layer, and do not tell its kind."""
 
@@ -75,7 +78,7 @@ def prove_apart(
     try:
         with _first_layers(model, trial.layers) if trial.layers else nullcontext():
             before, after = (_logits_of_second(model, vocabulary, shift, device, read, trial) for shift in (1, 7))
-    except Exception:  # whatever a model says that insists on all its layers: its own faults it will repeat
+    except INSISTS:  # a fault that is the model's own it will repeat
         before, after = (_logits_of_second(model, vocabulary, shift, device, read, trial) for shift in (1, 7))
     model.train(was_training)
     zero.forget_order(model)

@@ -104,7 +104,8 @@ class HftuneTrainerMixin(
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
             attention, read = self.model.config._attn_implementation, self._read_row if self._sequence else None
-            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read)
+            autocast = self.args.bf16 or self.args.fp16
+            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read, autocast)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -145,8 +145,9 @@ class RewardTrainer(ScaleMixin, HftuneTrainerMixin, _PairLoss, trl.RewardTrainer
         """As the mixin's, by the scores of tokens: a reward model gives one of a row."""
         if self.args.flat_batches and not self._proven_apart:
             self._proven_apart = True
-            attention = self.model.config._attn_implementation
-            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read=self._scores_of_tokens)
+            attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
+            rows, read = vocabulary_rows(self.model), self._scores_of_tokens
+            prove_apart(model, rows, attention, self.args.device, read, autocast)
 
     def _scores_of_tokens(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """(1, tokens, 1)"""

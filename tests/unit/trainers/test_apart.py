@@ -151,19 +151,22 @@ def test_a_model_that_insists_on_all_its_layers_runs_whole(monkeypatch: pytest.M
     assert lengths == [4, 6, 6]
 
 
-def test_int8_rounds_more(tiny_model: Path) -> None:
-    """LLM.int8() lets a column with an outlier in one document change how all are rounded."""
+def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
+    """bf16; and LLM.int8() lets a column with an outlier in one document change how all are rounded."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
 
-    def refused(share: float) -> bool:
+    def refused(share: float, autocast: bool = True) -> bool:
         """Whether it is, where the second document's numbers move by this share with the first one."""
         numbers = iter([1.0, 1.0 + share])
         try:
-            prove_apart(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)))
+            prove_apart(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)), autocast)
         except ArgumentError:
             return True
         return False
 
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, True, True]
+    assert [refused(share, autocast=False) for share in (0.001, 0.004, 0.01)] == [False, True, True]
+    model.to(torch.bfloat16)
+    assert not refused(0.004, autocast=False)
     model.is_loaded_in_8bit = True
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, False, True]

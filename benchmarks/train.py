@@ -8,7 +8,8 @@ Every tool trains the same conversations with the same settings: LoRA of rank 8 
 maximum length 512, micro batch 2, no accumulation, no activation checkpointing, AdamW at 1e-4, loss on answers only,
 each by its own entry point in a process of its own (`train_tools.py`); tools take turns and the median counts. Real
 tokens are those that are not pads, between the third step's end and the last one's. `first step` is from the start of
-the process. The tools cut and order records each in its own way, so losses are compared as means over the steps.
+the process, and has no bar here: `first_step.py` compares it in more rounds and with first batches of one size. The
+tools cut and order records each in its own way, so losses are compared as means over the steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TOOLS = Path(__file__).with_name("train_tools.py")
 WARM_UP = 3
 PEERS = ("llamafactory", "ms_swift", "medicalgpt")
 PACKS = ("hftune", "trl", "llamafactory")  # ms-swift packs with FlashAttention only, MedicalGPT never
-BARS = {"unpacked": 1.25, "packed": 1.15, "memory": 0.75, "first step": 0.75, "help": 2.0, "losses": 0.05}
+BARS = {"unpacked": 1.25, "packed": 1.15, "memory": 0.75, "help": 2.0, "losses": 0.05}
 SCRIPTS = ("run_pt.py", "run_sft.py", "run_rm.py", "run_dpo.py", "run_rl.py", "merge_peft_adapter.py")
 
 Figures = dict[str, float]

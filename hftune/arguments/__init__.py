@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hftune.arguments.model import ModelArguments
     from hftune.arguments.preference import DPOArguments
     from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+    from hftune.arguments.rl import RLFields
     from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "OnlineDPOArguments",
     "PPOArguments",
     "PTArguments",
+    "RLFields",
     "RLOOArguments",
     "RMArguments",
     "SFTArguments",
@@ -38,6 +40,7 @@ _HOME = {
     "ModelArguments": "model",
     "OnlineDPOArguments": "reinforcement",
     "PPOArguments": "reinforcement",
+    "RLFields": "rl",
     "RLOOArguments": "reinforcement",
     "parse_arguments": "entry",
 }

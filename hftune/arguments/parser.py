@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from trl import TrlParser
 
+import hftune.arguments
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
@@ -21,22 +22,28 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome, Translator
-from hftune.arguments.preference import DPOArguments
-from hftune.arguments.reinforcement import ALGORITHMS, GRPOArguments
-from hftune.arguments.training import PTArguments, RMArguments, SFTArguments
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
-STAGES: dict[str, type] = {
-    "pt": PTArguments,
-    "sft": SFTArguments,
-    "rm": RMArguments,
-    "dpo": DPOArguments,
-    "rl": GRPOArguments,
+STAGES = {
+    "pt": "PTArguments",
+    "sft": "SFTArguments",
+    "rm": "RMArguments",
+    "dpo": "DPOArguments",
+    "rl": "GRPOArguments",
 }
+"""The training arguments of each stage, in `hftune.arguments`, which makes a class when it is asked for."""
+
+ALGORITHMS = {
+    "grpo": "GRPOArguments",
+    "rloo": "RLOOArguments",
+    "ppo": "PPOArguments",
+    "online_dpo": "OnlineDPOArguments",
+}
+"""Those of each --rl_algorithm."""
 
 
 class HftuneParser(TrlParser):
@@ -135,13 +142,14 @@ class HftuneParser(TrlParser):
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
 
 
-def stage_parser(stage: str, training: type | None = None) -> HftuneParser:
+def stage_parser(stage: str, algorithm: str | None = None) -> HftuneParser:
     """The parser of a script.
 
     Args:
-        training: Its training arguments where the stage has several.
+        algorithm: That of RL; left out, or unknown: GRPO.
     """
-    classes = [ModelArguments, DataArguments, AdapterArguments, training or STAGES[stage]]
+    training = ALGORITHMS.get(algorithm or "", STAGES[stage])
+    classes = [ModelArguments, DataArguments, AdapterArguments, getattr(hftune.arguments, training)]
     return HftuneParser(classes, stage=stage)
 
 
@@ -167,7 +175,7 @@ def help_of(stage: str, argv: list[str]) -> str:
 def parser_for(stage: str, argv: list[str]) -> HftuneParser:
     """The parser for a command line: that of RL depends on the algorithm."""
     if stage == "rl":
-        return stage_parser(stage, ALGORITHMS.get(_algorithm(argv) or "grpo"))
+        return stage_parser(stage, _algorithm(argv))
     return stage_parser(stage)
 
 
@@ -192,7 +200,10 @@ def _algorithm(argv: list[str]) -> str | None:
 
 def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
-    return [] if name in known else [key for key, cls in ALGORITHMS.items() if name in {f.name for f in fields(cls)}]
+    if name in known:
+        return []
+    classes = {algorithm: getattr(hftune.arguments, training) for algorithm, training in ALGORITHMS.items()}
+    return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
 
 
 def _entries(config_path: str | None, argv: list[str]) -> list[Entry]:

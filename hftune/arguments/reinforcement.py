@@ -8,12 +8,10 @@ from typing import Any
 import trl
 
 from hftune.arguments.given import GIVEN_NAMES
+from hftune.arguments.rl import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-
-BUILTIN_REWARDS = ("accuracy", "format", "length")
-"""What `--reward_funcs` takes by name: hftune/trainers/builtin_rewards.py."""
 
 GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": (
@@ -43,43 +41,6 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lite_ppo": ("arXiv:2508.08221", {"loss_type": "dapo", "scale_rewards": "batch"}),
 }
 """What each paper sets of TRL's options, and where it says so."""
-
-
-@dataclass
-class RLFields:
-    """What all RL algorithms add to TRL's."""
-
-    rl_algorithm: str = field(
-        default="grpo",
-        metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo", "ppo", "online_dpo"]},
-    )
-    reward_model_path: list[str] | None = field(
-        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
-    )
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward functions: accuracy, format or length, or in Python as module:function or file.py:function."
-        },
-    )
-    judge_reward: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Reward models or functions that are never trained on: their mean is logged beside the reward, and "
-            "how far the two have drifted apart."
-        },
-    )
-    sample_completions: int = field(
-        default=8,
-        metadata={"help": "Completions written to completions.jsonl in the output folder at each logged step."},
-    )
-    normalize_rewards: bool = field(
-        default=True,
-        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
-    )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
-    )
 
 
 @dataclass
@@ -265,12 +226,3 @@ class OnlineDPOArguments(RLOOArguments, _Loop):
     missing_eos_penalty: float | None = field(
         default=None, metadata={"help": "Taken from the reward of an answer that does not end by itself."}
     )
-
-
-ALGORITHMS: dict[str, type] = {
-    "grpo": GRPOArguments,
-    "rloo": RLOOArguments,
-    "ppo": PPOArguments,
-    "online_dpo": OnlineDPOArguments,
-}
-"""The arguments of each --rl_algorithm."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import DPOArguments, GRPOArguments, RLOOArguments, RMArguments
 from hftune.data.chat import render, require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
@@ -28,6 +27,9 @@ from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
 from hftune.errors import DataError
 from hftune.logging import notice
+
+if TYPE_CHECKING:
+    from hftune.arguments import DPOArguments, GRPOArguments, RLOOArguments, RMArguments
 
 SAME = "chosen and rejected are equal after truncation"
 LONG_PROMPT = "prompt longer than max_prompt_length"

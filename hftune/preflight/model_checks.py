@@ -10,9 +10,8 @@ from transformers.modeling_layers import GenericForTokenClassification
 from hftune.arguments import (
     AdapterArguments,
     DPOArguments,
-    GRPOArguments,
     ModelArguments,
-    RLOOArguments,
+    RLFields,
     RMArguments,
     StageArguments,
 )
@@ -180,7 +179,7 @@ def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
         )
     if not any(given.values()):
         return
-    if isinstance(training_args, GRPOArguments | RLOOArguments):
+    if isinstance(training_args, RLFields):
         yield ArgumentError(
             "with dropout, completions would be sampled and scored by different models",
             place=", ".join(given),

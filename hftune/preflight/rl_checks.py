@@ -6,19 +6,16 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hftune.arguments import (
-    DataArguments,
-    GRPOArguments,
-    ModelArguments,
-    OnlineDPOArguments,
-    PPOArguments,
-    StageArguments,
-)
-from hftune.arguments.reinforcement import BUILTIN_REWARDS, RLFields
+from hftune.arguments import DataArguments, ModelArguments, StageArguments
+from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
+
+if TYPE_CHECKING:
+    from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments
 
 _UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
 
@@ -29,6 +26,9 @@ def check_rl(
     """All rules of run_rl.py; nothing for another script."""
     if not isinstance(training_args, RLFields):
         return
+    # Here, since TRL's configs for RL, and ours on them, take a tenth of a second of every stage's start.
+    from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments
+
     models = training_args.reward_model_path or []
     yield from check_rewards(training_args.reward_funcs or [], models)
     yield from _check_weights(training_args)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from hftune.arguments import (
     AdapterArguments,
-    GRPOArguments,
     ModelArguments,
-    RLOOArguments,
+    RLFields,
     StageArguments,
 )
 from hftune.arguments.vocabulary import GrowthArguments
@@ -28,7 +27,7 @@ def check_vocabulary(
     yield from check_growth(model_args)
     yield from _new_rows_problems(model_args, adapter_args)
     yield from _continued_problems(model_args, adapter_args)
-    aligns = isinstance(training_args, (GRPOArguments, RLOOArguments))
+    aligns = isinstance(training_args, RLFields)
     if model_args.grows and aligns and not adapter_args.use_peft:
         yield ArgumentError(
             "the reference model, which is loaded from the same folder, would not have the new tokens",

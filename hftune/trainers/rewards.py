@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments import ModelArguments
-from hftune.arguments.reinforcement import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale

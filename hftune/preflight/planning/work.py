@@ -7,9 +7,8 @@ from typing import Any
 
 from hftune.arguments import (
     DPOArguments,
-    GRPOArguments,
     PTArguments,
-    RLOOArguments,
+    RLFields,
     RMArguments,
     SFTArguments,
     StageArguments,
@@ -129,14 +128,15 @@ def _head(training_args: StageArguments) -> str:
     return FUSED
 
 
-def _generation(training_args: Any) -> Generation | None:
-    if not isinstance(training_args, GRPOArguments | RLOOArguments):
+def _generation(training_args: StageArguments) -> Generation | None:
+    if not isinstance(training_args, RLFields):
         return None
-    steps = training_args.steps_per_generation or training_args.gradient_accumulation_steps
+    args: Any = training_args  # with TRL's config
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
     return Generation(
-        rows=training_args.per_device_train_batch_size * steps,
-        prompt=training_args.max_prompt_length or PROMPT,
-        tokens=training_args.max_completion_length or 256,
+        rows=args.per_device_train_batch_size * steps,
+        prompt=args.max_prompt_length or PROMPT,
+        tokens=args.max_completion_length or 256,
     )
 
 

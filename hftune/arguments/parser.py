@@ -26,6 +26,7 @@ from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, raise_together
+from hftune.imports import without_quantisers
 from hftune.logging import notice
 
 STAGES = {
@@ -148,9 +149,15 @@ def stage_parser(stage: str, algorithm: str | None = None) -> HftuneParser:
     Args:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
-    training = ALGORITHMS.get(algorithm or "", STAGES[stage])
-    classes = [ModelArguments, DataArguments, AdapterArguments, getattr(hftune.arguments, training)]
-    return HftuneParser(classes, stage=stage)
+    training = _arguments_class(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    return HftuneParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+
+
+def _arguments_class(name: str) -> type:
+    """From `hftune.arguments`; with the first one come transformers and PEFT."""
+    with without_quantisers():
+        found: type = getattr(hftune.arguments, name)
+    return found
 
 
 def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...]:
@@ -202,7 +209,7 @@ def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
     if name in known:
         return []
-    classes = {algorithm: getattr(hftune.arguments, training) for algorithm, training in ALGORITHMS.items()}
+    classes = {algorithm: _arguments_class(training) for algorithm, training in ALGORITHMS.items()}
     return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
 
 

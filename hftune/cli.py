@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hftune.errors import ArgumentError, run_script
+from hftune.errors import ArgumentError, did_you_mean, run_script
 
 PLAN = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
 
@@ -62,7 +62,8 @@ def dispatch(argv: list[str]) -> None:
         return
     command = COMMANDS.get(argv[0])
     if command is None:
-        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=f"one of: {', '.join(COMMANDS)}")
+        fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
+        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=fix)
     command(argv[1:])
 
 
@@ -217,7 +218,9 @@ def vocab(argv: list[str]) -> None:
         print(command.__doc__)
         return
     if name not in command.COMMANDS:
-        raise ArgumentError(f"there is no `hftune vocab {name}`", fix=f"one of: {', '.join(command.COMMANDS)}")
+        near = did_you_mean(name, command.COMMANDS, written="`hftune vocab {}`")
+        fix = f"{near} one of: {', '.join(command.COMMANDS)}".strip()
+        raise ArgumentError(f"there is no `hftune vocab {name}`", fix=fix)
     from hftune.arguments.parser import parse_vocab_arguments
 
     command.run(name, parse_vocab_arguments(rest))

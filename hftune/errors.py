@@ -6,6 +6,7 @@ exit code 2, the message on stderr, and no traceback. Anything else is a bug of 
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import time
@@ -18,6 +19,16 @@ def shown(value: object, limit: int = 60) -> str:
     """A value from the data as a message may quote it: its start, on one line."""
     text = " ".join(str(value)[: 4 * limit].split())
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def did_you_mean(name: str, names: Iterable[str], *, written: str = "{}") -> str:
+    """ "did you mean --max_length?" for the nearest of `names`; empty where none is near.
+
+    Args:
+        written: How a name is written in the message, `--{}` for one.
+    """
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {written.format(near[0])}?" if near else ""
 
 
 class UserError(Exception):

@@ -5,7 +5,6 @@ What it says of unknown names, aliases and YAML files is what `parser.py` says f
 
 from __future__ import annotations
 
-import difflib
 import sys
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from hftune.arguments.given import (
     yaml_value,
 )
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 
 T = TypeVar("T")
@@ -80,8 +79,7 @@ def _translate(
         elif name in no_effect:
             notice(f"--{name} has no effect: {no_effect[name]}")
         else:
-            near = difflib.get_close_matches(name, [*known, *aliases], n=1, cutoff=0.6)
-            fix = f"did you mean --{near[0]}?" if near else "see --help for all arguments"
+            fix = did_you_mean(name, [*known, *aliases], written="--{}") or "see --help for all arguments"
             problems.append(ArgumentError(f"unknown argument --{name}", place=place, fix=fix))
     return without_repeats(translated)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 from hftune.logging import notice
 
 MUON = "muon"
@@ -165,6 +164,5 @@ def schedule_name(given: Any) -> str:
 def _known(name: str, known: list[str], *, flag: str, what: str) -> str:
     if name in known:
         return name
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    fix = f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}"
+    fix = did_you_mean(name, known) or f"one of: {', '.join(known)}"
     raise ArgumentError(f"there is no {what} {name!r}", place=flag, fix=fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,7 +24,7 @@ from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.imports import without_quantisers
 from hftune.logging import notice
 
@@ -138,8 +137,7 @@ class HftuneParser(TrlParser):
             cause = f"--{name} is no argument of {script_of(self.stage)}"
             return ArgumentError(cause, place=place, fix=f"it belongs to {', '.join(scripts)}")
         names = {*self.known, *self.aliases, *(other for other, row in TABLE.items() if row.target(self.stage))}
-        near = difflib.get_close_matches(name, sorted(names - {name}), n=1, cutoff=0.6)
-        fix = f"did you mean --{near[0]}?" if near else "see --help for all arguments"
+        fix = did_you_mean(name, sorted(names - {name}), written="--{}") or "see --help for all arguments"
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from hftune.distributed import ds_keys
 from hftune.distributed.ds_features import Setting, check_features, uses_nvme
 from hftune.distributed.ds_keys import DsConfig
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 
 SHIPPED = Path(__file__).parents[2] / "ds_configs"
 
@@ -35,13 +34,11 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
         # A relative path is looked for beside the scripts as well, so that they run from any folder.
         path = shipped.get(value) or SHIPPED.parent / value
     if not path.is_file():
-        near = difflib.get_close_matches(path.stem, shipped, n=1)
+        listed = f"Give a path, inline JSON, or one of: {', '.join(shipped)}"
         raise ArgumentError(
             f"there is no DeepSpeed config {value}",
             place="--deepspeed",
-            fix=(f"did you mean {near[0]}? " if near else "")
-            + "Give a path, inline JSON, or one of: "
-            + ", ".join(shipped),
+            fix=f"{did_you_mean(path.stem, shipped)} {listed}".strip(),
         )
     return _parse(path.read_text(encoding="utf-8"), place=str(path))
 

@@ -5,11 +5,10 @@ DeepSpeed ignores an unknown key at the top level, and meets a wrong one below i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 
 DsConfig = dict[str, Any]
 
@@ -211,8 +210,7 @@ def _unknown(key: str, place: str, known: frozenset[str], elsewhere: dict[str, s
     if key in elsewhere:
         fix = f"it belongs {'into zero_optimization' if '.' in elsewhere[key] else 'to the top level'}"
     else:
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-        fix = f'did you mean "{near[0]}"?' if near else "remove it"
+        fix = did_you_mean(key, known, written='"{}"') or "remove it"
     return ArgumentError(f'DeepSpeed knows no config key "{key}"', place=f"--deepspeed: {place}", fix=fix)
 
 

@@ -11,7 +11,7 @@ from hftune.constants import USER_ERROR_EXIT_CODE
 from hftune.distributed import launch
 from hftune.doctor import devices, launching, libraries, surroundings
 from hftune.doctor.findings import WRONG, Finding, render, to_json
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 
 HELP = """What this machine has for a run, and what is wrong with it. Nothing is changed, nothing downloaded.
 
@@ -37,7 +37,8 @@ def main(argv: list[str]) -> None:
         return
     unknown = [word for word in argv if word.startswith("-") and word not in FLAGS]
     if unknown:
-        raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=f"one of: {', '.join(sorted(FLAGS))}")
+        fix = f"{did_you_mean(unknown[0], FLAGS)} one of: {', '.join(sorted(FLAGS))}".strip()
+        raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)
     folders = [word for word in argv if not word.startswith("-")]
     found = list(examine(folders, quick="--quick" in argv))
     print(to_json(found) if "--json" in argv else render(found))

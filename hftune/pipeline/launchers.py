@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.pipeline.placed import Placed
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -128,8 +127,7 @@ def _number(value: Any) -> Any:
 def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
     for name, child in options.items():
         if name not in OPTIONS[kind]:
-            near = difflib.get_close_matches(name, OPTIONS[kind], n=1)
-            fix = f"did you mean {near[0]}?" if near else f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
+            fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
             yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
 
 

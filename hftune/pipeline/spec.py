@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.pipeline.placed import Placed, read_yaml
 
 SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
@@ -99,10 +98,9 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
     script = settings.get("script") or Placed(name, placed.named)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
     if text not in SCRIPTS:
-        near = difflib.get_close_matches(text, SCRIPTS, n=1)
         scripts = f"one of: {', '.join(SCRIPTS)}"
         fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
-        fix = f"did you mean {near[0]}? {fix}" if near else fix
+        fix = f"{did_you_mean(text, SCRIPTS)} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
@@ -146,8 +144,6 @@ def _hidden(values: dict[str, Placed]) -> Iterator[UserError]:
 def _strangers(found: dict[str, Placed], known: tuple[str, ...], what: str) -> Iterator[UserError]:
     for name, child in found.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            fix = (
-                f"did you mean {near[0]}?" if near else f"one of: {', '.join(known)}; arguments of scripts go to shared"
-            )
+            listed = f"one of: {', '.join(known)}; arguments of scripts go to shared"
+            fix = did_you_mean(name, known) or listed
             yield ArgumentError(f"{what} has no {name}", place=child.named, fix=fix)

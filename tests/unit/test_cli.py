@@ -83,7 +83,8 @@ def test_texts_tokenised_ahead_are_whole_documents(tiny_model: Path, data: Path,
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["previev"], "there is no `hftune previev`"),
+        (["previev"], r"there is no `hftune previev`\n  to do: did you mean `hftune preview`\? one of: preview, "),
+        (["quux"], r"there is no `hftune quux`\n  to do: one of: preview, "),
         (["preview"], "needs the script"),
         (["tokenize", "run_xyz"], "needs the script"),
         (["preview", "run_sft", "--model_name_or_path", "none/of/it"], "2 problems"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 
 from hftune.arguments.merging import MergeArguments
@@ -10,7 +9,7 @@ from hftune.arguments.names.lists import TOOLS, tools_of
 from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.parser import scripts_with, stage_parser
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 
 
 def explain(name: str) -> str:
@@ -23,8 +22,7 @@ def explain(name: str) -> str:
     row, help_text = TABLE.get(name), help_of(name)
     if row is None and help_text is None:
         known = {*TABLE, *(other for names in TOOLS.values() for other in names), *stage_parser("sft").known}
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        raise ArgumentError(f"nobody has --{name}", fix=f"did you mean --{near[0]}?" if near else "see --help")
+        raise ArgumentError(f"nobody has --{name}", fix=did_you_mean(name, known, written="--{}") or "see --help")
     lines = [f"--{name}"]
     if row is not None:
         lines += [f"  {row.does}", f"  {outcome(row)}"]

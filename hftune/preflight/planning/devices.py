@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, did_you_mean
 
 GIB = 2**30
 
@@ -120,12 +119,11 @@ def cluster_of(asked: str, nodes: int = 1) -> Cluster:
         known |= {other: DEVICES[key] for other, key in ALIASES.items()}
         found = known.get(name.upper().replace(" ", ""))
         if found is None:
-            near = difflib.get_close_matches(name.upper(), known, n=1)
+            listed = f"One of: {', '.join(DEVICES)}; or its memory: {count}x24GiB"
             raise ArgumentError(
                 f"{name} is no device that hftune knows",
                 place="--gpus",
-                fix=(f"did you mean {near[0]}? " if near else "")
-                + f"One of: {', '.join(DEVICES)}; or its memory: {count}x24GiB",
+                fix=f"{did_you_mean(name.upper(), known)} {listed}".strip(),
             )
     if count < 1 or nodes < 1:
         raise ArgumentError("no device at all", place="--gpus, --nodes", fix="give 1 or more")

@@ -116,7 +116,8 @@ def test_add(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["shrink"], "there is no `hftune vocab shrink`"),
+        (["shrink"], "there is no `hftune vocab shrink`\n  to do: one of: "),
+        (["resise"], r"did you mean `hftune vocab resize`\?"),
         (["extend"], "2 problems"),
         (["add", "--output_dir", "o"], "no token was named"),
         (["add", "--output_dir", "o", "--add_tokens", "<a>"], "no model was named"),

@@ -17,8 +17,8 @@ from hftune.arguments.precision import PrecisionFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.arguments.reward import RewardFields
 from hftune.arguments.watching import WatchFields
-from hftune.distributed import ds_config, ds_keys, launch, ranks, tensor_parallel
-from hftune.distributed.ds_features import Setting, uses_nvme
+from hftune.distributed import building, ds_config, ds_keys, launch, ranks, tensor_parallel
+from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 
@@ -118,7 +118,7 @@ class StageArguments(
         self.tensor_parallel_size = max(self.tensor_parallel_size, tensor_parallel.asked_size(config))
         resolved, changes = ds_config.resolve_ds_config(
             config,
-            has_compiler=launch.has_cpp_compiler(),
+            has_compiler=building.builds_operators(),
             on_cpu=self.use_cpu,
             optim=self.optim_name,
             nvme_path=self.nvme_path,
@@ -135,6 +135,7 @@ class StageArguments(
 
     def _setting(self, config: dict[str, Any]) -> Setting:
         zero = config.get("zero_optimization")
+        here = not self.use_cpu and ranks.imagined() is None  # of another machine's compilers nothing is known
         return Setting(
             on_cpu=self.use_cpu,
             world_size=ranks.world_size(),
@@ -143,6 +144,7 @@ class StageArguments(
             recomputes=self.recomputation is not None,
             nvme_path=self.nvme_path,
             has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
+            unbuilt=building.not_buildable(gpu_operators(config) if here else ()),
         )
 
     @property

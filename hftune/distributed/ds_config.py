@@ -122,7 +122,7 @@ def resolve_ds_config(
 
     Args:
         config: As read; not modified.
-        has_compiler: Whether a C++ compiler is there, which DeepSpeedCPUAdam needs.
+        has_compiler: Whether a C++ compiler and ninja are there, which DeepSpeedCPUAdam needs.
         on_cpu: Whether training runs on the CPU.
         optim: The optimizer, as transformers names it, or "muon".
         nvme_path: Where NVMe offload goes, in blocks that leave it to the arguments.
@@ -156,5 +156,6 @@ def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: st
         return [f"offload: {optim} itself updates the weights on the CPU; only AdamW has a faster twin in DeepSpeed"]
     if not has_compiler:
         config["zero_force_ds_cpu_optimizer"] = False
-        return ["no C++ compiler here: the offloaded optimizer is torch's AdamW instead of DeepSpeedCPUAdam"]
+        twin = "torch's AdamW instead of DeepSpeedCPUAdam"
+        return [f"no C++ compiler here, or no ninja: the offloaded optimizer is {twin}"]
     return []

@@ -16,6 +16,9 @@ from hftune.errors import ArgumentError
 
 DsConfig = dict[str, Any]
 
+QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+"""What of ZeRO++ sends quantised values."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -29,6 +32,7 @@ class Setting:
         recomputes: Whether activations are recomputed.
         nvme_path: `--nvme_path`.
         has_aio: Whether DeepSpeed's asynchronous files work here; asked only where a config needs them.
+        unbuilt: Those of `gpu_operators` that are not there and cannot be compiled.
     """
 
     on_cpu: bool
@@ -38,6 +42,7 @@ class Setting:
     recomputes: bool = False
     nvme_path: str | None = None
     has_aio: bool = True
+    unbuilt: frozenset[str] = frozenset()
 
 
 def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError]:
@@ -52,12 +57,38 @@ def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError
     yield from _low_states(config, zero, setting)
     yield from _super_offload(zero, setting)
     yield from _deepcompile(config, zero, setting)
+    yield from _operators(config, setting)
 
 
 def uses_nvme(zero: Mapping[str, Any]) -> list[str]:
     """Which of the two blocks go to NVMe: "offload_optimizer", "offload_param"."""
     blocks = {name: zero.get(name) for name in ("offload_optimizer", "offload_param")}
     return [name for name, block in blocks.items() if isinstance(block, Mapping) and block.get("device") == "nvme"]
+
+
+def gpu_operators(config: DsConfig) -> dict[str, str]:
+    """Operators that a config uses and DeepSpeed compiles for GPUs, as it names them: the keys that want each."""
+    zero, block = config.get("zero_optimization"), config.get("compile")
+    zero = zero if isinstance(zero, Mapping) else {}
+    quantised, offloaded = [name for name in QUANTISED if zero.get(name)], uses_nvme(zero)
+    found = {}
+    if quantised:
+        found["quantizer"] = ", ".join(f"zero_optimization.{name}" for name in quantised)
+    if offloaded:
+        found["async_io"] = ", ".join(f"zero_optimization.{name}.device" for name in offloaded)
+    if isinstance(block, Mapping) and block.get("deepcompile"):
+        found["dc"] = "compile.deepcompile"
+    return found
+
+
+def _operators(config: DsConfig, setting: Setting) -> Iterator[ArgumentError]:
+    for name, keys in gpu_operators(config).items():
+        if name in setting.unbuilt:
+            yield _error(
+                f"DeepSpeed compiles its operator {name} for this with the CUDA toolkit and ninja, which are not here",
+                keys,
+                "install the toolkit (nvcc) and ninja, and set CUDA_HOME; or remove it",
+            )
 
 
 def _error(cause: str, key: str, fix: str) -> ArgumentError:
@@ -113,11 +144,7 @@ def _groups(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError
 
 
 def _quantised(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
-    names = [
-        name
-        for name in ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
-        if zero.get(name)
-    ]
+    names = [name for name in QUANTISED if zero.get(name)]
     if not names:
         return
     keys = ", ".join(f"zero_optimization.{name}" for name in names)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 import threading
 import warnings
@@ -19,7 +18,7 @@ from datetime import timedelta
 import torch
 from accelerate.utils import imports, other
 
-from hftune.distributed import ranks, watchdog
+from hftune.distributed import building, ranks, watchdog
 from hftune.errors import farewells
 from hftune.logging import get_logger, notice
 
@@ -41,17 +40,12 @@ def computes_in_bf16() -> bool:
     return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
 
 
-def has_cpp_compiler() -> bool:
-    """Whether DeepSpeed could compile its C++ operators here."""
-    return shutil.which(os.environ.get("CXX", "g++")) is not None
-
-
 def has_async_files() -> bool:
     """Whether DeepSpeed can build its asynchronous files, which NVMe offload needs. Imports DeepSpeed."""
     prepare_environment()
     from deepspeed.accelerator import get_accelerator
 
-    if not has_cpp_compiler():
+    if not building.builds_operators():
         return False
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     return builder is not None and bool(builder.is_compatible(verbose=False))
@@ -68,6 +62,7 @@ def prepare_environment() -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     if watchdog.say_farewell not in farewells:
         farewells.append(watchdog.say_farewell)
+    building.bring_ninja()
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 

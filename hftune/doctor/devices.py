@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hftune.distributed import launch
+from hftune.distributed import building
 from hftune.doctor.findings import NOTE, WRONG, Finding
 from hftune.models.varlen import has_varlen
 from hftune.preflight.free_memory import cgroup_free
@@ -145,12 +145,13 @@ def check_host(*, has_gpu: bool) -> Iterator[Finding]:
     cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
     limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
     yield Finding(HOST, f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limited}")
-    if not launch.has_cpp_compiler():
-        said = "no C++ compiler: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
+    if not building.builds_operators():
+        said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
         yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
     elif has_gpu and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
-        said = "no nvcc: DeepSpeed cannot compile its operators for GPUs, which offloading wants"
-        yield Finding(HOST, said, NOTE, "install the CUDA toolkit and set CUDA_HOME, for ds_configs/*_offload.json")
+        said = "no nvcc: DeepSpeed cannot compile its operators for GPUs (ZeRO++, NVMe, DeepCompile)"
+        fix = "install the CUDA toolkit and set CUDA_HOME, for zero3_zeropp, zero3_nvme and zero3_deepcompile"
+        yield Finding(HOST, said, NOTE, fix)
     shared = Path("/dev/shm")
     if shared.is_dir() and shutil.disk_usage(shared).total < GIB:
         size = shutil.disk_usage(shared).total / 2**20

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hftune.distributed import launch
+from hftune.distributed import building
 
 
 def muon_scale(shape: Sequence[int], mode: str) -> float:
@@ -45,7 +45,7 @@ def muon_class(*, eager: bool) -> type[torch.optim.Optimizer]:
 
 def must_run_eagerly(*, on_cpu: bool) -> bool:
     """On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step."""
-    return on_cpu or not launch.has_cpp_compiler()
+    return on_cpu or not building.has_cpp_compiler()
 
 
 def _run_eagerly(module: ModuleType) -> None:

@@ -57,6 +57,21 @@ FAULTS: dict[str, tuple[dict[str, Any], Setting, tuple[str, ...]]] = {
     "ZenFlow": (zero(2, offload_optimizer=CPU_OFFLOAD, zenflow={"topk_ratio": 0.1}), GPU, ("ZenFlow", "accumulation")),
     "DeepCompile on a CPU": (zero() | {"compile": {"deepcompile": True}}, CPU, ("CUDA operators",)),
     "DeepCompile without ZeRO": (zero(0) | {"compile": {"deepcompile": True}}, GPU, ("stage 1, 2 or 3",)),
+    "ZeRO++ without the CUDA toolkit": (
+        zero(zero_quantized_gradients=True),
+        Setting(on_cpu=False, unbuilt=frozenset({"quantizer"})),
+        ("zero_quantized_gradients", "quantizer", "CUDA_HOME"),
+    ),
+    "NVMe without the CUDA toolkit": (
+        nvme("/tmp"),
+        Setting(on_cpu=False, unbuilt=frozenset({"async_io"})),
+        ("offload_optimizer.device", "async_io", "CUDA_HOME"),
+    ),
+    "DeepCompile without the CUDA toolkit": (
+        zero() | {"compile": {"deepcompile": True}},
+        Setting(on_cpu=False, unbuilt=frozenset({"dc"})),
+        ("compile.deepcompile", "CUDA_HOME"),
+    ),
     "DeepCompile with recomputing": (
         zero() | {"compile": {"deepcompile": True}},
         Setting(on_cpu=False, recomputes=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator
@@ -50,9 +49,9 @@ def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
     """Everything that is looked at."""
     environment = dict(os.environ)  # as the user has it
     launch.prepare_environment()
-    own = importlib.metadata.metadata("hftune")
-    yield libraries.check_python(platform.python_version(), own["Requires-Python"] or "")
-    yield from libraries.check_requirements(importlib.metadata.requires("hftune") or [])
+    python, requires = libraries.own_requirements()
+    yield libraries.check_python(platform.python_version(), python)
+    yield from libraries.check_requirements(requires)
     yield from libraries.check_optional()
     if not quick:
         yield from libraries.check_loading(libraries.LOADED)

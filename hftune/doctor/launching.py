@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from hftune.doctor.findings import FINE, WRONG, Finding
@@ -29,16 +30,18 @@ def check_launch(processes: int) -> Iterator[Finding]:
     """Start that many through `deepspeed`, and have them add up a tensor."""
     launcher = find_launcher()
     if launcher is None:
-        fix = "pip install deepspeed, and put the environment's bin on PATH"
-        yield Finding(TOPIC, "there is no `deepspeed` command", WRONG, fix)
+        yield Finding(TOPIC, "DeepSpeed is not installed", WRONG, "pip install deepspeed")
         return
-    yield meet([launcher, "--num_gpus", str(processes), "--module", "hftune.doctor.meet"], processes)
+    yield meet([*launcher, "--num_gpus", str(processes), "--module", "hftune.doctor.meet"], processes)
 
 
-def find_launcher() -> str | None:
-    """The launcher of this environment, else the first on PATH."""
+def find_launcher() -> list[str] | None:
+    """The launcher of this environment, else the first on PATH; by its module where it is no command."""
     own = Path(sys.executable).with_name("deepspeed")
-    return str(own) if own.is_file() else shutil.which("deepspeed")
+    command = str(own) if own.is_file() else shutil.which("deepspeed")
+    if command is not None:
+        return [command]
+    return [sys.executable, "-m", "deepspeed.launcher.runner"] if find_spec("deepspeed") else None
 
 
 def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:

@@ -6,7 +6,9 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from packaging.requirements import Requirement
 
@@ -48,6 +50,17 @@ def installed(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def own_requirements() -> tuple[str, list[str]]:
+    """The range of Python and the libraries that hftune asks for: as installed, else as its sources say."""
+    try:
+        own = importlib.metadata.metadata("hftune")
+        return own["Requires-Python"] or "", importlib.metadata.requires("hftune") or []
+    except importlib.metadata.PackageNotFoundError:
+        file = Path(__file__).resolve().parents[2] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
+        return project.get("requires-python", ""), project.get("dependencies", [])
 
 
 def check_python(version: str, wanted: str) -> Finding:

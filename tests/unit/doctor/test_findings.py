@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sys
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from hftune.doctor import devices, launching, libraries, surroundings
 from hftune.doctor.command import main
@@ -118,7 +120,7 @@ def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, *_) = devices.check_host(has_gpu=False)
     assert "core" in first.said and "GiB free" in first.said
-    monkeypatch.setattr(devices.launch, "has_cpp_compiler", lambda: False)
+    monkeypatch.setattr(devices.building, "builds_operators", lambda: False)
     assert any("no C++ compiler" in one.said for one in devices.check_host(has_gpu=False))
 
 
@@ -149,8 +151,21 @@ def test_processes_that_do_not_meet() -> None:
 
 
 def test_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "find_launcher", lambda: None)
-    assert "there is no `deepspeed` command" in the_wrong(launching.check_launch(2)).said
+    monkeypatch.setattr(launching.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(launching.shutil, "which", lambda name: None)
+    assert launching.find_launcher() == ["/nowhere/python", "-m", "deepspeed.launcher.runner"]
+    monkeypatch.setattr(launching, "find_spec", lambda name: None)
+    assert "DeepSpeed is not installed" in the_wrong(launching.check_launch(2)).said
+
+
+def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "metadata", absent)
+    python, requires = libraries.own_requirements()
+    assert python.startswith(">=3.11") and libraries.check_python("3.11.9", python).level == FINE
+    assert {"torch", "transformers", "trl", "deepspeed"} <= {Requirement(line).name for line in requires}
 
 
 def test_the_command_ends_with_2_where_something_is_wrong(

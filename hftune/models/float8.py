@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -50,6 +54,27 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
     wanted = {*chosen}
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in wanted, config=config)
     return len(chosen)
+
+
+@contextmanager
+def unrounded(model: nn.Module) -> Iterator[None]:
+    """Inside, layers that `to_float8` made multiply as plain ones: in the dtype of the run, or of autocast.
+
+    A tensorwise scale is that of the largest number among all tokens: so one document changes how another is rounded.
+    """
+    library = sys.modules.get("torchao.float8.float8_linear")
+    layers = [module for module in model.modules() if library is not None and isinstance(module, library.Float8Linear)]
+    before = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = types.MethodType(nn.Linear.forward, layer)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
 
 
 def state_float8(layers: int, recipe: str, *, compiled: bool) -> None:

@@ -12,7 +12,9 @@ from torch import nn
 
 from hftune.data.collators import FlatCollator
 from hftune.distributed import zero
+from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
+from hftune.models.float8 import unrounded
 from hftune.preflight.planning.miniature import decoder_layers
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -55,6 +57,22 @@ INSISTS = (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, T
 
 NUMBERS = {"layer_idx", "layer_id", "layer_number"}
 """Attributes that number a layer, and do not tell its kind."""
+
+
+@contextmanager
+def plainly(model: nn.Module, args: Any) -> Iterator[None]:
+    """For a proof: inside, nothing is compiled for its odd lengths, and FP8 does not round one document by another.
+
+    A kernel that is compiled by itself (flex_attention) is, and DeepCompile's model cannot run otherwise.
+
+    Args:
+        args: Those of the run.
+    """
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    deep = args.ds_resolved is not None and asks_for_compiling(args.ds_resolved)
+    eagerly = args.torch_compile and not deep and attention != "flex_attention"
+    with unrounded(model), torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
+        yield
 
 
 @torch.no_grad()

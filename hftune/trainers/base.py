@@ -16,7 +16,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.heads import without_tied
 from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import prove_apart
+from hftune.trainers.apart import plainly, prove_apart
 from hftune.trainers.checkpoints import CheckpointMixin
 from hftune.trainers.dropout import DropoutMixin
 from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
@@ -105,7 +105,8 @@ class HftuneTrainerMixin(
             self._proven_apart = True
             attention, read = self.model.config._attn_implementation, self._read_row if self._sequence else None
             autocast = self.args.bf16 or self.args.fp16
-            prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read, autocast)
+            with plainly(self.model, self.args):
+                prove_apart(model, vocabulary_rows(self.model), attention, self.args.device, read, autocast)
 
     def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
         """As the Trainer's, but a mixture of sources is drawn by its weights."""

@@ -17,6 +17,7 @@ from hftune.arguments import DPOArguments
 from hftune.data.splits import Splits
 from hftune.models.answer_head import add_answer_head
 from hftune.models.vocabulary import vocabulary_rows
+from hftune.trainers.apart import plainly
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
 from hftune.trainers.pair_loss import PairLossTrainer, settings_of
@@ -100,7 +101,7 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
 
         was_training = model.training
         model.eval()  # dropout is no leak
-        with self.compute_loss_context_manager():
+        with self.compute_loss_context_manager(), plainly(self.model, self.args):
             collator: Any = self.data_collator
             prove_alike(score, collator, vocabulary_rows(self.model))
         model.train(was_training)

@@ -17,7 +17,7 @@ from hftune.arguments import RMArguments
 from hftune.data.reward_pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import prove_apart
+from hftune.trainers.apart import plainly, prove_apart
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
 from hftune.trainers.reward_losses import bradley_terry, centring
@@ -147,7 +147,8 @@ class RewardTrainer(ScaleMixin, HftuneTrainerMixin, _PairLoss, trl.RewardTrainer
             self._proven_apart = True
             attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
             rows, read = vocabulary_rows(self.model), self._scores_of_tokens
-            prove_apart(model, rows, attention, self.args.device, read, autocast)
+            with plainly(self.model, self.args):
+                prove_apart(model, rows, attention, self.args.device, read, autocast)
 
     def _scores_of_tokens(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """(1, tokens, 1)"""

@@ -101,3 +101,19 @@ def test_what_it_lacks_to_pay_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 1 and "14 linear layers" in said[0]
     state_float8(14, "tensorwise", compiled=False)
     assert "--fp8 without --torch_compile True" in said[2]
+
+
+def test_for_a_proof_nothing_is_rounded() -> None:
+    """A tensorwise scale is that of all tokens: what one document says rounds another."""
+    plain = llama()
+    rounded = copy.deepcopy(plain)
+    to_float8(rounded, "tensorwise")
+    layer = rounded.model.layers[0].self_attn.q_proj
+    with float8.unrounded(rounded):
+        assert torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
+    assert not torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
+    assert "forward" not in vars(layer)
+    layer.forward = before = lambda *_: None  # somebody else's
+    with float8.unrounded(rounded):
+        assert layer.forward is not before
+    assert layer.forward is before

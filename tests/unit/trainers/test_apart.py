@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,7 +27,7 @@ from hftune.data.packing import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.segments import SEGMENTS
-from hftune.trainers.apart import layers_of_each_kind, prove_apart
+from hftune.trainers.apart import layers_of_each_kind, plainly, prove_apart
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
 
@@ -170,3 +172,18 @@ def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
     assert not refused(0.004, autocast=False)
     model.is_loaded_in_8bit = True
     assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, False, True]
+
+
+def test_a_proof_compiles_nothing(tiny_model: Path) -> None:
+    """Its lengths are no other batch's; DeepCompile's model alone cannot run as it is."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    counter = CompileCounter()
+    compiled, ids = torch.compile(model, backend=counter), torch.arange(8)[None]
+    args = SimpleNamespace(ds_resolved=None, torch_compile=True)
+    with plainly(model, args):
+        compiled(input_ids=ids)
+    assert counter.frame_count == 0
+    args.ds_resolved = {"compile": {"deepcompile": True}}
+    with plainly(model, args):
+        compiled(input_ids=ids)
+    assert counter.frame_count > 0

@@ -72,6 +72,7 @@ class LogitShape:
         return (1 - (logits / self.softcap).square()) * self.scale
 
 
+@torch.compiler.disable
 def answer_log_probs(
     head: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, shape: LogitShape, detail: int = 2
 ) -> Columns:
@@ -84,6 +85,7 @@ def answer_log_probs(
     return _by_module(head, hidden, targets, shape, detail)
 
 
+@torch.compiler.disable
 def weighted_loss(
     head: torch.nn.Module,
     hidden: torch.Tensor,
@@ -173,7 +175,8 @@ class _Chunk:
         powers = (logits - top[:, None]).exp_()
         total = powers.sum(dim=-1)
         at_target = logits.gather(1, ids[:, None])
-        columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
+        with _in_float32(logits.device):
+            columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
         if shape.plain:
             return cls(columns, powers, total, None)
         return cls(columns, powers.mul_(shape.slope(logits)), total, shape.slope(at_target).squeeze(1))
@@ -183,6 +186,11 @@ class _Chunk:
         own = weight[ids] if self.slope is None else weight[ids] * self.slope[:, None].to(weight.dtype)
         expected = multiply(self.powers.to(weight.dtype), weight) / self.total[:, None]
         return (own - expected).to(weight.dtype)
+
+
+def _in_float32(device: torch.device) -> torch.autocast:
+    """Inside, products of float32 are computed as such, autocast or not."""
+    return torch.autocast(device.type, enabled=False)
 
 
 def _measured(logits: torch.Tensor, dtype: torch.dtype, ids: torch.Tensor, parts: Columns, detail: int) -> Columns:
@@ -279,7 +287,8 @@ class _TrainedHead(torch.autograd.Function):
             if to_weight is not None:
                 _add_to_weight(to_weight, chunk, part, ids, by, at_target)
             if to_bias is not None:
-                to_bias.index_add_(0, ids, at_target).sub_((by / chunk.total) @ chunk.powers)
+                with _in_float32(hidden.device):
+                    to_bias.index_add_(0, ids, at_target).sub_((by / chunk.total) @ chunk.powers)
         ctx.gradients = (to_hidden, to_weight, to_bias)
         ctx.dtypes = (hidden.dtype, kept.dtype, None if kept_bias is None else kept_bias.dtype)
         columns = _joined(found, hidden, detail)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hftune.models import answer_projection
@@ -93,3 +94,40 @@ def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.Monk
     found = model.lm_head.weight.grad
     assert found.dtype == torch.bfloat16
     assert (found.double() - exact.grad).norm() / exact.grad.norm() < 0.01
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_under_autocast_figures_are_not_rounded_to_16_bits(trained: bool) -> None:
+    model = tiny("llama", tied=False)
+    model.lm_head = torch.nn.Linear(32, WORDS, bias=True).requires_grad_(trained)
+    torch.nn.init.normal_(model.lm_head.weight, std=4.0)  # large logits, whose mean bf16 would round to 1/16
+    ids, at = torch.randint(0, WORDS, (2, 20)), torch.arange(1, 39)
+    add_answer_head(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids).logits.reshape(-1, WORDS)[at].float()
+        found = model(input_ids=ids, answer_at=at, answer_ids=at, answer_factors=torch.rand(38))
+    log_probs = logits.log_softmax(-1)
+    for name, exact in (
+        ("entropy", -(log_probs.exp() * log_probs).sum(-1)),
+        ("log_sum_sq", log_probs.exp().square().sum(-1).log()),
+    ):
+        assert getattr(found, name).dtype == torch.float32
+        torch.testing.assert_close(getattr(found, name), exact, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trained", [True, False])
+def test_compiled_once_for_all_numbers_of_labels(trained: bool) -> None:
+    """The second number makes it a variable; a third compiles nothing."""
+    model = tiny("llama", tied=False)
+    model.lm_head.requires_grad_(trained)
+    add_answer_head(model)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled, ids = torch.compile(model, backend=counter), torch.randint(0, WORDS, (2, 16))
+    frames = []
+    for count in (5, 6, 7, 11, 4, 20):
+        at = torch.arange(count)
+        compiled(input_ids=ids, answer_at=at, answer_ids=at, answer_factors=torch.ones(count)).loss.backward()
+        frames.append(counter.frame_count)
+    assert frames[1:] == frames[1:2] * 5, frames

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed import zero
 from hftune.models.experts import experts_of
-from hftune.preflight.planning.devices import cluster_here
+from hftune.preflight.planning.devices import known_gpu
 from hftune.trainers.progress import peak_memory
 
 
@@ -65,7 +65,8 @@ class Meter:
         if lengths is not None:
             self.began = self.began or time.perf_counter()
             lengths = lengths.double()
-            self.sums += torch.stack([lengths.sum(), lengths.square().sum()])
+            # A batch of a stream is on the CPU until the Trainer's own step.
+            self.sums += torch.stack([lengths.sum(), lengths.square().sum()]).to(self.sums.device, non_blocking=True)
 
     def take(self, accelerator: Any) -> tuple[float, float, float]:
         """Tokens and squared lengths of all processes, and seconds; every rank must ask, with something counted."""
@@ -118,10 +119,10 @@ class SpeedMixin:
             tokens, squares, seconds = self._meter.take(self.accelerator)
             copies = self.args.world_size // self.args.data_parallel_size  # which see the same rows
             logs["tokens_per_second"] = round(tokens / copies / seconds, 1)
-            device = cluster_here().device
-            if device.tflops is not None and not device.on_cpu:
+            tflops = known_gpu().tflops if self.args.device.type == "cuda" else None
+            if tflops is not None:
                 work = self._cost.per_token * tokens + self._cost.per_square * squares
-                logs["mfu"] = round(work / copies / seconds / (device.tflops * 1e12 * self.args.world_size), 4)
+                logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * self.args.world_size), 4)
         if "train_runtime" in logs and self._meter is not None:
             logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)
             if self._meter.all_tokens and logs["train_runtime"]:

@@ -137,15 +137,21 @@ def cluster_here(nodes: int = 1) -> Cluster:
     from hftune.preflight.free_memory import free_memory
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    free = free_memory(on_cpu=count == 0)
+    free = free_memory(on_cpu=count == 0, device=torch.cuda.current_device() if count else 0)
     if count == 0:
         threads = torch.get_num_threads()
         return Cluster(Device("CPU", free.host, CPU_TFLOPS_A_CORE * threads, 50.0), 1, nodes, free.host)
-    properties = torch.cuda.get_device_properties(0)
+    # What is free has this process's own context taken off already, where it has one.
+    here = replace(known_gpu(), memory=free.device, bf16=torch.cuda.is_bf16_supported())
+    return Cluster(here, count, nodes, free.host)
+
+
+def known_gpu() -> Device:
+    """This process's GPU as `DEVICES` has it, by name and size; one of no known speed where it has not."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     words = properties.name.upper().replace("-", " ").split()
     named = [device for key, device in DEVICES.items() if key.split("-")[0] in words]
-    known = min(
-        named, key=lambda device: abs(device.memory - properties.total_memory), default=Device(properties.name, 0)
-    )
-    # What is free has this process's own context taken off already, where it has one.
-    return Cluster(replace(known, memory=free.device, bf16=torch.cuda.is_bf16_supported()), count, nodes, free.host)
+    unknown = Device(properties.name, properties.total_memory)
+    return min(named, key=lambda device: abs(device.memory - properties.total_memory), default=unknown)

@@ -69,3 +69,10 @@ def test_a_meter_starts_anew_when_it_is_read() -> None:
     tokens, squares, seconds = meter.take(Alone())
     assert (tokens, squares) == (10, 2 * 9 + 16) and seconds > 0
     assert meter.began is None and meter.all_tokens == 10 and not meter.sums.any()
+
+
+def test_a_meter_on_another_device_takes_batches_that_are_not_there_yet() -> None:
+    """Streams give batches on the CPU, which the Trainer's own step moves later."""
+    meter = Meter(torch.device("meta"))
+    meter.add({"input_ids": torch.zeros(2, 3)})
+    assert meter.began is not None and meter.sums.device.type == "meta"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_origin
 
 from trl import TrlParser
 
@@ -54,6 +55,8 @@ class HftuneParser(TrlParser):
         self.stage = stage or ""
         self.aliases: dict[str, str] = {}
         self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(self.stage, {})
+        for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
+            self.known[name].type = _json_object  # `dict` itself takes no string
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
 
     def error(self, message: str) -> NoReturn:
@@ -139,6 +142,17 @@ class HftuneParser(TrlParser):
         names = {*self.known, *self.aliases, *(other for other, row in TABLE.items() if row.target(self.stage))}
         fix = did_you_mean(name, sorted(names - {name}), written="--{}") or "see --help for all arguments"
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(text)
+    return found
+
+
+_json_object.__name__ = "JSON object"
+"""As argparse names it in a complaint."""
 
 
 def stage_parser(stage: str, algorithm: str | None = None) -> HftuneParser:

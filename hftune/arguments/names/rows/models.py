@@ -6,7 +6,7 @@ from hftune.arguments.names.values.common import switched
 
 _READ = "read from the model's own config"
 _NEW = "a model's shape is read from its config; for another one write a config.json and use --from_config"
-_LOSS = "SFT, DPO and GRPO compute the loss without all logits; --use_liger_kernel does in pre-training"
+_LOSS = "the loss is computed without all logits in every stage"
 _KERNEL = "torch and the kernels of the attention choose; --use_liger_kernel fuses more"
 _NONE = ("none", "null")
 

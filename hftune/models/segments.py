@@ -230,7 +230,11 @@ class _Softmax:
         """Attention of (batch, heads, tokens, size); `seen` is a bool mask, None: causal."""
         if not self.plain:
             return self._by_formula(query, key, value, seen)
-        # `enable_gqa` costs nothing where the numbers of heads agree.
+        # `enable_gqa` costs nothing where the numbers of heads agree. Of a GPU's kernels only FlashAttention has it,
+        # which takes neither masks nor float32: the rest would write all scores.
+        if query.is_cuda and (seen is not None or query.dtype == torch.float32):
+            groups = query.shape[1] // key.shape[1]
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
         return scaled_dot_product_attention(
             query, key, value, seen, self.dropout, is_causal=seen is None, scale=self.scaling, enable_gqa=True
         )

@@ -113,7 +113,7 @@ def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            found[name] = torch.__version__ if name == "torch" else metadata.version(name)  # with its build
     if torch.version.cuda:
         found["CUDA"] = torch.version.cuda
     if torch.cuda.is_available() and dist.is_nccl_available():

@@ -92,8 +92,8 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
 def measure_alone(folder: Path, seconds: float) -> dict[str, float]:
     """`measure` in a fresh process, so that no corpus profits or suffers from the one before."""
     command = [sys.executable, __file__, "--measure", str(folder), "--seconds", str(seconds)]
-    root = str(Path(__file__).parents[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(finished.stdout.splitlines()[-1])
 

@@ -131,7 +131,8 @@ def measure(command: list[str], output: Path) -> dict[str, float]:
     """Seconds and peak bytes of a command that makes `output`."""
     shutil.rmtree(output, ignore_errors=True)
     os.sync()
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     began = time.perf_counter()
     process = subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -64,7 +64,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, float]:
         arguments |= {"model_name_or_path": options.model, "output_dir": f"{out}/run", "max_steps": options.steps}
         arguments |= {"eval_steps": options.steps}
         flags = [part for flag, value in arguments.items() for part in (f"--{flag}", str(value))]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HFTUNE_CACHE": f"{out}/cache"}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "HFTUNE_CACHE": f"{out}/cache"}
         done = subprocess.run(
             [sys.executable, "run_dpo.py", *flags],
             cwd=ROOT,

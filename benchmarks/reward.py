@@ -75,7 +75,8 @@ def train(launcher: str, model: Path, folder: Path, flags: list[str]) -> dict[st
 
 def run(*command: str) -> None:
     """A command in the repository; its output on stderr."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=sys.stderr)
 
 

@@ -80,7 +80,7 @@ def run(workspace: Path, netguard_log: Path) -> Iterator[Callable[..., Finished]
             "HFTUNE_CACHE": str(workspace / "cache"),
             "HF_HOME": str(workspace / "hf"),
             "HFTUNE_NETGUARD_LOG": str(netguard_log),
-            "PYTHONPATH": f"{NETGUARD}{os.pathsep}{ROOT}",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(NETGUARD), str(ROOT), os.environ.get("PYTHONPATH")])),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0") if gpu else "",
         }

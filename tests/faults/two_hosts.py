@@ -46,7 +46,7 @@ class Host:
         """Start something long, with its output in a file."""
         environment = without_launcher(os.environ) | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": self.cable,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.cpp_extension import CUDA_HOME
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.checkpointing import Recomputation
@@ -23,22 +25,29 @@ CONFIGS = {
     "zero3_superoffload": (),
     "zero3_deepcompile": ("--activation_checkpointing", "none"),
     "zero2_bf16_states": (),
-    "zero3_nvme": ("--nvme_path", "."),
-    "zero3_nvme_optimizer": ("--nvme_path", "."),
+    "zero3_nvme": (),
+    "zero3_nvme_optimizer": (),
 }
+BUILT = ("zero3_zeropp", "zero3_deepcompile", "zero3_nvme", "zero3_nvme_optimizer")
+"""They compile operators for CUDA first."""
 
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_it_trains(config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
     if "nvme" in config and not has_async_files():
         pytest.skip("no libaio")
+    if config in BUILT and CUDA_HOME is None:
+        pytest.skip("no CUDA compiler")
+    nvme = ("--nvme_path", str(tmp_path)) if "nvme" in config else ()
     run(
         "run_sft.py",
         *("--deepspeed", config, "--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out")),
         *("--train_file_dir", str(tiny_data / "sft"), "--per_device_train_batch_size", "2", "--max_steps", "3"),
         *("--logging_steps", "1", "--save_strategy", "no", "--report_to", "none"),
         *CONFIGS[config],
-        launcher="deepspeed --num_gpus 1",
+        *nvme,
+        # As a module: an installation into a folder has no `deepspeed` on PATH.
+        launcher=f"{sys.executable} -m deepspeed.launcher.runner --num_gpus 1",
         gpu=True,
     ).check()
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -64,5 +73,7 @@ def test_offloaded_inputs_leave_the_device_and_change_nothing() -> None:
         losses.append(loss.detach())
         grads.append(plain.model.layers[0].self_attn.q_proj.weight.grad.clone())
         del plain, loss
-    assert torch.equal(losses[0], losses[1]) and torch.equal(grads[0], grads[1])
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    # The backward pass of attention on a GPU adds up in any order (atomics): the last bits of a float32 differ.
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-4, atol=1e-5 * grads[0].abs().max().item())
     assert peaks[0] - peaks[1] > 10 * 64 * 2**20, "ten of twelve inputs are elsewhere"

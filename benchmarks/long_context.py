@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import re
 import subprocess
@@ -28,7 +27,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from memory import HELD_BACK, SHAPES, accelerator, machine, make_weights, peak, resident  # noqa: E402
+import children  # noqa: E402
+from made_up import SHAPES, make_tokenizer, make_weights  # noqa: E402
+from memory import HELD_BACK, accelerator, machine, peak, resident  # noqa: E402
 
 PAGE = ROOT / "docs" / "parallel.md"
 SHARE = 0.65
@@ -96,8 +97,6 @@ def arguments() -> argparse.Namespace:
 
 def prepare(shape: str, longest: int, words: int, folder: Path) -> None:
     """A model of random weights, and text enough for every row."""
-    from gpu_suite import make_tokenizer
-
     make_weights(SHAPES[shape] | {"max_position_embeddings": longest}, folder / "model", make_tokenizer())
     drawn, each = random.Random(0), words or longest
     documents = ["".join(drawn.choices("abcdefghij ", k=6 * each)) for _ in range(4 * longest // each)]
@@ -116,8 +115,7 @@ def run(shape: str, processes: int, flags: list[str], folder: Path) -> float | s
         *("--per_device_train_batch_size", "1", "--gradient_checkpointing", "True", "--save_strategy", "no"),
         *("--report_to", "none", "--disable_tqdm", "True", "--ignore_memory_check", "True"),
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HFTUNE_CACHE": str(folder / "cache")}
-    environment |= {"MALLOC_MMAP_THRESHOLD_": str(HELD_BACK), "OMP_NUM_THREADS": "1"}
+    environment = children.environment(folder, MALLOC_MMAP_THRESHOLD_=str(HELD_BACK), OMP_NUM_THREADS="1")
     command = [*launcher, __file__, "--worker", *common, *flags]
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     said = finished.stdout + finished.stderr

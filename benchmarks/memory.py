@@ -2,7 +2,8 @@
 
 python benchmarks/memory.py                 on a GPU: `torch.cuda.max_memory_allocated`; on a CPU: resident memory
 python benchmarks/memory.py --quick         two small cases
-python benchmarks/memory.py --device cpu --case dpo-lora-kept
+python benchmarks/memory.py --device cpu --only dpo-lora-kept '4b-*'
+python benchmarks/memory.py --minutes 9 --output memory.json       the same again goes on where this has stopped
 python benchmarks/memory.py --write-docs    the table goes into docs/planning.md
 
 Each case is a process of its own that runs a stage's own script on a model of random weights and on generated records,
@@ -14,15 +15,12 @@ above what was after the imports, with glibc's MALLOC_MMAP_THRESHOLD_ at 1 MiB, 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import os
 import platform
 import random
 import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import children  # noqa: E402
+from made_up import SHAPES, make_in_own_process, make_tokenizer, make_weights  # noqa: E402
+
 BARS = {"cpu": 0.15, "cuda": 0.10}
 """How far from the measured peak a plan may be."""
+
+CAP = {"cpu": 900.0, "cuda": 300.0}
+"""Seconds that a case may take."""
 
 STEPS = 2
 """The optimizer's states appear at the end of the first step: the second is a whole one."""
@@ -39,23 +43,6 @@ STEPS = 2
 HELD_BACK = 2**20
 """Bytes from which freed memory goes back to the system at once. glibc by itself raises this to 32 MiB as tensors are
 freed, and then keeps what they had: resident memory is above what lives, by up to a fifth in these cases."""
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
-             "num_attention_heads": 8, "num_key_value_heads": 4},
-    "smollm2-135m": {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-                     "num_attention_heads": 9, "num_key_value_heads": 3},
-    "smollm2-360m": {"vocab_size": 49152, "hidden_size": 960, "intermediate_size": 2560, "num_hidden_layers": 32,
-                     "num_attention_heads": 15, "num_key_value_heads": 5},
-    "llama-3.2-1b": {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64},
-    "qwen3-4b": {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
-                 "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "model_type": "qwen3"},
-    "qwen3-8b": {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
-                 "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "model_type": "qwen3",
-                 "tie_word_embeddings": False},
-}  # fmt: skip
-"""Sizes of published models; the weights are drawn."""
 
 LORA = ["--use_peft", "--lora_rank", "16", "--target_modules", "all"]
 QLORA = ["--qlora", "--lora_rank", "16", "--target_modules", "all"]
@@ -117,39 +104,22 @@ def main() -> int:
     """Run all cases, print a table, then JSON; 0 where every bar holds."""
     options = arguments()
     device = options.device or accelerator()
-    every = QUICK if options.quick else GPU if device == "cuda" else CPU
-    chosen = [case for case in [*QUICK, *CPU, *GPU] if case.name == options.case] or every
-    if options.only:
-        print(json.dumps(measure(next(case for case in [*QUICK, *CPU, *GPU] if case.name == options.only), options)))
+    every = {case.name: case for case in (*QUICK, *CPU, *GPU)}
+    if options.measure:
+        print(json.dumps(measure(every[options.measure], options)))
         return 0
-    results, began, skipped = [], time.perf_counter(), []
-    print(HEAD)
-    with tempfile.TemporaryDirectory() as folder:
-        for case in chosen:
-            if time.perf_counter() - began > 60 * options.minutes:
-                skipped.append(case.name)
-                continue
-            result = in_own_process(case, device, Path(folder))
-            results.append(result)
-            print(line(result), flush=True)
-            if not any(later.shape == case.shape for later in chosen[chosen.index(case) + 1 :]):
-                shutil.rmtree(Path(folder) / case.shape, ignore_errors=True)
-    if skipped:
-        print(f"no time left for: {', '.join(skipped)}")
-    bar = BARS[device]
-    # A tiny model's few MiB lie below what allocators waste: what is quick is not judged.
-    judged = [] if options.quick else results
-    bars = {
-        one["case"]: {"value": abs(one["off"]), "bar": bar, "holds": abs(one["off"]) <= bar}
-        if "off" in one
-        else {"value": "failed", "bar": bar, "holds": False}
-        for one in judged
-    }
+    children.begin()
+    usual = QUICK if options.quick else GPU if device == "cuda" else CPU
+    found = children.Found(options.output, "memory", machine(device), quick=options.quick)
+    names = [case.name for case in usual] + [name for name in every if name in (options.only or [])]
+    todo = children.to_do(dict.fromkeys(names), found.cases("cases"), options.only)
+    run_all([every[name] for name in todo], device, children.Clock(options.minutes), found)
+    results = [found.cases("cases")[name] for name in every if name in found.cases("cases")]
     if options.write_docs:
         write_docs(device, results)
-    figures = {"cases": results, "skipped": skipped}
-    print(json.dumps({"benchmark": "memory", "machine": machine(device), "figures": figures, "bars": bars}))
-    return 0 if all("off" in one for one in results) and all(one["holds"] for one in bars.values()) else 1
+    found.say_bars()
+    print(found.keep(complete=True))
+    return 0 if all(map(children.is_good, results)) and found.holds else 1
 
 
 def arguments() -> argparse.Namespace:
@@ -157,24 +127,62 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two small cases, whose bars are not judged")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="left out: a GPU where there is one")
-    parser.add_argument("--case", help="this case alone")
-    parser.add_argument("--only", help="measure this case in this process")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases, of any device; also as '1b-*'")
     parser.add_argument("--minutes", type=float, default=60.0, help="start no further case after this time")
+    parser.add_argument("--output", type=Path, help="the JSON, written anew after each case; gone on with if there")
     parser.add_argument("--write-docs", action="store_true", help="put the table into docs/planning.md")
-    parser.add_argument("--folder", type=Path, help="of a case's files")
+    parser.add_argument("--measure", metavar="CASE", help="measure this case in this process")
+    parser.add_argument("--folder", type=Path, help="of a case's files, with --measure")
     return parser.parse_args()
 
 
-def in_own_process(case: Case, device: str, folder: Path) -> dict[str, Any]:
+def run_all(chosen: list[Case], device: str, clock: children.Clock, found: children.Found) -> None:
+    """Run these cases as far as time goes, and keep each result at once."""
+    print(HEAD)
+    found.figures["skipped"] = []
+    with children.work_folder() as folder:
+        for number, case in enumerate(chosen):
+            if clock.left <= 0:
+                found.figures["skipped"] = [later.name for later in chosen[number:]]
+                print(f"no time left for: {', '.join(found.figures['skipped'])}", flush=True)
+                return
+            # A GPU must not keep what drawing left there. On a CPU it imports what is then not counted.
+            unmade = make_in_own_process(case.shape, folder, clock) if device == "cuda" else None
+            result = {"case": case.name, **unmade} if unmade else in_own_process(case, device, folder, clock)
+            found.cases("cases")[case.name] = result
+            found.bars.pop(case.name, None)
+            found.bars |= bar_of(result, device)
+            print(line(result), flush=True)
+            shutil.rmtree(folder / case.name, ignore_errors=True)
+            if not any(later.shape == case.shape for later in chosen[number + 1 :]):
+                shutil.rmtree(folder / case.shape, ignore_errors=True)
+            found.keep()
+
+
+def in_own_process(case: Case, device: str, folder: Path, clock: children.Clock) -> dict[str, Any]:
     """What a case planned and took, or the end of what it said."""
-    command = [sys.executable, __file__, "--only", case.name, "--device", device, "--folder", str(folder)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HFTUNE_CACHE": str(folder / "cache")}
-    environment["MALLOC_MMAP_THRESHOLD_"] = str(HELD_BACK)
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if finished.returncode:
-        return {"case": case.name, "failed": (finished.stdout + finished.stderr)[-1500:]}
-    found: dict[str, Any] = json.loads(finished.stdout.strip().splitlines()[-1])
-    return found | {"off": round(found["planned"] / found["measured"] - 1, 4)}
+    command = [sys.executable, __file__, "--measure", case.name, "--device", device, "--folder", str(folder)]
+    environment = children.environment(folder, MALLOC_MMAP_THRESHOLD_=str(HELD_BACK))
+    ended = clock.run(command, environment, CAP[device])
+    if ended.code != 0:
+        return {"case": case.name, **ended.failure}
+    try:
+        found: dict[str, Any] = json.loads(ended.out.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"case": case.name, **ended.failure}
+    return found if "skipped" in found else found | {"off": round(found["planned"] / found["measured"] - 1, 4)}
+
+
+def bar_of(result: dict[str, Any], device: str) -> dict[str, dict[str, Any]]:
+    """What was wanted of a case; nothing of one that did not run, or is too small to be judged."""
+    name, bar = result["case"], BARS[device]
+    if "skipped" in result or "cut" in result:
+        return {}
+    if "failed" in result:
+        return {name: {"value": "failed", "bar": bar, "holds": False}}
+    # A tiny model's few MiB lie below what allocators waste.
+    tiny = name in [case.name for case in QUICK]
+    return {} if tiny else {name: {"value": abs(result["off"]), "bar": bar, "holds": abs(result["off"]) <= bar}}
 
 
 HEAD = f"{'case':24} {'planned MiB':>12} {'measured MiB':>13} {'off by':>8}  the peak is at"
@@ -194,7 +202,10 @@ def write_docs(device: str, results: list[dict[str, Any]]) -> None:
 def line(result: dict[str, Any]) -> str:
     """A case in the table."""
     if "failed" in result:
-        return f"{result['case']:24} failed: {result['failed'].strip().splitlines()[-1][:120]}"
+        why, *words = result["failed"].splitlines()
+        return f"{result['case']:24} failed, {why}: {(words or [''])[-1][:120]}"
+    if "skipped" in result:
+        return f"{result['case']:24} skipped: {result['skipped']}"
     planned, measured = result["planned"], result["measured"]
     return f"{result['case']:24} {planned:12.0f} {measured:13.0f} {result['off']:+8.1%}  {result['when']}"
 
@@ -206,12 +217,18 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         flags += ["--use_cpu", "True"]
     planned = plan_of(case, flags)
     module = __import__(f"run_{case.stage}")
-    import_all(case.stage)
-    before = resident()
     if options.device == "cuda":
         import torch
 
+        has = torch.cuda.get_device_properties(0).total_memory
+        if planned.moment.total > has:
+            said = f"planned are {planned.moment.total / 2**30:.1f} GiB, and the device has {has / 2**30:.1f}"
+            return {"case": case.name, "skipped": said}
+        before = 0.0
         torch.cuda.reset_peak_memory_stats()
+    else:
+        import_all(case.stage)
+        before = resident()
     sys.argv = [f"run_{case.stage}.py", *flags, "--ignore_memory_check", "True"]
     stdout = sys.stdout
     sys.stdout = sys.stderr
@@ -219,7 +236,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         module.main()
     finally:
         sys.stdout = stdout
-    measured = peak(options.device) - (before if options.device == "cpu" else 0.0)
+    measured = peak(options.device) - before
     parts = {name: round(size / 2**20, 1) for name, size in planned.moment.parts.items() if size}
     figures = {"planned": round(planned.moment.total / 2**20, 1), "measured": round(measured, 1)}
     return {"case": case.name, "device": options.device, **figures, "when": planned.moment.name, "parts": parts}
@@ -241,10 +258,11 @@ def plan_of(case: Case, flags: list[str]) -> Any:
 
 
 def import_all(stage: str) -> None:
-    """What the script imports itself, and what a first training step loads, so that neither is counted."""
+    """What the script imports itself, and what a first training step loads, so that neither is counted as resident."""
     # accelerate and peft import these two when a step asks them for the model, or for its kind.
-    import bitsandbytes  # noqa: F401
-    import deepspeed  # noqa: F401
+    for name in ("bitsandbytes", "deepspeed"):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
     import torch
     from torch.optim import AdamW
 
@@ -260,8 +278,6 @@ def import_all(stage: str) -> None:
 
 def make(case: Case, folder: Path) -> list[str]:
     """A model of random weights and records long enough for every row; the arguments that name them."""
-    from gpu_suite import make_tokenizer
-
     model, data = folder / case.shape, folder / f"{case.stage}-{case.length}"
     if not model.is_dir():
         make_weights(SHAPES[case.shape], model, make_tokenizer())
@@ -273,24 +289,6 @@ def make(case: Case, folder: Path) -> list[str]:
         *("--block_size" if case.stage == "pt" else "--max_length", str(case.length)),
         *("--save_strategy", "no", "--disable_tqdm", "True", "--seed", "0", "--preprocessing_num_workers", "1"),
     ]
-
-
-def make_weights(sizes: dict[str, Any], folder: Path, tokenizer: Any) -> None:
-    """A model of such sizes, saved in 16 bit."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    given = {"tie_word_embeddings": True, "max_position_embeddings": 65536} | sizes | ends
-    config = AutoConfig.for_model(given.pop("model_type", "llama"), **given)
-    torch.manual_seed(0)
-    with torch.device(accelerator()):  # drawing 8 billion numbers takes a CPU minutes
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder)
-    del model
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    tokenizer.save_pretrained(folder)
 
 
 def write_records(case: Case, folder: Path) -> None:

@@ -88,8 +88,7 @@ def arguments() -> argparse.Namespace:
 
 def measure(flags: list[str]) -> dict[str, float]:
     """Bytes a step and rank of a small model's training by two processes, and what the cost model says."""
-    from gpu_suite import make_tokenizer
-    from memory import make_weights
+    from made_up import make_tokenizer, make_weights
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,7 +105,7 @@ def measure(flags: list[str]) -> dict[str, float]:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         command += [str(Path(__file__).resolve()), "--worker", *run, *flags]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COUNT_TO": str(folder / "bytes")}
-        environment["PYTHONPATH"] = str(ROOT)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         finished = subprocess.run(command, env=environment, capture_output=True, text=True)
         if finished.returncode:
             raise SystemExit(f"{' '.join(flags)} failed:\n{finished.stderr[-3000:]}")

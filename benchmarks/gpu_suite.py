@@ -1,230 +1,214 @@
-"""All that wants a GPU, in one go: kernels against each other, every stage with every method, speeds and memory.
+"""All that wants a GPU: kernels against each other, every stage with every method, speeds and memory.
 
-python benchmarks/gpu_suite.py --output gpu.json           on a machine with a CUDA device, about 9 minutes
-python benchmarks/gpu_suite.py --minutes 25                with speeds of real sizes (gpu_speed.py) and planned and
-                                                           measured peaks (memory.py), as far as time goes
-python benchmarks/gpu_suite.py --parts speed               one of them: runs, speed, memory
+python benchmarks/gpu_suite.py --output gpu.json           what fits into 9 minutes; the same again goes on from there
+python benchmarks/gpu_suite.py --parts runs                one of them: tests, deepspeed, runs, speed, memory
+python benchmarks/gpu_suite.py --parts speed --only '1b-*' these runs, cases or test files alone
+python benchmarks/gpu_suite.py --parts runs --share 1/3    every third run: three such at once keep one GPU busy
+python benchmarks/gpu_suite.py --list                      names of all runs, and why some must be refused here
 python benchmarks/gpu_suite.py --quick                     two steps of a tiny model, on any machine
 
 Nothing is downloaded: the model has SmolLM2-135M's sizes and random weights, and the records are generated. Each stage
-is run by its own script. The last line is JSON, and `--output` writes it to a file as well.
+is run by its own script. The last line is JSON. `--output` is written after every run, case and test file: whatever
+stops the suite, what was finished by then is there. What `pip install --target FOLDER` brought is found through
+PYTHONPATH=FOLDER.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import math
 import os
-import subprocess
+import shutil
 import sys
-import tempfile
-import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-METHODS: dict[str, list[str]] = {
-    "full": ["--learning_rate", "1e-4"],
-    "lora": ["--use_peft", "--lora_rank", "8", "--target_modules", "all"],
-    "qlora4": ["--qlora", "--lora_rank", "8", "--target_modules", "all"],
-    "qlora8": ["--use_peft", "--load_in_8bit", "--lora_rank", "8", "--target_modules", "all"],
-}
-ENGINES: dict[str, list[str]] = {
-    "plain": [],
-    "zero2": ["--deepspeed", "ds_configs/zero2.json"],
-    "zero3": ["--deepspeed", "ds_configs/zero3.json"],
-    **{
-        name: ["--deepspeed", f"ds_configs/{name}.json"]
-        for name in (
-            *("zero0", "zero1", "zero2_offload", "zero3_offload", "zero2_bf16_states", "zero3_bf16_states"),
-            *("zero3_hpz", "zero3_zeropp", "zero3_superoffload", "zero3_deepcompile"),
-        )
-    },
-    **{
-        name: ["--deepspeed", f"ds_configs/{name}.json", "--nvme_path", tempfile.gettempdir()]
-        for name in ("zero3_nvme", "zero3_nvme_optimizer")
-    },
-}
-STAGES: dict[str, list[str]] = {
-    "pt": ["--block_size", "1024"],
-    "sft": ["--max_length", "1024"],
-    "rm": ["--max_length", "1024"],
-    "dpo": ["--max_length", "1024"],
-    "rl": [
-        "--reward_funcs",
-        "benchmarks/gpu_suite.py:brevity",
-        "--max_completion_length",
-        "32",
-        "--num_generations",
-        "4",
-    ],
-}
-EXTRA: list[tuple[str, str, str, list[str]]] = [
-    ("sft", "lora", "plain", ["--packing"]),
-    ("sft", "lora", "plain", ["--padding_free"]),
-    ("sft", "full", "zero2", ["--packing"]),
-    ("sft", "lora", "plain", ["--attn_implementation", "sdpa", "--packing"]),
-    ("sft", "lora", "plain", ["--attn_implementation", "flex_attention", "--packing"]),
-    ("sft", "full", "plain", ["--optim", "adamw_torch_fused"]),
-    ("sft", "full", "plain", ["--optim", "paged_adamw_8bit"]),
-    ("sft", "full", "zero2", ["--optim", "adamw_8bit"]),
-    ("sft", "full", "plain", ["--optim", "muon"]),
-    ("sft", "full", "zero3", ["--optim", "muon", "--max_grad_norm", "0"]),
-    ("sft", "full", "zero2", ["--fp16", "True", "--bf16", "False"]),
-    ("sft", "full", "plain", ["--fp8", "tensorwise"]),
-    ("sft", "full", "zero2", ["--fp8", "rowwise", "--packing", "--torch_compile", "True"]),
-    ("sft", "lora", "plain", ["--use_dora"]),
-    ("sft", "qlora4", "plain", ["--use_dora"]),
-    ("sft", "lora", "zero3", ["--init_lora_weights", "pissa"]),
-]
-CONFIGS: list[tuple[str, str, str, list[str]]] = [
-    *(("sft", "full", name, []) for name in ENGINES if name not in ("plain", "zero2", "zero3")),
-    *(
-        ("sft", "full", engine, ["--activation_checkpointing", *parts])
-        for engine in ("plain", "zero3")
-        for parts in (["full"], ["attention"], ["full", "--activation_checkpointing_offload", "True"])
-    ),
-    ("sft", "lora", "zero3", ["--activation_checkpointing", "full", "--activation_checkpointing_offload", "True"]),
-]
-"""Every shipped DeepSpeed config, and what is recomputed where it is kept elsewhere than on a CPU."""
+import children  # noqa: E402
+from gpu_runs import Run, machine_here, plan, refusal  # noqa: E402
+from made_up import make_in_own_process  # noqa: E402
 
-OTHERS = {"speed": "gpu_speed", "memory": "memory"}
-"""Parts that are benchmarks of their own."""
-
-PARTS = ("runs", *OTHERS)
-
-REFUSED = {("qlora8", "zero3")}
-"""What hftune says cannot work: it must exit with 2."""
+RUN_CAP = 180.0
+"""Seconds that a run may take: most of it is imports, and the compiling of one or two."""
+TEST_CAP = 300.0
+"""Seconds of a file of tests."""
+ENOUGH = 20.0
+"""Seconds without which no file of tests, run or benchmark is begun."""
 
 
-def brevity(completions: list[Any], **_: Any) -> list[float]:
-    """A reward for RL that costs nothing: short answers."""
-    return [-float(len(str(completion))) for completion in completions]
+class Suite(NamedTuple):
+    """What every part is given.
+
+    Args:
+        options: The command line.
+        clock: The time that is left.
+        found: Results so far.
+        folder: For weights, runs and caches.
+    """
+
+    options: argparse.Namespace
+    clock: children.Clock
+    found: children.Found
+    folder: Path
+
+    def each(self, part: str, names: Iterable[str], run: Callable[[str], dict[str, Any]]) -> None:
+        """Run what is left to do of a part, keep each result at once, and say for what no time was left."""
+        known = self.found.cases(part)
+        todo = children.to_do(names, known, self.options.only)
+        self.found.cases("skipped").pop(part, None)
+        for number, name in enumerate(todo):
+            if self.clock.left < ENOUGH:
+                self.found.figures["skipped"][part] = todo[number:]
+                print(f"no time left for: {', '.join(todo[number:])}", flush=True)
+                break
+            known[name] = result = run(name)
+            children.say(name, result)
+            self.judge(name, result)
+            self.found.keep()
+
+    def judge(self, name: str, result: dict[str, Any]) -> None:
+        """A bar: the exit code. What was cut short by the suite's own end has none."""
+        if result.get("cut"):
+            self.found.bars.pop(name, None)
+        else:
+            holds = children.is_good(result)
+            self.found.bars[name] = {"value": result["exit"], "bar": result.get("expected", 0), "holds": holds}
 
 
-def make_tokenizer() -> Any:
-    """A byte-level tokenizer of 2,000 tokens, with ChatML."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    from hftune.data.readers.dummy import dummy_chunks
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000,
-        special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (row.value["text"] for chunk in dummy_chunks(200, "text") for row in chunk.rows())  # type: ignore[union-attr]
-    backend.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|pad|>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    return tokenizer
+def run_tests(suite: Suite, part: str, files: list[Path]) -> None:
+    """Files of tests, a process each, so that what is done is kept."""
+    missing = [name for name in ("pytest", "hypothesis") if importlib.util.find_spec(name) is None]
+    if missing:
+        suite.found.cases("skipped")[part] = f"not installed: {', '.join(missing)}"
+        print(f"{part}: not installed: {', '.join(missing)}", flush=True)
+        return
+    by_name = {file.stem: file for file in files}
+    suite.each(part, by_name, lambda name: run_test(suite, by_name[name]))
 
 
-def make_model(folder: Path, *, quick: bool) -> None:
-    """A random Llama of SmolLM2-135M's sizes (two narrow layers with `quick`), and its tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = make_tokenizer()
-    sizes = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 4096}
-    if quick:
-        sizes |= {"vocab_size": 2048, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
-        sizes |= {"num_attention_heads": 3}
-    torch.manual_seed(0)
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    LlamaForCausalLM(LlamaConfig(**sizes, **ends, tie_word_embeddings=True)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def run_test(suite: Suite, file: Path) -> dict[str, Any]:
+    """How the tests of a file ended."""
+    command = [sys.executable, "-m", "pytest", str(file), "-m", "gpu", "-v", "--no-header", "-p", "no:cacheprovider"]
+    command += ["--basetemp", str(suite.folder / "pytest")]
+    ended = suite.clock.run(command, children.environment(suite.folder), TEST_CAP, show=True)
+    lines = ended.out.rstrip().splitlines() or [""]
+    result = {"exit": ended.code, "seconds": round(ended.seconds, 1), "said": lines[-1].strip("= ")}
+    # 5: nothing was there to run, such as without torchao.
+    return result if ended.code in (0, 5) else result | replace(ended, words=ended.out or ended.words).failure
 
 
-def train(
-    stage: str, method: str, engine: str, extra: list[str], model: Path, out: Path, quick: bool
-) -> dict[str, Any]:
+def run_kernels(suite: Suite) -> None:
+    """Tests that compile nothing for DeepSpeed."""
+    run_tests(suite, "tests", [file for file in _test_files() if file.stem != "test_deepspeed"])
+
+
+def run_deepspeed(suite: Suite) -> None:
+    """DeepSpeed's own, some of which build C++ operators first."""
+    run_tests(suite, "deepspeed", [file for file in _test_files() if file.stem == "test_deepspeed"])
+
+
+def _test_files() -> list[Path]:
+    return sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+
+
+def run_runs(suite: Suite) -> None:
+    """Every script with every method and engine."""
+    share, shares = (int(number) for number in suite.options.share.split("/"))
+    by_name = {run.name: run for run in plan(quick=suite.options.quick)[share - 1 :: shares]}
+    shape = "tiny" if suite.options.quick else "smollm2-135m"
+    suite.each("runs", by_name, lambda name: train(suite, by_name[name], shape))
+
+
+def train(suite: Suite, run: Run, shape: str) -> dict[str, Any]:
     """One run of a script: how it ended, its losses, its speed and its memory."""
-    name = "-".join([stage, method, engine, *(flag.strip("-").replace("/", "_") for flag in extra)])
-    steps = "2" if quick else "10" if stage == "rl" else "20"
-    command = [sys.executable, f"run_{stage}.py", "--model_name_or_path", str(model), "--output_dir", str(out / name)]
-    command += ["--dummy_data", "64" if quick else "512", "--max_steps", steps, "--logging_steps", "1"]
-    command += [
-        "--per_device_train_batch_size",
-        "2" if quick else "8",
-        "--save_strategy",
-        "no",
-        "--disable_tqdm",
-        "True",
-    ]
-    if "--activation_checkpointing" not in extra:
-        command += ["--activation_checkpointing", "none"]
-    command += ["--skip_memory_metrics", "False", "--report_to", "none"]
-    command += [*STAGES[stage], *METHODS[method], *ENGINES[engine], *extra]
-    if stage == "rl":
-        command += ["--per_device_train_batch_size", "4" if quick else "16"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HFTUNE_CACHE": str(out / "cache")}
-    began = time.perf_counter()
-    finished = subprocess.run(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=540
-    )
-    result: dict[str, Any] = {"run": name, "exit": finished.returncode, "seconds": time.perf_counter() - began}
-    result["expected"] = 2 if (method, engine) in REFUSED or _lacks(engine) else 0
-    result["holds"] = finished.returncode == result["expected"]
-    if finished.returncode == 0:
-        result |= _figures(out / name)
-    elif not result["holds"]:
-        result["output"] = finished.stdout[-1500:]
+    out, quick = suite.folder / "out", suite.options.quick
+    unmade = make_in_own_process(shape, suite.folder, suite.clock)
+    if unmade:
+        return {"exit": None, **unmade}
+    rows = (4 if quick else 16) if run.stage == "rl" else (2 if quick else 8)
+    steps = 2 if quick else 10 if run.stage == "rl" else 20
+    command = [sys.executable, f"run_{run.stage}.py", "--output_dir", str(out)]
+    command += ["--model_name_or_path", str(suite.folder / shape)]
+    command += ["--dummy_data", "64" if quick else "512", "--max_steps", str(steps), "--logging_steps", "1"]
+    command += ["--per_device_train_batch_size", str(rows), "--save_strategy", "no", "--disable_tqdm", "True"]
+    command += ["--report_to", "none", *run.flags(str(suite.folder))]
+    ended = suite.clock.run(command, children.environment(suite.folder), RUN_CAP)
+    result = judged(run, ended, out)
+    shutil.rmtree(out, ignore_errors=True)
+    for offloaded in suite.folder.glob("zero_stage_3*"):  # DeepSpeed's, on a disk
+        shutil.rmtree(offloaded, ignore_errors=True)
     return result
 
 
-def _lacks(engine: str) -> bool:
-    """Whether this machine lacks what a config needs, so that it must be refused."""
-    from hftune.distributed.launch import has_async_files
-
-    return "nvme" in engine and not has_async_files()
-
-
-def _figures(folder: Path) -> dict[str, Any]:
-    """Of a finished run, from its own files."""
-    manifest = json.loads((folder / "hftune.json").read_text())
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    losses = [entry["loss"] for entry in history if "loss" in entry]
-    metrics = manifest["metrics"]
-    runtime = metrics.get("train_runtime") or 1.0
-    memory = metrics.get("train_mem_gpu_peaked_delta")
-    return {
-        "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "trained_tokens_per_second": manifest["trained_tokens"] / runtime,
-        "peak_mebibytes": None if memory is None else round(memory / 2**20),
-    }
+def judged(run: Run, ended: children.Ended, out: Path) -> dict[str, Any]:
+    """What a run that has ended comes to; "failed" where it is not what it should be."""
+    reason = refusal(run, machine_here())
+    result = {"exit": ended.code, "expected": 2 if reason else 0, "seconds": round(ended.seconds, 1)}
+    if ended.code != result["expected"]:
+        return result | ended.failure
+    if reason:
+        # Unknown flags end with 2 as well.
+        refused = reason.lower() in " ".join(ended.words.split()).lower()
+        return result | ({"refused": reason} if refused else ended.failure)
+    try:
+        figures = children.figures_of(out)
+    except children.NO_FIGURES as error:
+        return result | {"failed": f"no figures: {error!r}"}
+    losses = figures.pop("losses")
+    if not losses or not all(math.isfinite(loss) for loss in losses):
+        return result | {"failed": f"losses: {losses}"}
+    return result | figures | {"first_loss": losses[0], "last_loss": losses[-1]}
 
 
-def kernels() -> dict[str, Any]:
-    """The tests that want a GPU."""
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-m", "gpu", "-q", "-p", "no:cacheprovider"]
-    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return {"exit": finished.returncode, "output": finished.stdout[-3000:], "holds": finished.returncode in (0, 5)}
+def run_other(suite: Suite, part: str, benchmark: str) -> None:
+    """A benchmark of its own, whose results are taken over as they come."""
+    if suite.clock.left < ENOUGH:
+        suite.found.cases("skipped")[part] = "no time left"
+        return
+    suite.found.cases("skipped").pop(part, None)
+    file = suite.folder / f"{part}.json"
+    if "machine" in suite.found.figures.get(part, {}):
+        file.write_text(json.dumps(suite.found.figures[part]), encoding="utf-8")
+    command = [sys.executable, f"benchmarks/{benchmark}.py", "--output", str(file)]
+    command += ["--minutes", f"{suite.clock.left / 60:.2f}", *(["--quick"] if suite.options.quick else [])]
+    command += ["--only", *suite.options.only] if suite.options.only else []
+    # It ends what it runs itself, a little before it would be ended.
+    cap = suite.clock.left + children.GRACE + 15
+    ended = children.run(
+        command, children.environment(suite.folder), cap, show=True, meanwhile=lambda: take_over(suite, part, file)
+    )
+    take_over(suite, part, file)
+    if not suite.found.figures.get(part, {}).get("complete"):
+        suite.found.bars[part] = {"value": ended.code, "bar": 0, "holds": False}
+        suite.found.figures.setdefault(part, {}).update(ended.failure)
+        print(ended.failure["failed"], flush=True)
+        suite.found.keep()
 
 
-def other(name: str, quick: bool, minutes: float, began: float) -> dict[str, Any]:
-    """What another benchmark found (`gpu_speed.py`, `memory.py`), in the time that is left."""
-    left = minutes - (time.perf_counter() - began) / 60
-    if left <= 0:
-        return {"skipped": "no time left"}
-    command = [sys.executable, f"benchmarks/{name}.py", "--minutes", f"{left:.2f}", *(["--quick"] if quick else [])]
-    finished = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    lines = finished.stdout.strip().splitlines()
-    print("\n".join(lines[:-1]), flush=True)
-    found: dict[str, Any] = json.loads(lines[-1]) if lines else {"skipped": f"exit code {finished.returncode}"}
-    return found
+def take_over(suite: Suite, part: str, file: Path) -> None:
+    """What another benchmark has written by now; nothing where that is known."""
+    written = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if written is None or written == suite.found.figures.get(part):
+        return
+    suite.found.figures[part] = written
+    others = {name: bar for name, bar in suite.found.bars.items() if name.partition("-")[0] != part}
+    suite.found.bars = others | {f"{part}-{name}": bar for name, bar in written["bars"].items()}
+    suite.found.keep()
+
+
+PARTS: dict[str, Callable[[Suite], None]] = {
+    "tests": run_kernels,
+    "deepspeed": run_deepspeed,
+    "runs": run_runs,
+    "speed": lambda suite: run_other(suite, "speed", "gpu_speed"),
+    "memory": lambda suite: run_other(suite, "memory", "memory"),
+}
 
 
 def machine() -> str:
@@ -236,66 +220,38 @@ def machine() -> str:
     return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, torch {torch.__version__}"
 
 
-def plan(quick: bool) -> list[tuple[str, str, str, list[str]]]:
-    """Which runs are made, the most telling first: a limit on time cuts the end off."""
-    if quick:
-        return [("sft", "lora", "plain", ["--packing"]), ("dpo", "full", "zero2", []), ("sft", "qlora8", "zero3", [])]
-    first = [("sft", method, engine, []) for method in METHODS for engine in ENGINES]
-    others = [
-        (stage, method, "plain", []) for stage in STAGES if stage != "sft" for method in ("full", "lora", "qlora4")
-    ]
-    sharded = [(stage, "lora", engine, []) for stage in ("pt", "rm", "dpo", "rl") for engine in ("zero2", "zero3")]
-    return [*first, *EXTRA, *CONFIGS, *others, *sharded]
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="the JSON, written anew after all that ends; gone on with if there")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start nothing after this time; the end is 1 later")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="always in this order")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="runs, cases and test files, also as 'sft-full-*'")
+    parser.add_argument("--share", default="1/1", metavar="K/N", help="of the runs, the K-th of every N")
+    parser.add_argument("--list", action="store_true", help="name the runs and end")
+    parser.add_argument("--quick", action="store_true")
+    return parser.parse_args()
 
 
 def main() -> int:
     """Run everything that fits into the time; 0 if all that ran did as it should."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the JSON here, too, after every run")
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no further run after this time")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="in this order")
-    options = parser.parse_args()
-    began, results, skipped = time.perf_counter(), [], []
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder) / "model", quick=options.quick)
-        tested = kernels() if "runs" in options.parts else {}
-        for stage, method, engine, extra in plan(options.quick) if "runs" in options.parts else []:
-            if time.perf_counter() - began > 60 * options.minutes:
-                skipped.append("-".join([stage, method, engine, *extra]))
-                continue
-            result = train(stage, method, engine, extra, Path(folder) / "model", Path(folder) / "out", options.quick)
-            results.append(result)
-            print({name: value for name, value in result.items() if name != "output"}, flush=True)
-            _keep(options.output, _line(tested, results, skipped, {}))
-    others: dict[str, dict[str, Any]] = {}
-    for part in (part for part in OTHERS if part in options.parts):
-        others[part] = other(OTHERS[part], options.quick, options.minutes, began)
-        _keep(options.output, _line(tested, results, skipped, others))
-    line = _line(tested, results, skipped, others)
-    _keep(options.output, line)
-    print(line)
-    return 0 if all(bar["holds"] for bar in json.loads(line)["bars"].values()) else 1
-
-
-def _keep(file: Path | None, line: str) -> None:
-    if file:
-        file.write_text(line + "\n")
-
-
-def _line(
-    tested: dict[str, Any], results: list[dict[str, Any]], skipped: list[str], others: dict[str, dict[str, Any]]
-) -> str:
-    bars = {
-        result["run"]: {"value": result["exit"], "bar": result["expected"], "holds": result["holds"]}
-        for result in results
-    }
-    if tested:
-        bars["kernels"] = {"value": tested["exit"], "bar": 0, "holds": tested["holds"]}
-    for part, found in others.items():
-        bars |= {f"{part}-{name}": bar for name, bar in found.get("bars", {}).items()}
-    figures = {"kernels": tested.get("output"), "runs": results, "skipped": skipped, **others}
-    return json.dumps({"benchmark": "gpu_suite", "machine": machine(), "figures": figures, "bars": bars})
+    options = arguments()
+    if options.list:
+        for run in plan(quick=options.quick):
+            reason = refusal(run, machine_here())
+            print(run.name, f"(to be refused: {reason})" if reason else "")
+        return 0
+    children.begin()
+    found = children.Found(options.output, "gpu_suite", machine(), quick=options.quick)
+    clock = children.Clock(options.minutes)
+    with children.work_folder() as folder:
+        for part, run_part in PARTS.items():
+            if part in options.parts:
+                run_part(Suite(options, clock, found, folder))
+                found.keep()
+    found.say_bars(" (those of speed were set for one H200)")
+    print(found.keep(complete=True))
+    return 0 if found.holds else 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,275 @@
+"""The benchmarks for GPUs, as far as a CPU shows: nothing finished is lost, and refusals that are expected come."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hftune.arguments import parse_arguments
+from hftune.distributed import launch, ranks
+from hftune.errors import UserError
+from hftune.preflight.checks import check_run
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(autouse=True)
+def found_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+@pytest.fixture
+def children() -> ModuleType:
+    import children
+
+    return children
+
+
+@pytest.fixture
+def gpu_runs() -> ModuleType:
+    import gpu_runs
+
+    return gpu_runs
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_process_finds_what_this_one_finds(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after `pip install --target FOLDER`, with its programs."""
+    (tmp_path / "site" / "bin").mkdir(parents=True)
+    (tmp_path / "site" / "of_a_wheel.py").write_text("here = True\n")
+    (tmp_path / "site" / "bin" / "of-a-wheel").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "site" / "bin" / "of-a-wheel").chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    code = "import of_a_wheel, hftune, subprocess; subprocess.run('of-a-wheel'); print(hftune.__file__)"
+    ended = children.run(python(code), children.environment(tmp_path), 60)
+    assert ended.code == 0, ended.words
+    assert ended.out.splitlines() == ["ran", str(BENCHMARKS.parent / "hftune" / "__init__.py")]
+
+
+def test_a_process_is_stopped_with_all_below_it(children: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "extensions" / "op").mkdir(parents=True)
+    (tmp_path / "extensions" / "op" / "lock").touch()
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']);"
+        "print(child.pid, flush=True); time.sleep(99)"
+    )
+    ended = children.Clock(9).run(python(code), children.environment(tmp_path), 2)
+    assert ended.code is None and not ended.cut
+    assert ended.failure["failed"].startswith("stopped after 2 s")
+    assert is_gone(int(ended.out))
+    assert not (tmp_path / "extensions" / "op" / "lock").exists(), "a later build would wait for it"
+
+
+def test_the_end_of_the_time_is_no_fault_of_what_runs(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "GRACE", 0.5)
+    ended = children.Clock(0).run(python("import time; time.sleep(99)"), children.environment(tmp_path), 60)
+    assert ended.code is None and ended.failure["cut"]
+
+
+def test_a_process_ends_with_a_killed_parent(children: ModuleType, tmp_path: Path) -> None:
+    sleeper = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
+    code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import children, os\n"
+    code += f"children.run([sys.executable, '-c', {sleeper!r}], dict(os.environ), 60, show=True)"
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    assert is_gone(child)
+
+
+def is_gone(process: int) -> bool:
+    """Within a moment: a killed process is there until it has been waited for."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+            if "\nState:\tZ" in Path(f"/proc/{process}/status").read_text():
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_folders_of_stopped_benchmarks_do_not_stay(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import children, time\nchildren.begin()\n"
+    code += "with children.work_folder() as folder: print(folder, flush=True); time.sleep(99)"
+    with subprocess.Popen(
+        python(code), stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as killed:
+        assert killed.stdout is not None
+        folder = Path(killed.stdout.readline().strip())
+        os.utime(folder, (0, 0))
+        with children.work_folder():
+            assert folder.is_dir(), "it is in use"
+        killed.send_signal(number)
+    with children.work_folder() as own:
+        assert [*tmp_path.iterdir()] == [own]
+
+
+def test_results_are_gone_on_with(children: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    found = children.Found(file, "some", "this machine", quick=True)
+    found.cases("runs").update(good={"exit": 0}, bad={"failed": "so"})
+    found.keep()
+    again = children.Found(file, "some", "this machine", quick=True)
+    assert children.to_do(["bad", "good", "new"], again.cases("runs")) == ["new", "bad"]
+    assert children.to_do(["bad", "good", "new"], again.cases("runs"), ["b*"]) == ["bad"]
+    assert json.loads(file.read_text())["complete"] is False
+    with pytest.raises(SystemExit, match="another --output"):
+        children.Found(file, "some", "that machine", quick=True)
+
+
+def test_no_two_runs_share_a_name(gpu_runs: ModuleType) -> None:
+    names = [run.name for run in gpu_runs.plan()]
+    assert len({*names}) == len(names) == 67
+    assert names[:4] == [f"sft-{method}-plain" for method in ("full", "lora", "qlora4", "qlora8")]
+    shares = [gpu_runs.plan()[share::3] for share in range(3)]
+    assert sorted(run.name for share in shares for run in share) == sorted(names)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("has_files", [True, False], ids=["async-files", "no-async-files"])
+def test_what_must_be_refused_is_what_preflight_refuses(
+    gpu_runs: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool
+) -> None:
+    """All planned runs, their arguments parsed as for a GPU that has everything else."""
+    monkeypatch.setattr(launch, "has_async_files", lambda: has_files)
+    shorter = {"--max_length": "256", "--block_size": "256"}
+    for run in gpu_runs.plan():
+        flags = [shorter.get(before, flag) if flag == "1024" else flag for before, flag in pairs(run.flags(tmp_path))]
+        flags += ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path / "out"), "--max_steps", "2"]
+        flags += ["--dummy_data", "8", "--per_device_train_batch_size", "16", "--report_to", "none"]
+        expected = gpu_runs.refusal(run, gpu_runs.Machine(gpu=True, async_files=has_files))
+        said = refusal_of(run.stage, [str(flag) for flag in flags])
+        assert (expected is None) == (said is None), (run.name, said)
+        assert expected is None or expected in said, (run.name, said)
+
+
+def pairs(flags: list[str]) -> list[tuple[str, str]]:
+    """Each with the one before it."""
+    return list(zip(["", *flags], flags, strict=False))
+
+
+def refusal_of(stage: str, flags: list[str]) -> str | None:
+    """What hftune says of arguments before a model is loaded; None for nothing."""
+    try:
+        with ranks.imagine(ranks.Imagined(1, 1)):
+            check_run(*parse_arguments(stage, flags))
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "reason"),
+    [
+        ({}, "zero3_zeropp", None),
+        ({"cuda_compiler": False}, "zero3_zeropp", "CUDA"),
+        ({"cuda_compiler": False}, "zero3_nvme", "CUDA"),
+        ({"cuda_compiler": False}, "zero3_hpz", None),
+        ({"gpu": False}, "zero3_superoffload", "SuperOffload"),
+    ],
+)
+def test_what_a_machine_lacks(gpu_runs: ModuleType, changes: dict[str, Any], engine: str, reason: str | None) -> None:
+    machine = gpu_runs.Machine(gpu=True)._replace(**changes)
+    assert gpu_runs.refusal(gpu_runs.Run("sft", "full", engine), machine) == reason
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "method", "good"),
+    [
+        (2, "8-bit weights\nunder ZeRO-3 train", "qlora8", True),
+        (2, "there is no flag --max_stops", "qlora8", False),
+        (0, "trained", "qlora8", False),
+        (1, "Traceback", "lora", False),
+        (None, "step 3", "lora", False),
+    ],
+)
+def test_a_refusal_must_be_the_right_one(
+    children: ModuleType, gpu_runs: ModuleType, tmp_path: Path, code: int | None, said: str, method: str, good: bool
+) -> None:
+    import gpu_suite
+
+    ended = children.Ended(code, said, said, 1.0)
+    result = gpu_suite.judged(gpu_runs.Run("sft", method, "zero3"), ended, tmp_path)
+    assert children.is_good(result) == good
+    assert good or said.splitlines()[-1] in result["failed"]
+
+
+def test_figures_are_the_peak_and_the_median_after_the_first_steps(children: ModuleType, tmp_path: Path) -> None:
+    steps = [
+        {"loss": 3.0 - number, "tokens_per_second": speed} for number, speed in enumerate((1.0, 2.0, 9.0, 7.0, 8.0))
+    ]
+    history = [*steps, {"train_runtime": 3.0, "train_peak_memory_gb": 1.5}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    found = children.figures_of(tmp_path)
+    assert (found["tokens_per_second"], found["peak_gigabytes"], len(found["losses"])) == (8.0, 1.5, 5)
+    history = [{"loss": 1.0}, {"train_runtime": 3.0}]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    assert children.figures_of(tmp_path) == {"losses": [1.0]}, "RL logs no speed"
+    (tmp_path / "trainer_state.json").unlink()
+    with pytest.raises(children.NO_FIGURES):
+        children.figures_of(tmp_path)
+
+
+def test_what_another_benchmark_found_is_taken_over_as_it_comes(
+    children: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes a result and crashes: the result stays, and the crash is a bar that does not hold."""
+    import gpu_suite
+
+    (tmp_path / "benchmarks").mkdir()
+    written = {"benchmark": "b", "machine": "m", "quick": True, "figures": {"cases": {"one": {"tokens": 1}}}}
+    written |= {"bars": {"one": {"value": 1, "bar": 1, "holds": True}}, "complete": False}
+    code = (
+        f"import sys, pathlib\npathlib.Path(sys.argv[2]).write_text({json.dumps(written)!r})\nraise RuntimeError('so')"
+    )
+    (tmp_path / "benchmarks" / "crashing.py").write_text(code)
+    monkeypatch.setattr(children, "ROOT", tmp_path)
+    found = children.Found(tmp_path / "all.json", "gpu_suite", "m", quick=True)
+    options = gpu_suite.argparse.Namespace(quick=True, only=None)
+    suite = gpu_suite.Suite(options, children.Clock(5), found, tmp_path)
+    gpu_suite.run_other(suite, "speed", "crashing")
+    kept = json.loads((tmp_path / "all.json").read_text())
+    assert kept["figures"]["speed"]["figures"]["cases"] == {"one": {"tokens": 1}}
+    assert "RuntimeError: so" in kept["figures"]["speed"]["failed"]
+    assert kept["bars"]["speed-one"]["holds"] and not kept["bars"]["speed"]["holds"]
+
+
+@pytest.mark.slow
+def test_a_killed_suite_leaves_what_was_finished(tmp_path: Path) -> None:
+    """SIGKILL between two runs: the first is in the file, and the same command goes on with the second."""
+    file = tmp_path / "gpu.json"
+    command = [sys.executable, "benchmarks/gpu_suite.py", "--quick", "--parts", "runs", "--output", str(file)]
+    command += ["--only", "sft-*"]
+    with subprocess.Popen(command, cwd=BENCHMARKS.parent, env=os.environ | {"TMPDIR": str(tmp_path)}) as killed:
+        for _ in range(1200):
+            if file.is_file() or killed.poll() is not None:
+                break
+            time.sleep(0.1)
+        killed.kill()
+    assert [*json.loads(file.read_text())["figures"]["runs"]] == ["sft-lora-plain-packing"]
+    again = subprocess.run(command, cwd=BENCHMARKS.parent, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    kept = json.loads(file.read_text())
+    assert again.returncode == 0 and kept["complete"]
+    assert [*kept["figures"]["runs"]] == ["sft-lora-plain-packing", "sft-qlora8-zero3"]

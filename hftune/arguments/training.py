@@ -144,6 +144,7 @@ class StageArguments(
             recomputes=self.recomputation is not None,
             nvme_path=self.nvme_path,
             has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
+            has_compiler=not here or building.builds_operators(),
             unbuilt=building.not_buildable(gpu_operators(config) if here else ()),
         )
 

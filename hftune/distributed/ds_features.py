@@ -32,6 +32,7 @@ class Setting:
         recomputes: Whether activations are recomputed.
         nvme_path: `--nvme_path`.
         has_aio: Whether DeepSpeed's asynchronous files work here; asked only where a config needs them.
+        has_compiler: Whether C++ operators can be compiled.
         unbuilt: Those of `gpu_operators` that are not there and cannot be compiled.
     """
 
@@ -42,6 +43,7 @@ class Setting:
     recomputes: bool = False
     nvme_path: str | None = None
     has_aio: bool = True
+    has_compiler: bool = True
     unbuilt: frozenset[str] = frozenset()
 
 
@@ -258,6 +260,12 @@ def _super_offload(zero: Mapping[str, Any], setting: Setting) -> Iterator[Argume
             "SuperOffload moves states between an NVIDIA GPU and its CPU, and this runs on the CPU",
             key,
             "train on a GPU, or use ds_configs/zero3_offload.json",
+        )
+    elif not setting.has_compiler:
+        yield _error(
+            "SuperOffload updates with DeepSpeedCPUAdam, which is compiled, and a C++ compiler or ninja is not here",
+            key,
+            "install g++ and ninja, or remove it",
         )
     if not setting.optim.startswith("adamw_torch"):
         yield _error(f"SuperOffload has AdamW alone, not {setting.optim}", key, "leave out --optim, or remove it")

@@ -18,7 +18,7 @@ from hftune.models.configs import model_config
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.expert_checks import check_experts
-from hftune.preflight.kernel_checks import check_liger
+from hftune.preflight.kernel_checks import check_device, check_liger
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.node_checks import check_nodes
 from hftune.preflight.optimizer_checks import check_optimizer
@@ -52,6 +52,7 @@ def check_run(
             *check_quantisation(adapter_args, training_args),
             *check_stored_quantised(model_args, adapter_args),
             *check_float8(adapter_args, training_args),
+            *check_device(model_args, training_args),
             *check_liger(adapter_args, training_args),
             *check_processes(training_args),
             *check_adapters(model_args, adapter_args, training_args),

@@ -1,4 +1,4 @@
-"""Liger's kernels beside hftune's own: those that do not take the place of something else."""
+"""Kernels and number formats: those that this machine does not have, and Liger's beside hftune's own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from hftune.arguments import AdapterArguments, StageArguments
+from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
@@ -16,6 +16,30 @@ LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 MLPS = ("swiglu", "geglu")
 """Those that replace the MLP's."""
+
+
+def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """A CPU has what is asked for; libraries say otherwise at the first step."""
+    if ranks.imagined() is not None or not training_args.use_cpu:
+        return
+    if model_args.attn_implementation == "flex_attention":
+        yield ArgumentError(
+            "flex_attention has no backward pass on a CPU",
+            place="--attn_implementation",
+            fix="leave it out: documents are kept apart by hftune_segments here",
+        )
+    if training_args.fp16 and training_args.ds_resolved is not None and not _deepspeed_has_fp16():
+        yield ArgumentError(
+            "DeepSpeed does not train in fp16 on this CPU",
+            place="--fp16, --deepspeed",
+            fix="leave --fp16 out, or use --bf16 True",
+        )
+
+
+def _deepspeed_has_fp16() -> bool:
+    from deepspeed.accelerator import get_accelerator
+
+    return bool(get_accelerator().is_fp16_supported())
 
 
 def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:

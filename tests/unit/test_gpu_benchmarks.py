@@ -257,6 +257,7 @@ def test_what_another_benchmark_found_is_taken_over_as_it_comes(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_suite_leaves_what_was_finished(tmp_path: Path) -> None:
     """SIGKILL between two runs: the first is in the file, and the same command goes on with the second."""
     file = tmp_path / "gpu.json"

@@ -49,6 +49,11 @@ FAULTS: dict[str, tuple[dict[str, Any], Setting, tuple[str, ...]]] = {
     "bf16 moments, offloaded": (low(offload_optimizer=CPU_OFFLOAD), GPU, ("float32", "offload_optimizer")),
     "SuperOffload at stage 2": (zero(2, offload_optimizer=CPU_OFFLOAD | {"super_offload": True}), GPU, ("stage 3",)),
     "SuperOffload on a CPU": (zero(offload_optimizer=CPU_OFFLOAD | {"super_offload": True}), CPU, ("NVIDIA GPU",)),
+    "SuperOffload without a compiler": (
+        zero(offload_optimizer=CPU_OFFLOAD | {"super_offload": True}),
+        Setting(on_cpu=False, has_compiler=False),
+        ("DeepSpeedCPUAdam", "ninja", "super_offload"),
+    ),
     "SuperOffload with Lion": (
         zero(offload_optimizer=CPU_OFFLOAD | {"super_offload": True}),
         Setting(on_cpu=False, optim="lion_32bit"),

@@ -1,4 +1,4 @@
-"""Liger's kernels: refused where they cannot run, and kept from what hftune computes itself."""
+"""Kernels and formats: refused where they cannot run; Liger's are kept from what hftune computes itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from hftune.arguments import parse_arguments
 from hftune.preflight import kernel_checks
-from hftune.preflight.kernel_checks import LOSSES, MLPS, check_liger
+from hftune.preflight.kernel_checks import LOSSES, MLPS, check_device, check_liger
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
@@ -44,3 +44,16 @@ def test_where_it_cannot_run_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert "Triton, which runs on GPUs" in checked(gpu=False)[0]
     monkeypatch.setattr(kernel_checks, "find_spec", lambda name: None)
     assert "pip install 'hftune[gpu]'" in checked()[0]
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_what_a_cpu_does_not_compute(monkeypatch: pytest.MonkeyPatch, has_it: bool) -> None:
+    monkeypatch.setattr(kernel_checks, "_deepspeed_has_fp16", lambda: has_it)
+    given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--attn_implementation"]
+    model_args, _, _, args = parse_arguments(
+        "sft", [*given, "flex_attention", "--fp16", "True", "--deepspeed", "zero2"]
+    )
+    said = "\n".join(map(str, check_device(model_args, args)))
+    assert "no backward pass on a CPU" in said and ("does not train in fp16" in said) == (not has_it)
+    args.use_cpu = False
+    assert not list(check_device(model_args, args))

@@ -18,6 +18,7 @@ from hftune.arguments import parse_arguments
 from hftune.distributed import launch, ranks
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
+from tests.conftest import without_launcher
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -114,7 +115,7 @@ def test_folders_of_stopped_benchmarks_do_not_stay(
     code = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import children, time\nchildren.begin()\n"
     code += "with children.work_folder() as folder: print(folder, flush=True); time.sleep(99)"
     with subprocess.Popen(
-        python(code), stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+        python(code), stdout=subprocess.PIPE, text=True, env=without_launcher(os.environ) | {"TMPDIR": str(tmp_path)}
     ) as killed:
         assert killed.stdout is not None
         folder = Path(killed.stdout.readline().strip())
@@ -263,14 +264,18 @@ def test_a_killed_suite_leaves_what_was_finished(tmp_path: Path) -> None:
     file = tmp_path / "gpu.json"
     command = [sys.executable, "benchmarks/gpu_suite.py", "--quick", "--parts", "runs", "--output", str(file)]
     command += ["--only", "sft-*"]
-    with subprocess.Popen(command, cwd=BENCHMARKS.parent, env=os.environ | {"TMPDIR": str(tmp_path)}) as killed:
+    with subprocess.Popen(
+        command, cwd=BENCHMARKS.parent, env=without_launcher(os.environ) | {"TMPDIR": str(tmp_path)}
+    ) as killed:
         for _ in range(1200):
             if file.is_file() or killed.poll() is not None:
                 break
             time.sleep(0.1)
         killed.kill()
     assert [*json.loads(file.read_text())["figures"]["runs"]] == ["sft-lora-plain-packing"]
-    again = subprocess.run(command, cwd=BENCHMARKS.parent, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+    again = subprocess.run(
+        command, cwd=BENCHMARKS.parent, env=without_launcher(os.environ) | {"TMPDIR": str(tmp_path)}, check=False
+    )
     kept = json.loads(file.read_text())
     assert again.returncode == 0 and kept["complete"]
     assert [*kept["figures"]["runs"]] == ["sft-lora-plain-packing", "sft-qlora8-zero3"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from hftune.trainers.speed import Cost, Meter, lengths_of
@@ -71,8 +72,18 @@ def test_a_meter_starts_anew_when_it_is_read() -> None:
     assert meter.began is None and meter.all_tokens == 10 and not meter.sums.any()
 
 
+class OneDevice(TorchFunctionMode):
+    """What a GPU insists on and the meta device does not: sums are added to from where they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("__iadd__", "add_"):
+            assert args[0].device == args[1].device
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_meter_on_another_device_takes_batches_that_are_not_there_yet() -> None:
     """Streams give batches on the CPU, which the Trainer's own step moves later."""
     meter = Meter(torch.device("meta"))
-    meter.add({"input_ids": torch.zeros(2, 3)})
+    with OneDevice():
+        meter.add({"input_ids": torch.zeros(2, 3)})
     assert meter.began is not None and meter.sums.device.type == "meta"

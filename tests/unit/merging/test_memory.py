@@ -27,16 +27,17 @@ for adapter in sys.argv[1:]:
 
 def test_more_layers_take_no_more_memory(make_base: Callable, tmp_path: Path) -> None:
     adapters, sizes = [], []
-    for layers in (2, 24):
+    # Twelve layers fill what is read ahead and the allocator's pools, as two do not (they gain 10 MiB to 14 later on).
+    for layers in (12, 56):
         base = make_base("llama", num_hidden_layers=layers, intermediate_size=6144, dtype=torch.float32)
         sizes.append(sum(file.stat().st_size for file in weight_files(base)) / 2**20)
         adapters.append(
             make_adapter(base, tmp_path / str(layers), target_modules=["gate_proj", "up_proj", "down_proj"])
         )
     more = sizes[1] - sizes[0]
-    assert more > 40  # MiB
+    assert more > 90  # MiB
     done = subprocess.run(
         [sys.executable, "-c", _MERGE_BOTH, *map(str, adapters)], capture_output=True, text=True, check=True
     )
     small, large = (int(value) / 1024 for value in done.stdout.split()[-2:])
-    assert large - small < more / 4, f"{small:.0f} and {large:.0f} MiB for {more:.0f} MiB more of weights"
+    assert large - small < more / 3, f"{small:.0f} and {large:.0f} MiB for {more:.0f} MiB more of weights"

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from hftune.constants import PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
+from hftune.visible import hide_in_tracebacks, say, visible
 
 
 def shown(value: object, limit: int = 60) -> str:
     """A value from the data as a message may quote it: its start, on one line."""
-    text = " ".join(str(value)[: 4 * limit].split())
+    text = visible(" ".join(str(value)[: 4 * limit].split()))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -56,7 +57,7 @@ class UserError(Exception):
             lines.append(f"  where: {self.place}")
         if self.fix:
             lines.append(f"  to do: {self.fix}")
-        return "\n".join(lines)
+        return visible("\n".join(lines))  # causes quote data, paths and other programs
 
 
 class DataError(UserError):
@@ -121,6 +122,7 @@ def run_script(main: Callable[[], None]) -> None:
     the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone. An error
     that is known to be everyone's is said once a machine.
     """
+    hide_in_tracebacks()
     try:
         with _Farewell():
             main()
@@ -130,11 +132,11 @@ def run_script(main: Callable[[], None]) -> None:
             time.sleep(3.0)
         who = f"[rank {rank}] " if rank != 0 else ""
         if not error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
+            say(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
         # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
         sys.stdout.flush()
         os._exit(USER_ERROR_EXIT_CODE)
     except Preempted as stop:
-        print(f"\n{stop}\n", file=sys.stderr, flush=True)
+        say(f"\n{stop}\n", file=sys.stderr, flush=True)
         sys.stdout.flush()
         os._exit(PREEMPTED_EXIT_CODE)

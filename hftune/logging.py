@@ -10,7 +10,17 @@ import logging
 import os
 import sys
 
+from hftune.secrets import redact
+from hftune.visible import visible
+
 _notices: list[str] = []
+
+
+class _Shown(logging.Formatter):
+    """Lines without secrets, tracebacks included, whose hidden characters are spelt out: they quote data and paths."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(redact(super().format(record)))
 
 
 def get_logger(name: str = "hftune") -> logging.Logger:
@@ -19,7 +29,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
     root = logging.getLogger("hftune")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
         root.propagate = False
     root.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
@@ -28,6 +38,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
 
 def notice(message: str) -> None:
     """Say something the user must be able to see, once, and keep it for the manifest."""
+    message = redact(message)
     if message not in _notices:
         _notices.append(message)
         get_logger().info(message)

@@ -1,10 +1,22 @@
-"""The folder where hftune keeps what it found out once, for all runs of a user."""
+"""The folder where hftune keeps what it found out once, for all runs of one user and for nobody else.
+
+What is read back is believed, so nobody else may have written it: folders are made readable by their owner alone, and
+one that belongs to somebody else is refused. What is damaged is found by a digest, and made again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from hftune.errors import DataError
+
+_PRIVATE = 0o700
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 def cache_folder() -> Path:
@@ -12,9 +24,72 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HFTUNE_CACHE") or "~/.cache/hftune").expanduser()
 
 
-def write_whole(file: Path, content: bytes) -> None:
-    """Whole or not at all: another process may be writing, or reading, the same file."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as aside:
-        aside.write(content)
-    os.replace(aside.name, file)
+def private_folder(root: Path, name: str) -> Path:
+    """The folder `name` of a cache, made where it is not there, readable by its owner alone.
+
+    `root` may be a folder that the user made for other things, too, and keeps its rights.
+
+    Raises:
+        DataError: One of the two belongs to somebody else, or is a link that somebody else made.
+        OSError: It cannot be made.
+    """
+    folder = root / name
+    for each in (root, folder):
+        with suppress(FileExistsError):
+            each.parent.mkdir(parents=True, exist_ok=True)
+            each.mkdir(mode=_PRIVATE)
+        _refuse_others(each)
+    if stat.S_IMODE(folder.stat().st_mode) & ~_PRIVATE:
+        folder.chmod(_PRIVATE)
+    return folder
+
+
+def _refuse_others(folder: Path) -> None:
+    for found in (folder.lstat(), folder.stat()):  # the link, and what it leads to
+        if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new_files(folder):
+            raise DataError(
+                f"the cache folder {folder} belongs to another user (number {found.st_uid})",
+                place="HFTUNE_CACHE",
+                fix="Name a folder of your own in HFTUNE_CACHE, or in --data_cache_dir.",
+                kind="foreign cache",
+            )
+
+
+def _owner_of_new_files(folder: Path) -> int:
+    """To whom a file belongs that this process writes there: some network drives have one owner for everything."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid
+    except OSError:
+        return os.geteuid()
+
+
+def write_sealed(folder: str, name: str, content: bytes, root: Path | None = None) -> None:
+    """Keep a small file, whole or not at all: another process may be writing, or reading, the same one.
+
+    Raises:
+        DataError: The cache belongs to somebody else.
+        OSError: It cannot be written.
+    """
+    place = private_folder(root or cache_folder(), folder)
+    descriptor, aside = tempfile.mkstemp(dir=place, prefix=".")
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(hashlib.sha256(content).digest() + content)
+        os.replace(aside, place / name)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def read_sealed(folder: str, name: str, root: Path | None = None) -> bytes | None:
+    """What `write_sealed` kept; None where it is not there, or damaged, or not this user's own."""
+    base = root or cache_folder()
+    try:
+        if not (base / folder / name).is_file():
+            return None
+        whole = (private_folder(base, folder) / name).read_bytes()
+    except (OSError, DataError):
+        return None
+    kept, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
+    return content if hashlib.sha256(content).digest() == kept else None

@@ -1,0 +1,179 @@
+"""128 bits of XXH3 over files and values: finds damage and mix-ups; no defence against forgery."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from hftune.errors import shown
+
+SEAL = "seal"
+"""The name of the digest among sealed values."""
+
+Contents = dict[str, list[Any]]
+"""Of each file of a folder, by its path in there: `[size in bytes, digest in hex]`."""
+
+Record = list[Any]
+"""Size in bytes, time of change in nanoseconds, 128 bits of XXH3 in hex."""
+
+_CHUNK = 1 << 22
+_THREADS = 8
+_MAX_TEXT = 64 << 20
+
+
+class Damaged(ValueError):
+    """Something is not as it was written; the words say what."""
+
+
+def open_file(file: Path | str) -> BinaryIO:
+    """A regular file, opened to be read.
+
+    Raises:
+        OSError: From the system; also for what is no file: opening a FIFO would wait for somebody to write into it.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, "it is no regular file", str(file))
+    return open(descriptor, "rb")
+
+
+def digest(file: Path) -> str:
+    """128 bits of XXH3 over a file, in hex; reads about as fast as memory does."""
+    state = xxhash.xxh3_128()
+    with open_file(file) as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def digests(files: list[Path]) -> list[str]:
+    """Of many files; xxhash lets go of the interpreter, so several are read at once."""
+    if len(files) < 2:
+        return [digest(file) for file in files]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(digest, files))
+
+
+# --- records of files, which a quick look trusts where size and time are unchanged ---
+
+
+def _is_record(record: Any) -> bool:
+    return isinstance(record, list) and list(map(type, record)) == [int, int, str]
+
+
+def record_files(files: dict[str, Path]) -> dict[str, Record]:
+    """Records of files under names."""
+    found = {name: file.stat() for name, file in files.items()}
+    hashes = digests(list(files.values()))
+    return {
+        name: [stat.st_size, stat.st_mtime_ns, text] for (name, stat), text in zip(found.items(), hashes, strict=True)
+    }
+
+
+def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = False) -> Iterator[str]:
+    """What is no longer as recorded, a phrase a file.
+
+    Args:
+        folder: What the recorded names are relative to.
+        recorded: From `record_files`.
+        whole: Read every byte, also where size and time are unchanged.
+    """
+    for name, record in recorded.items():
+        file = folder / name
+        if not _is_record(record) or Path(name).is_absolute() or ".." in Path(name).parts:
+            yield f"{shown(ascii(name))} has no sound record"
+            continue
+        size, time, text = record
+        if not file.is_file():
+            yield f"{file} is gone"
+            continue
+        now = file.stat()
+        if now.st_size != size:
+            yield f"{file} has {now.st_size} bytes, not {size}"
+        elif (whole or now.st_mtime_ns != time) and digest(file) != text:
+            yield f"{file} has other contents"
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> Contents:
+    """Size and digest of every file of a folder and its sub-folders."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    pairs = zip(files, digests(files), strict=True)
+    return {file.relative_to(folder).as_posix(): [file.stat().st_size, found] for file, found in pairs}
+
+
+def check_contents(folder: Path, recorded: Contents, *, whole: bool = True) -> None:
+    """Compare a folder with what `contents` said of it; files that were added are left alone.
+
+    Args:
+        whole: Read every byte; else look at sizes only.
+
+    Raises:
+        Damaged: The first file that is gone or other than it was.
+        OSError: From the system.
+    """
+    for name, (size, _) in recorded.items():
+        file = folder / name
+        if not file.is_file():
+            raise Damaged(f"{name} is gone")
+        if (now := file.stat().st_size) != size:
+            raise Damaged(f"{name} has {now} bytes, not {size}")
+    if whole:
+        found = digests([folder / name for name in recorded])
+        for (name, (_, digest_then)), digest_now in zip(recorded.items(), found, strict=True):
+            if digest_then != digest_now:
+                raise Damaged(f"{name} has other contents than were written")
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def sealed(about: dict[str, Any]) -> dict[str, Any]:
+    """Plain values with a digest over them, so that a changed one is noticed; see `unsealed`."""
+    return {**about, SEAL: _seal(about)}
+
+
+def read_text(file: Path) -> str:
+    """The text of a small file; bytes that are none are replaced, for whoever parses it to stumble over.
+
+    Raises:
+        Damaged: It is larger than any that hftune writes.
+        OSError: From the system; also for what is no file.
+    """
+    with open_file(file) as stream:
+        content = stream.read(_MAX_TEXT + 1)
+    if len(content) > _MAX_TEXT:
+        raise Damaged(f"{file.name} has more than {_MAX_TEXT} bytes")
+    return content.decode("utf-8", "replace")
+
+
+def unsealed(text: str) -> dict[str, Any]:
+    """The values of what `sealed` made, written as JSON.
+
+    Raises:
+        Damaged: It is no JSON, or its values have changed.
+    """
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"no JSON: {error}") from error
+    if not isinstance(about, dict) or about.pop(SEAL, None) != _seal(about):
+        raise Damaged("its values are not those that were written")
+    return about
+
+
+def _seal(about: dict[str, Any]) -> str:
+    # Through JSON and back: what is compared later has been there.
+    plain = json.loads(json.dumps(about))
+    return xxhash.xxh3_128_hexdigest(json.dumps(plain, sort_keys=True).encode())

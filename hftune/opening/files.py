@@ -1,0 +1,102 @@
+"""Bytes of regular files of bounded size; pipes, devices and files larger than the memory are refused."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from hftune.errors import ManifestError, UserError
+
+MIB = 1 << 20
+_NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def size_text(size: int) -> str:
+    """A size as a message has it: 12 bytes, 64.0 MiB."""
+    return f"{size} bytes" if size < MIB else f"{size / MIB:,.1f} MiB"
+
+
+def open_regular(file: str | Path, *, error: type[UserError] = ManifestError) -> BinaryIO:
+    """A regular file opened for reading.
+
+    A pipe would wait for a writer, and a device may never end: it is opened without waiting, then looked at, so that
+    nothing can be put in its place between the look and the opening.
+
+    Raises:
+        UserError: There is no such file, it cannot be read, or it is none.
+    """
+    try:
+        handle = os.open(file, os.O_RDONLY | _NEVER_WAIT)
+    except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
+        raise error(_cannot(file, problem), place=str(file), fix="check the path and its permissions") from problem
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        raise error(
+            f"{file} is {_KINDS.get(stat.S_IFMT(kind), 'no file')}, where a file is read",
+            place=str(file),
+            fix="put the file itself there",
+        )
+    return os.fdopen(handle, "rb")
+
+
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def read_bytes(file: str | Path, *, limit: int, error: type[UserError] = ManifestError) -> bytes:
+    """All bytes of a file that has no more than `limit`.
+
+    Raises:
+        UserError: It cannot be opened, or it is larger: of its kind none has a reason to be.
+    """
+    with open_regular(file, error=error) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        # Some files under /proc say 0 and never end; others grow while they are read.
+        content = stream.read(limit + 1) if size <= limit else b""
+    if size > limit or len(content) > limit:
+        raise error(
+            f"{file} has {size_text(max(size, len(content)))}; a file of its kind has at most {size_text(limit)}",
+            place=str(file),
+            fix="copy or download it again, or make a smaller one",
+        )
+    return content
+
+
+def check_memory(file: str | Path, size: int | None = None, *, error: type[UserError] = ManifestError) -> None:
+    """Refuse to read a file whole for which the memory does not suffice.
+
+    Args:
+        size: Bytes that are needed; None: those of the file.
+
+    Raises:
+        UserError: With both figures.
+    """
+    import psutil
+
+    needed = size
+    if needed is None:
+        needed = 0
+        with suppress(OSError):  # who opens it says so
+            needed = os.stat(file).st_size
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise error(
+            f"reading {file} takes {size_text(needed)} of memory, of which {size_text(free)} are free",
+            place=str(file),
+            fix="end other programs, or use a machine with more memory",
+        )
+
+
+def _cannot(file: str | Path, problem: OSError | ValueError) -> str:
+    if isinstance(problem, FileNotFoundError):
+        return f"there is no file {file}"
+    return f"{file} cannot be read: {getattr(problem, 'strerror', None) or problem}"

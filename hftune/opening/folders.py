@@ -1,0 +1,111 @@
+"""Files of a folder that are its own: links that lead out of it, pipes and devices are refused.
+
+Folders of the Hub's cache consist of links into `blobs` of the same repository; those are what they promise to be.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.errors import ManifestError
+from hftune.opening.files import open_regular
+
+_READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".jinja", ".txt", ".model", ".py", ".gguf", ".tiktoken"}
+"""Suffixes of what a model, an adapter or a checkpoint is read from."""
+_NESTED = ("additional_chat_templates", "critic")
+_HUB = re.compile(r"(models|datasets|spaces)--")
+_BLOB = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?$")  # git's or the contents' own digest
+
+
+def files_of(folder: str | Path) -> list[Path]:
+    """What a model, adapter or checkpoint folder is read from, sorted.
+
+    Raises:
+        ManifestError: One of them is a link that leads out of the folder, or no file.
+    """
+    refuse_strays(folder)
+    return [file for file in _entries(Path(folder)) if file.is_file()]
+
+
+def refuse_strays(folder: str | Path) -> None:
+    """Raise the first of `strays`."""
+    for problem in strays(folder):
+        raise problem
+
+
+def strays(folder: str | Path) -> Iterator[ManifestError]:
+    """Of what a folder is read from: links that lead out of it, broken ones, pipes, sockets, devices."""
+    place = Path(folder)
+    for file in _entries(place) if place.is_dir() else ():
+        problem = stray(file, place)
+        if problem is not None:
+            yield problem
+
+
+def stray(file: Path, folder: str | Path) -> ManifestError | None:
+    """Why a file does not belong to a folder; None where it does, or is not there."""
+    try:
+        kind = os.lstat(file).st_mode
+    except OSError:
+        return None
+    if stat.S_ISLNK(kind) and not _is_inside(file, Path(folder)):
+        return _refusal(file, f"is a link that leads out of {folder}", "copy the file itself there (cp -L)")
+    try:
+        kind = os.stat(file).st_mode
+    except OSError:
+        return _refusal(file, "is a broken link", "copy the file itself there, or remove the link")
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        return _refusal(file, "is a pipe, a socket or a device, no file", "put the file itself there, or remove it")
+    return None
+
+
+def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
+    """Copy a file of the folder `within`; what a link that leads out of it points at is not copied.
+
+    Raises:
+        ManifestError: It is such a link, or no file.
+    """
+    problem = stray(file, within)
+    if problem is not None:
+        raise problem
+    with open_regular(file) as source, open(target, "wb") as stream:
+        shutil.copyfileobj(source, stream, 1 << 20)
+
+
+def copy_folder(folder: Path, target: Path, *, within: str | Path) -> None:
+    """Copy the files that lie in a folder itself, each as `copy_file` does."""
+    problem = stray(folder, within)
+    if problem is not None:
+        raise problem
+    target.mkdir(parents=True, exist_ok=True)
+    for file in sorted(folder.iterdir()):
+        if not file.is_dir():
+            copy_file(file, target / file.name, within=within)
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Also links whose target is gone, and what is no file."""
+    for entry in sorted(folder.iterdir()):
+        if entry.name in _NESTED:
+            yield entry
+            # A link to a folder is judged itself: nothing behind it is looked at.
+            yield from sorted(entry.iterdir()) if entry.is_dir() and not entry.is_symlink() else ()
+        elif entry.suffix in _READ:
+            yield entry
+
+
+def _is_inside(file: Path, folder: Path) -> bool:
+    """Whether a link ends in the folder, or in the blobs of a repository in the Hub's cache."""
+    ends, home = Path(os.path.realpath(file)), Path(os.path.realpath(folder))
+    if home in ends.parents:
+        return True
+    return ends.parent.name == "blobs" and bool(_HUB.match(ends.parent.parent.name) and _BLOB.match(ends.name))
+
+
+def _refusal(file: Path, cause: str, fix: str) -> ManifestError:
+    return ManifestError(f"{file} {cause}", place=str(file), fix=fix)

@@ -1,0 +1,165 @@
+"""Files of `torch.save`: loaded as numbers and plain containers, never as a pickle that may run what it likes.
+
+DeepSpeed pickles four classes of its own with its state, and nothing else: tried with the files of ZeRO 0 to 3, with
+offloading, in bf16, with eight optimizers, adapters, and with what `ds_to_universal` makes of them (0.19.8). They are
+allowed by name; a file that asks for any other is refused before a byte of it is executed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+import torch
+
+from hftune.errors import ManifestError, shown
+from hftune.opening.files import MIB, check_memory, open_regular, size_text
+
+DEEPSPEED = (
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+"""What a checkpoint of DeepSpeed's needs beyond tensors: plain values without code of their own."""
+RANDOM_STATES = (
+    *("numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct"),
+    *("numpy.dtype", "numpy.ndarray"),
+)
+"""What the Trainer's rng_state.pth needs, and allows itself while it loads one."""
+
+_PICKLE_LIMIT = 32 * MIB
+"""Of what describes the tensors. Half a kilobyte a parameter is much; a pickle takes thirty times its size at worst."""
+_FIX = "take a checkpoint of your own, or one from a place that you trust as you trust a program"
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+# What torch's restricted unpickler and its reader of archives raise on damaged bytes.
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    *(AssertionError, ArithmeticError, MemoryError, OSError),
+)
+
+
+def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = False) -> Any:
+    """What a file of `torch.save` holds, on the CPU.
+
+    Args:
+        file: In torch's format since 1.6, an archive.
+        allow: Dotted names of classes that it may need, `DEEPSPEED` for one.
+        mmap: Leave the tensors' bytes in the file until they are used.
+
+    Raises:
+        ManifestError: It needs other classes, or is damaged.
+    """
+    check_torch(file, allow=allow)
+    if not mmap:
+        check_memory(file)
+    with _allowing(allow), _one_message(file):
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def check_torch(file: str | Path, *, allow: Iterable[str] = ()) -> None:
+    """Look into a file, executing nothing: its archive, and the names of the classes that it needs.
+
+    Raises:
+        ManifestError: It needs classes beyond tensors and `allow`, or is none of torch's.
+    """
+    with open_regular(file) as stream:
+        _check_archive(file, stream)
+        with _one_message(file):
+            needs = set(torch.serialization.get_unsafe_globals_in_checkpoint(stream))
+    strange = sorted(needs - set(allow))
+    if strange:
+        raise ManifestError(
+            f"{file} is a program, not only numbers: it asks for {shown(', '.join(strange), 120)}",
+            place=str(file),
+            fix=_FIX,
+        )
+
+
+def check_torch_files(folder: str | Path) -> None:
+    """`check_torch` of everything in a checkpoint that torch, DeepSpeed or the Trainer will load.
+
+    `training_args.bin` is a pickle of all arguments by design. Nothing in hftune, nor the Trainer's resuming, reads it.
+
+    Raises:
+        ManifestError: About the first file that is more than numbers.
+    """
+    for place in sorted(Path(folder).rglob("*")):
+        if place.suffix in (".pt", ".pth", ".bin") and place.name != "training_args.bin" and not place.is_dir():
+            states = place.name.startswith("rng_state")
+            check_torch(place, allow=RANDOM_STATES if states else DEEPSPEED)
+
+
+@contextmanager
+def only_numbers(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
+    """In the block every `torch.load` of this process, also of other libraries, refuses all but numbers and `allow`.
+
+    DeepSpeed asks for whole pickles in thirty places (`weights_only=False`); torch's own switch overrules them:
+    https://docs.pytorch.org/docs/stable/notes/serialization.html
+    """
+    before = os.environ.get(_FORCED)
+    os.environ[_FORCED] = "1"
+    try:
+        with _allowing(allow):
+            yield
+    finally:
+        if before is None:
+            del os.environ[_FORCED]
+        else:
+            os.environ[_FORCED] = before
+
+
+@contextmanager
+def loading(place: str | Path) -> Iterator[None]:
+    """Around a library's own loading of a checkpoint: `only_numbers`, and a refusal becomes the one message."""
+    try:
+        with only_numbers():
+            yield
+    except pickle.UnpicklingError as problem:
+        _refuse(place, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
+
+
+def _check_archive(file: str | Path, stream: BinaryIO) -> None:
+    """Refuse what torch.save does not write: no archive, or a compressed one, which may unpack to anything."""
+    try:
+        entries = zipfile.ZipFile(stream).infolist()
+    except (zipfile.BadZipFile, *_DAMAGED) as problem:
+        _refuse(file, "it is cut off, or no file of torch.save (1.6 or later)", problem)
+    stream.seek(0)
+    size = os.fstat(stream.fileno()).st_size
+    if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size for entry in entries):
+        _refuse(file, "its parts are compressed, which torch.save never does")
+    described = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
+    if described > _PICKLE_LIMIT:
+        _refuse(file, f"the list of its tensors has {size_text(described)}, where {size_text(_PICKLE_LIMIT)} are much")
+
+
+@contextmanager
+def _one_message(file: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGED as problem:
+        _refuse(file, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
+
+
+def _first_line(problem: BaseException) -> str:
+    """What torch says, without its advice to load the file as a program after all."""
+    found = re.search(r"WeightsUnpickler error: (.*)", str(problem)) or re.search(r"(.*)", str(problem))
+    return shown(found[1] if found and found[1] else type(problem).__name__, 160)
+
+
+def _allowing(allow: Iterable[str]) -> Any:
+    """A context in which torch's restricted unpickler knows these classes, too."""
+    parts = (name.rpartition(".") for name in allow)
+    return torch.serialization.safe_globals([getattr(importlib.import_module(home), last) for home, _, last in parts])
+
+
+def _refuse(file: str | Path, cause: str, why: BaseException | None = None) -> NoReturn:
+    raise ManifestError(f"{file}: {cause}", place=str(file), fix=_FIX) from why

@@ -1,0 +1,112 @@
+"""Single files as results: written whole, and never over a file that hftune did not write."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import xxhash
+
+from hftune.errors import ArgumentError
+from hftune.publishing.disk import disk_errors, flush, is_there, write_file
+from hftune.publishing.folder import begin, clear, held, work_folder
+from hftune.secrets import redact
+
+_MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")
+_MARK_BYTES = 64
+
+
+def file_problems(
+    file: Path, *, overwrite: bool, written_by_us: Callable[[Path], bool], flag: str, overwrite_flag: str
+) -> Iterator[ArgumentError]:
+    """Why a result cannot be put in place under a file's name.
+
+    Args:
+        file: The target.
+        overwrite: Whether replacing an earlier result was asked for.
+        written_by_us: Whether the file that is there is an earlier result.
+        flag: What names the file.
+        overwrite_flag: What asks for replacing it.
+    """
+    if not is_there(file):
+        return
+    if not _is_regular(file) or not written_by_us(file):
+        yield ArgumentError(
+            f"{file} is there already, and hftune did not write it", place=flag, fix="choose another name"
+        )
+    elif not overwrite:
+        yield ArgumentError(f"{file} is there already", place=flag, fix=f"choose another name, or add {overwrite_flag}")
+
+
+@contextmanager
+def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
+    """A text file to write; when the block ends without an error, it has the name `file`.
+
+    The caller has made sure, by `file_problems`, that what is there may be replaced.
+
+    Raises:
+        ArgumentError: Another process writes to it, something is in the way, or the disk does not take it.
+    """
+    target = Path(os.path.abspath(file))
+    work = work_folder(target)
+    with held(work, file, flag):
+        clear(work)
+        aside = begin(work) / target.name
+        try:
+            with aside.open("x", encoding="utf-8") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(aside, target)
+            flush(target.parent)
+        finally:
+            clear(work)
+
+
+def marked(text: str, kind: str) -> str:
+    """A page with a last line by which hftune knows it as its own, unedited: a comment in HTML and in Markdown.
+
+    Args:
+        text: The page, without such a line.
+        kind: What it is: letters only.
+    """
+    body = text if text.endswith("\n") else f"{text}\n"
+    return f"{body}<!-- hftune {kind} {_digest(body.encode())} -->\n"
+
+
+def is_marked(file: Path) -> bool:
+    """Whether a page was written by `marked` and has not been edited since."""
+    if not _is_regular(file):
+        return False
+    content = file.read_bytes()
+    found = _MARK.search(content, max(0, len(content) - _MARK_BYTES))
+    return found is not None and _digest(content[: found.start()]) == found[2].decode()
+
+
+def write_page(file: Path, text: str, kind: str) -> None:
+    """Write a page that hftune makes anew each time, without secrets, over its own earlier one, never another's.
+
+    Raises:
+        ArgumentError: The file is somebody's own, or was edited; or the disk does not take it.
+    """
+    if is_there(file) and not is_marked(file):
+        raise ArgumentError(
+            f"{file} was not written by hftune, or was edited since",
+            place=str(file),
+            fix="rename it, or move it away; nothing was changed",
+        )
+    with disk_errors(file, str(file)):
+        write_file(file, marked(redact(text), kind))
+
+
+def _digest(content: bytes) -> str:
+    return xxhash.xxh3_64(content).hexdigest()
+
+
+def _is_regular(file: Path) -> bool:
+    return stat.S_ISREG(os.lstat(file).st_mode)

@@ -1,0 +1,206 @@
+"""A folder as a result: it appears whole, or what was there before stays as it was.
+
+Everything happens in one work folder alongside the target, `.NAME.partial`, which holds
+
+- `.lock`, held while somebody works there,
+- `hftune.work`, by which hftune knows it as its own; it says `ready` once the result is on the disk,
+- `result`, which the command fills,
+- `replaced`, the finished result that stood at the target, until the new one stands there.
+
+Two renames exchange them. A process that dies between the two leaves no target, and the next start completes what it
+had begun: with `ready` the new result goes into place, without it the old one goes back.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock
+
+from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+from hftune.publishing.disk import disk_errors, flush, flush_tree, free_name, is_plain_folder, is_there, write_file
+from hftune.publishing.locks import PATIENCE, acquired, release
+from hftune.publishing.ownership import BETWEEN_LOOKS, LOOKS, output_problems, place_problems, strangers, work_folder
+
+MARK, RESULT, REPLACED = "hftune.work", "result", "replaced"
+_DISCARDED, LOCK = "discarded", ".lock"
+_WRITING, _READY = "writing\n", "ready\n"
+
+
+@contextmanager
+def held(work: Path, target: Path | str, flag: str = "--output_dir") -> Iterator[None]:
+    """Make a work folder and hold its lock; nothing is left of the folder if it is empty in the end.
+
+    Raises:
+        ArgumentError: Another process works there, something else has the folder's name, or the disk does not take it.
+    """
+    if _is_somebody_elses(work):
+        raise ArgumentError(f"{work} is in the way, and hftune did not make it", place=flag, fix="move it away")
+    with disk_errors(target, flag):
+        lock = _locked(work, target, flag)
+        try:
+            yield
+        finally:
+            release(lock)
+            with suppress(OSError):  # not empty: what is left in it is for the next start
+                work.rmdir()
+
+
+def _is_somebody_elses(work: Path) -> bool:
+    """Whether something that hftune did not make has a work folder's name; one that is being made or removed is not."""
+    for _ in range(LOOKS):
+        with suppress(OSError):
+            if not is_there(work) or is_ours(work):
+                return False
+        time.sleep(BETWEEN_LOOKS)
+    return True
+
+
+def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
+    """Whoever had the lock before may remove the folder between these lines; then it is made again."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            return acquired(work / LOCK, target, flag)
+        except FileNotFoundError:
+            if time.monotonic() > until:
+                raise
+
+
+@contextmanager
+def published_folder(
+    output: str | Path, *, overwrite: bool = False, inputs: Sequence[Path] = (), flag: str = "--output_dir"
+) -> Iterator[Path]:
+    """An empty folder to fill; when the block ends without an error, it takes the place of `output`.
+
+    Args:
+        output: The target: a name that is free, an empty folder, or a finished result of hftune's.
+        overwrite: Whether a finished result there may be replaced.
+        inputs: What is read; the target must not hold it.
+        flag: What names the output, for messages.
+
+    Raises:
+        ArgumentError: The target holds something else, another process writes to it, or the disk does not take it.
+    """
+    raise_together(place_problems(str(output), inputs=list(inputs), flag=flag))
+    target = Path(output).resolve()
+    work = work_folder(target)
+    with held(work, output, flag):
+        recover(target)
+        # What is there is looked at now that nobody else changes it.
+        raise_together(output_problems(str(output), overwrite=overwrite, inputs=list(inputs), flag=flag))
+        try:
+            yield begin(work)
+            _exchange(work, target)
+        except BaseException:
+            _give_up(work, target)
+            raise
+
+
+def recover(target: Path) -> None:
+    """Complete, or take back, what a killed process left at a target; the caller holds the work folder."""
+    work = work_folder(target)
+    old = work / REPLACED
+    if not is_there(target) and is_plain_folder(old):
+        ready = is_ready(work)
+        os.rename(work / RESULT if ready else old, target)
+        flush(target.parent)
+        what = "put in place the finished result" if ready else "brought back the result"
+        notice(f"{what} of {target}, which a process that was killed had left in the middle of an exchange")
+    elif is_there(work / RESULT):
+        notice(f"removed {work}, left by a process that was interrupted")
+    _remove(work, target)
+
+
+def make_work(work: Path) -> Path:
+    """Make a folder with the mark by which hftune knows it as its own; returns it."""
+    work.mkdir(parents=True, exist_ok=True)
+    write_file(work / MARK, _WRITING)
+    return work
+
+
+def begin(work: Path) -> Path:
+    """Make a work folder; returns the folder in it that is to be filled."""
+    (make_work(work) / RESULT).mkdir()
+    return work / RESULT
+
+
+def make_ready(work: Path) -> None:
+    """Flush what was filled in, then note that it is whole."""
+    flush_tree(work / RESULT)
+    write_file(work / MARK, _READY)
+
+
+def _exchange(work: Path, target: Path) -> None:
+    make_ready(work)
+    if is_there(target):
+        os.rename(target, work / REPLACED)
+        flush(target.parent)
+    os.rename(work / RESULT, target)
+    flush(target.parent)
+    _remove(work, target)
+
+
+def _give_up(work: Path, target: Path) -> None:
+    """Leave the target as it was before; what cannot be taken back now is left for the next start."""
+    with suppress(OSError):
+        if not is_there(target) and is_plain_folder(work / REPLACED):
+            os.rename(work / REPLACED, target)
+    # With the old result still inside, or the new one in its place already, the work folder is the next start's.
+    if is_plain_folder(work / RESULT) and not is_there(work / REPLACED):
+        with suppress(OSError):
+            clear(work)
+
+
+def _remove(work: Path, target: Path) -> None:
+    """Remove a work folder; a replaced folder that got a stranger's file in the last moment is kept under a name."""
+    old = work / REPLACED
+    if is_plain_folder(old) and any(old.iterdir()) and strangers(old):
+        kept = free_name(target.with_name(f"{target.name}.replaced"))
+        os.rename(old, kept)
+        flush(kept.parent)
+        notice(f"{kept} is what was at {target}: it holds what hftune did not write")
+    if is_plain_folder(old):
+        # Checked, and from here on only to be deleted: a deletion cut short must not be checked again.
+        os.rename(old, work / _DISCARDED)
+    clear(work)
+
+
+def clear(work: Path) -> None:
+    """Empty a work folder, its mark last: without it hftune would not know it as its own any more."""
+    for entry in sorted(work.iterdir(), key=lambda entry: entry.name == MARK):
+        if is_plain_folder(entry):
+            shutil.rmtree(entry)
+        elif entry.name != LOCK:
+            entry.unlink()
+
+
+def is_ready(work: Path) -> bool:
+    """Whether the result in a work folder is whole and on the disk."""
+    return _state(work) == _READY and is_plain_folder(work / RESULT)
+
+
+def is_ours(work: Path) -> bool:
+    """Whether hftune made a work folder: it has the mark, or a process died before it had one."""
+    if not is_plain_folder(work):
+        return False
+    names = [entry.name for entry in work.iterdir() if entry.name != LOCK]
+    return _state(work) is not None or all(name.startswith(f".{MARK}.") for name in names)
+
+
+def _state(work: Path) -> str | None:
+    """What the mark of a work folder says; None where it has none of hftune's."""
+    try:
+        handle = os.open(work / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(handle, "rb") as stream:
+        text = stream.read(16).decode("ascii", errors="replace")
+    return text if text in (_WRITING, _READY) else None

@@ -1,0 +1,45 @@
+"""One writer for a target: a lock of the operating system's, which ends with the process that holds it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from hftune.errors import ArgumentError
+
+PATIENCE = 3.0
+"""Seconds that a process waits for one that is just ending."""
+
+
+def acquired(lock: Path, target: Path | str, place: str = "--output_dir", patience: float = PATIENCE) -> FileLock:
+    """The lock, held until `release` or the end of the process; a process that is ending is waited for.
+
+    filelock opens the file without following links and without emptying it: a link that somebody planted under its
+    name is an error, and no file of theirs loses anything.
+
+    Raises:
+        ArgumentError: Another process holds it after `patience` seconds, or its name is a link or a folder.
+        OSError: The disk does not take the lock's file.
+    """
+    if os.path.lexists(lock) and (os.path.islink(lock) or not lock.is_file()):
+        raise ArgumentError(f"{lock} is in the way, and hftune did not make it", place=place, fix="move it away")
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=patience)
+    except Timeout:
+        raise ArgumentError(
+            f"another process is writing to {target}",
+            place=place,
+            fix="wait until it has ended, or name another folder",
+        ) from None
+    return held
+
+
+def release(held: FileLock) -> None:
+    """Remove the lock's file, then let go; filelock notices that a file it waited for is gone, and makes a new one."""
+    with suppress(OSError):
+        os.unlink(held.lock_file)
+    held.release()

@@ -1,0 +1,208 @@
+"""What of a folder goes to the Hub: a list of what belongs to a model, and nothing that is not on it.
+
+Left out are training_args.bin and every other pickle, optimizer states, checkpoints, logs, samples and answers,
+`hftune.json` (it names folders of this machine), hidden files, links, and whatever else happens to lie there.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hftune.errors import ArgumentError, ManifestError
+from hftune.logging import notice
+from hftune.opening.json_file import read_json
+from hftune.publishing.ownership import read_own_manifest, recorded_files
+from hftune.secrets import redact
+
+_WEIGHTS = re.compile(r"(model|adapter_model)(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?")
+_NAMED = {
+    *("config.json", "generation_config.json", "adapter_config.json", "quantization_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json"),
+    *("chat_template.jinja", "chat_template.json", "preprocessor_config.json", "processor_config.json"),
+    *("README.md", "LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt"),
+}
+_RECORDED = re.compile(r"[^/]+\.gguf|Modelfile")
+"""Names that an export chooses: they go only where the manifest records them."""
+_TEMPLATES = "additional_chat_templates"
+_TEXTS = {".json", ".jinja", ".md", ".txt", ".py", ""}
+_LARGEST_TEXT = 1 << 22
+_CARD = "README.md"
+_SHOWN = 5
+
+
+@dataclass
+class Chosen:
+    """Names of files, relative to a folder.
+
+    Args:
+        files: They belong to the model.
+        left_out: They do not; a folder that is left out as a whole is one name with a slash behind it.
+    """
+
+    files: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def choose(folder: Path) -> Chosen:
+    """Sort what is in a folder into what belongs on the Hub and what does not; links are never followed."""
+    chosen, code = Chosen(), _own_code(folder)
+    recorded = recorded_files(read_own_manifest(folder) or {})
+    for entry in sorted(folder.iterdir()):
+        if entry.name == _TEMPLATES and _kind(entry) == stat.S_IFDIR:
+            for file in sorted(entry.iterdir()):
+                whole = f"{_TEMPLATES}/{file.name}"
+                fits = file.suffix == ".jinja" and not file.name.startswith(".") and _kind(file) == stat.S_IFREG
+                (chosen.files if fits else chosen.left_out).append(whole)
+        elif _kind(entry) == stat.S_IFREG and _belongs(entry.name, code, {*recorded}):
+            chosen.files.append(entry.name)
+        else:
+            chosen.left_out.append(f"{entry.name}/" if _kind(entry) == stat.S_IFDIR else entry.name)
+    return chosen
+
+
+def push_folder(
+    folder: Path,
+    repo: str,
+    *,
+    token: str | None,
+    message: str,
+    private: bool | None = None,
+    revision: str | None = None,
+    flag: str = "--hub_model_id",
+) -> str:
+    """Upload the model that is in a folder in one commit, into a repository that is made where it is missing.
+
+    Returns:
+        Where the commit is.
+
+    Raises:
+        ArgumentError: There is no model to upload, a file holds a secret, or the Hub does not take it.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    chosen = choose(folder)
+    if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
+        raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
+    contents = {name: _content(folder / name) for name in chosen.files}
+    _say(folder, repo, chosen)
+    api = HfApi(token=token)
+    later = f"hftune export hub --model_name_or_path {folder} --hub_model_id {repo}"
+    with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
+        api.create_repo(repo, private=private, exist_ok=True)
+        operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=what) for name, what in contents.items()]
+        done = api.create_commit(repo, operations, commit_message=redact(message), revision=revision)
+    return str(done)
+
+
+@contextmanager
+def hub_errors(repo: str, flag: str, more: str = "") -> Iterator[None]:
+    """Turn what the Hub, or the way there, says inside the block into the one message of hftune's.
+
+    Raises:
+        ArgumentError: The Hub cannot be reached, or refuses; `more` says what remains to be done.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+        raise ArgumentError(
+            f"the Hub did not take {repo}: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            place=flag,
+            fix=f"check the name, the network and the token (`hf auth login`){more}",
+        ) from error
+
+
+def _say(folder: Path, repo: str, chosen: Chosen) -> None:
+    left = chosen.left_out
+    more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    tail = f"; {len(left)} other(s) do not belong there: {', '.join(left[:_SHOWN])}{more}" if left else ""
+    notice(f"{len(chosen.files)} files of {folder} go to {repo}{tail}")
+
+
+def _belongs(name: str, code: set[str], recorded: set[str]) -> bool:
+    if name.startswith("."):
+        return False
+    if name in _NAMED or name in code or _WEIGHTS.fullmatch(name):
+        return True
+    return _RECORDED.fullmatch(name) is not None and name in recorded
+
+
+def _content(file: Path) -> str | bytes:
+    """What is sent for a file: its path, or a card without secrets.
+
+    Raises:
+        ArgumentError: Another text holds a secret, which cannot be taken out of it without changing the model.
+    """
+    if file.suffix not in _TEXTS or file.stat().st_size > _LARGEST_TEXT:
+        return str(file)
+    text = file.read_bytes().decode("utf-8", errors="surrogateescape")
+    clean = redact(text)
+    if clean == text:
+        return str(file)
+    if file.name != _CARD:
+        raise ArgumentError(
+            f"{file} holds a secret, or what looks like one",
+            place=str(file),
+            fix="take it out; nothing was uploaded",
+        )
+    return clean.encode("utf-8", errors="surrogateescape")
+
+
+def _kind(path: Path) -> int:
+    """The type of what has this name itself: a link is a link."""
+    return stat.S_IFMT(os.lstat(path).st_mode)
+
+
+# --- a model's own code ---
+
+
+def _own_code(folder: Path) -> set[str]:
+    """Modules that `auto_map` names, and those of the folder that they import."""
+    found: set[str] = set()
+    waiting = [*_mapped(folder / "config.json"), *_mapped(folder / "tokenizer_config.json")]
+    while waiting:
+        name = waiting.pop()
+        file = folder / name
+        if name in found or not os.path.lexists(file) or _kind(file) != stat.S_IFREG:
+            continue
+        found.add(name)
+        waiting += _imports(file)
+    return found
+
+
+def _mapped(config: Path) -> Iterator[str]:
+    """File names of the classes in a config's `auto_map`; those of another repository (`owner/name--file.Class`) are
+    not in the folder."""
+    if not os.path.lexists(config) or _kind(config) != stat.S_IFREG or config.stat().st_size > _LARGEST_TEXT:
+        return
+    try:
+        content: dict[str, Any] = read_json(config, limit=_LARGEST_TEXT, finite=False)
+    except ManifestError:
+        return
+    mapping = content.get("auto_map")
+    for value in mapping.values() if isinstance(mapping, dict) else ():
+        for name in value if isinstance(value, list) else [value]:
+            module = str(name).partition(".")[0]
+            if module.isidentifier():
+                yield f"{module}.py"
+
+
+def _imports(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            yield from (f"{name.partition('.')[0]}.py" for name in names)

@@ -1,0 +1,313 @@
+"""Secrets, known by their value, and texts and objects without them.
+
+What is known: values of arguments and config keys whose names say so (`learn_arguments`, `learn_config`), variables of
+the environment, passwords in URLs, the saved token of the Hub. `redact` replaces these values, in whatever usual
+encoding they appear, and everything that has the form of a well-known token. All that hftune writes or says goes
+through it: manifests, log lines, messages, reports, cards, commands, configs for trackers.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import html
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus, unquote
+
+from hftune.secret_names import (
+    BEARER,
+    IN_QUERY,
+    IN_URL,
+    MASK,
+    SHAPES,
+    USER_IN_URL,
+    names_any_key,
+    says_secret,
+    variable_says_secret,
+)
+
+SHORTEST = 8
+"""Characters. A shorter value is masked at its own place only: it would be found by chance everywhere."""
+_LONG = 20
+_COMMON = {
+    *("disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"),
+    *("unlimited", "username", "external", "internal", "automatic", "false", "true", "none", "null"),
+}
+_SAVED_BYTES = 1 << 16
+_learned: set[str] = set()
+
+
+# --- what is known ---
+
+
+def learn(value: object) -> None:
+    """Remember a secret; what is too short or too common to be searched for is not."""
+    if isinstance(value, str) and _is_searched(value.strip()):
+        _learned.add(value.strip())
+
+
+def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
+    """Remember the secrets among arguments: names, without dashes or with, and their values."""
+    for name, values in given:
+        for value in values:
+            if says_secret(name):
+                learn(value)
+            elif isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+                learn_config(_parsed(value))
+            else:
+                learn_config(value)
+
+
+def learn_config(config: object) -> None:
+    """Remember the secrets of a config: values of keys whose names say so, at any depth, and passwords in URLs."""
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            for text in _texts(value) if says_secret(str(name)) else ():
+                learn(text)
+            learn_config(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            learn_config(value)
+    elif isinstance(config, str) and "://" in config:
+        _learned.update(_passwords("", config))
+
+
+def learn_variables(environment: Mapping[str, str]) -> None:
+    """Remember the secrets among variables of an environment."""
+    for name, value in environment.items():
+        _learned.update(_of_variable(name, value))
+
+
+def learn_command(argv: Sequence[str]) -> None:
+    """Remember the secrets of a command line."""
+    learn_arguments(_as_given(argv))
+
+
+def forget() -> None:
+    """Forget what was learnt; for tests."""
+    _learned.clear()
+    _command_learned.cache_clear()
+
+
+def known() -> frozenset[str]:
+    """All secrets known now: learnt ones, those of this process's environment and command, the Hub's saved token."""
+    _command_learned(tuple(sys.argv))
+    learn_variables(os.environ)
+    return frozenset(_learned | _saved_tokens(_token_files()))
+
+
+@functools.lru_cache(maxsize=4)
+def _command_learned(argv: tuple[str, ...]) -> None:
+    learn_command(argv[1:])
+
+
+def _is_searched(value: str) -> bool:
+    if len(value) < SHORTEST or value.lower() in _COMMON or MASK in value or value.startswith(("<", "${")):
+        return False
+    return not ("/" in value and os.path.exists(value))  # the path of a file that holds one
+
+
+def _of_variable(name: str, value: str) -> Iterator[str]:
+    if "://" in value:
+        yield from _passwords(name, value)
+    if not variable_says_secret(name) or not _is_searched(value.strip()):
+        return
+    sure = says_secret(name) or not names_any_key(name)
+    if sure or len(value) >= _LONG or (re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)):
+        yield value.strip()
+
+
+def _passwords(name: str, text: str) -> set[str]:
+    """Passwords in URLs. A variable that is a URL is cut at its last `@`: passwords are not always quoted there."""
+    found = {match[2] for match in IN_URL.finditer(text)}
+    if name.lower().endswith(("url", "uri", "dsn")):
+        user, at, _ = text.partition("://")[2].rpartition("@")
+        found |= {user.partition(":")[2]} if at else set()
+    return {form for password in found for form in (password, unquote(password)) if _is_searched(form)}
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, str):
+        yield value
+
+
+def _token_files() -> tuple[str, ...]:
+    """Where `hf auth login` keeps tokens; huggingface_hub's rules, without its import."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+    token = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+    stored = os.environ.get("HF_STORED_TOKENS_PATH") or os.path.join(home, "stored_tokens")
+    return token, stored
+
+
+@functools.lru_cache(maxsize=8)
+def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
+    """The tokens in the files that are there: alone in a file, or in lines such as `hf_token = ...`."""
+    found: set[str] = set()
+    for name in files:
+        file = Path(os.path.expanduser(os.path.expandvars(name)))
+        try:
+            if not file.is_file() or file.stat().st_size > _SAVED_BYTES:
+                continue
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # not ours to read, then not ours to tell either
+            continue
+        found |= {re.sub(r"^\s*\w+ = ", "", line).strip() for line in lines}
+    return frozenset(value for value in found if _is_searched(value) and not value.startswith("["))
+
+
+# --- texts and objects without them ---
+
+
+def redact(text: str) -> str:
+    """A text in which `***` stands for every known secret, and for all that has the form of one."""
+    values = known()
+    if values:
+        text = _pattern(values).sub(MASK, text)
+    if "://" in text:
+        text = IN_URL.sub(rf"\1:{MASK}@", text)
+        text = USER_IN_URL.sub(rf"\1{MASK}@", text)
+        text = IN_QUERY.sub(rf"\1{MASK}", text)
+    return SHAPES.sub(MASK, BEARER.sub(rf"\1\2{MASK}", text))
+
+
+def redacted(value: Any) -> Any:
+    """A copy of dicts, lists and texts without secrets; under a key whose name says so no text is left at all.
+
+    What is neither is returned as it is, unless its text holds a secret: then as that text, redacted.
+    """
+    if isinstance(value, Mapping):
+        return {
+            redact(name) if isinstance(name, str) else name: masked(entry)
+            if says_secret(str(name))
+            else redacted(entry)
+            for name, entry in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        entries = [redacted(entry) for entry in value]
+        return entries if isinstance(value, list) else tuple(entries) if isinstance(value, tuple) else {*entries}
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = value if isinstance(value, str) else str(value)
+    shown = redact(text)
+    return value if shown == text else shown
+
+
+def masked(value: Any) -> Any:
+    """`***` for a text or number, also those inside; None, True and False say nothing and stay."""
+    if isinstance(value, Mapping):
+        return {name: masked(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(entry) for entry in value]
+    return value if value is None or isinstance(value, bool) or value == "" else MASK
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments fit to be written down: None where a name says secret, `***` for a secret anywhere else."""
+    return {name: None if says_secret(name) else redacted(value) for name, value in values.items()}
+
+
+def variables_without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables fit to be shown."""
+    learn_variables(environment)
+    return {
+        name: MASK if value and variable_says_secret(name) else redact(value) for name, value in environment.items()
+    }
+
+
+def command_without_secrets(argv: Sequence[str]) -> list[str]:
+    """A command line fit to be written down and shown, word by word.
+
+    Masked are values of flags whose names say so (`--hub-token X`, `--hub_token=X`, several values), `NAME=value` of
+    such variables, and secrets inside of JSON and URLs.
+    """
+    learn_command(argv)
+    shown, hides = [], False
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if word.startswith("--"):
+            hides = says_secret(name)
+            shown.append(f"{name}={MASK if hides and value else _inside(value)}" if equals else redact(word))
+        elif hides and not _is_switch(word):
+            shown.append(MASK)
+        elif equals and name.isidentifier() and variable_says_secret(name) and value:
+            shown.append(f"{name}={MASK}")
+        else:
+            shown.append(_inside(word))
+    return shown
+
+
+def _inside(word: str) -> str:
+    """A word of a command: JSON is looked into by its keys, anything else by value."""
+    parsed = _parsed(word) if word.lstrip()[:1] in ("{", "[") else None
+    clean = redacted(parsed)
+    return redact(word) if clean == parsed else json.dumps(clean, ensure_ascii=False)
+
+
+def _is_switch(word: str) -> bool:
+    """`--use_auth_token True` says nothing."""
+    return word.lower() in ("true", "false", "none", "null")
+
+
+def _as_given(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    name, values = "", list[str]()
+    for word in argv:
+        if word.startswith("--"):
+            yield name, values
+            name, equals, value = word.partition("=")
+            values = [value] if equals else []
+        else:
+            values.append(word)
+            variable, equals, value = word.partition("=")
+            if equals and variable.isidentifier():
+                learn_variables({variable: value})
+    yield name, values
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# --- how a secret may be spelt ---
+
+
+@functools.lru_cache(maxsize=4)
+def _pattern(values: frozenset[str]) -> re.Pattern[str]:
+    forms = {form for value in values for form in spellings(value) if len(form) >= SHORTEST}
+    return re.compile("|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form))))
+
+
+def spellings(value: str) -> set[str]:
+    """A secret as it is, and as it appears quoted for a URL, a shell, JSON, Python or HTML, in base64 or in hex.
+
+    Base64 of a longer text holds one of three forms, as the secret's first byte stands first, second or third in a
+    group; the characters at its ends that its neighbours shape are left out.
+    """
+    raw = value.encode("utf-8", errors="surrogatepass")
+    forms = {value, *(line.strip() for line in value.splitlines() if len(line.strip()) >= _LONG)}
+    quoted = {quote(value, safe="", errors="replace"), quote(value, errors="replace")}
+    quoted.add(quote_plus(value, errors="replace"))
+    forms |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted}
+    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    forms |= {json.dumps(json.dumps(value)[1:-1])[1:-1], shlex.quote(value).strip("'"), html.escape(value)}
+    forms |= {raw.hex(), raw.hex().upper()}
+    for offset in range(3):
+        first, end = -(-8 * offset // 6), 8 * (offset + len(raw)) // 6
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            forms.add(encode(bytes(offset) + raw).decode()[first:end])
+    return forms

@@ -1,0 +1,75 @@
+"""Text from data, model folders and manifests, as a reader may safely be shown it: in a terminal, in HTML, in Markdown.
+
+A terminal obeys what is hidden in a text: it moves, hides, sets titles and clipboards. What would be obeyed, or would
+turn the order of letters around, is spelt out here: ESC becomes the four characters `\\x1b`.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import json
+import re
+import sys
+import traceback
+from types import TracebackType
+from typing import Any, TextIO
+
+from hftune.secrets import redact, redacted
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but for tab and line feed, DEL, C1
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that turn text around
+    "\u2028\u2029\ufeff\ufff9-\ufffb\ud800-\udfff"  # line ends, annotations, halves of characters
+    "\U000e0000-\U000e007f]"  # letters that nobody sees
+)
+
+
+def visible(text: object) -> str:
+    """A text whose hidden characters are spelt out; lines stay lines."""
+    return _HIDDEN.sub(_spelt, str(text).replace("\r\n", "\n"))
+
+
+def _spelt(found: re.Match[str]) -> str:
+    code = ord(found.group())
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
+    """Print a text without secrets, with what is hidden in it spelt out: the only way in which hftune prints."""
+    print(visible(redact(str(text))), end=end, file=file or sys.stdout, flush=flush)
+
+
+def hide_in_tracebacks() -> None:
+    """From here on what Python says of an error that nobody caught is shown like everything else."""
+
+    def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        say("".join(traceback.format_exception(kind, error, trace)), end="", file=sys.stderr, flush=True)
+
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = shown
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON without secrets that shows a terminal nothing hidden, and means the same."""
+    text = json.dumps(redacted(value), indent=indent, ensure_ascii=False)
+    return _HIDDEN.sub(lambda found: json.dumps(found.group())[1:-1], text)
+
+
+def html(value: object) -> str:
+    """A value as text of a page, or of an attribute in quotes."""
+    return _html.escape(visible(value))
+
+
+def markdown(value: object) -> str:
+    """A value as text on one line of Markdown, or in a cell of a table: it makes no cell, tag, link or line."""
+    # Backslashes before a sign are doubled, or they would undo its escape.
+    text = re.sub(r"(\\*)([|<`])", r"\1\1\\\2", visible(value).strip())
+    return re.sub(r"\n", "<br>", text.replace("](", r"]\(").replace("][", r"]\["))
+
+
+def code(value: object) -> str:
+    """A value between backticks, one more than stand together in it; as such it is shown, whatever it says."""
+    text = " ".join(visible(value).split())
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence, pad = "`" * (longest + 1), " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text or ' '}{pad}{fence}"

@@ -1,0 +1,88 @@
+"""Files are parsed by `hftune.opening`; every other place that parses something is known, with its reason."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FILES = [*sorted((ROOT / "hftune").rglob("*.py")), *sorted(ROOT.glob("run_*.py")), ROOT / "merge_peft_adapter.py"]
+PARSERS = {
+    *("torch.load", "json.load", "json.loads", "orjson.loads", "np.load", "numpy.load", "yaml.load", "yaml.safe_load"),
+    *("safe_open", "safetensors.safe_open", "load_file", "safetensors.torch.load_file", "yaml.SafeLoader"),
+    *("yaml.full_load", "yaml.unsafe_load", "yaml.Loader", "torch.jit.load", "joblib.load", "dill.load"),
+}
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+OWN_WORDS = "what a library of this process has just said"
+DATA = "data readers, which have limits of their own"
+ALLOWED: dict[tuple[str, str], str] = {
+    ("opening/json_file.py", "json.loads"): "the one reader of JSON",
+    ("opening/json_file.py", "orjson.loads"): "the same for vocabularies",
+    ("opening/torch_file.py", "torch.load"): "the one reader of torch files",
+    ("opening/torch_file.py", "pickle"): "the name of an error",
+    ("models/pretrained.py", "pickle"): "the name of an error",
+    ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
+    ("trainers/reference.py", "np.load"): "numbers of the cache, without pickles",
+    ("vocabulary/extend.py", "json.loads"): OWN_WORDS,
+    ("vocabulary/kinds.py", "json.loads"): OWN_WORDS,
+    ("data/words.py", "json.loads"): OWN_WORDS,
+    ("data/respelling.py", "json.loads"): OWN_WORDS,
+    ("distributed/stacks.py", "json.loads"): OWN_WORDS,
+    ("doctor/launching.py", "json.loads"): "the answer of a process that was just started",
+    ("pipeline/checking.py", "json.loads"): "the answer of a process that was just started",
+    ("pipeline/checking.py", "json.load"): "the question to such a process",
+    ("pipeline/planning.py", "json.loads"): "the answer of a process that was just started",
+    ("distributed/heartbeats.py", "json.loads"): "messages of the run's own processes",
+    ("arguments/bounded_yaml.py", "yaml.SafeLoader"): "the one reader of YAML",
+    ("pipeline/placed.py", "yaml.SafeLoader"): "the type of the bounded loader",
+    ("digests.py", "json.loads"): "sealed values, which are compared with their digest, from a text with a limit",
+    ("secrets.py", "json.loads"): "an argument's own text",
+    ("data/readers/json_array.py", "orjson.loads"): DATA,
+    ("data/readers/strict_json.py", "orjson.loads"): DATA,
+    ("data/readers/strict_json.py", "json.loads"): DATA,
+    ("data/saved.py", "json.loads"): DATA,
+    ("data/sources.py", "json.loads"): DATA,
+    ("data/pairs.py", "json.loads"): "records that were written in this process",
+    ("data/arrow_folder.py", "json.loads"): DATA,
+}
+
+
+def used(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+    """Parsers that a file names, as it names them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [name.name for name in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from ((node, name.split(".")[0]) for name in modules if name.split(".")[0] in MODULES)
+        elif isinstance(node, ast.Attribute | ast.Name) and ast.unparse(node) in PARSERS:
+            yield node, ast.unparse(node)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nobody_else_parses(file: Path) -> None:
+    name = str(file.relative_to(ROOT)).removeprefix("hftune/")
+    for node, parser in used(ast.parse(file.read_text(encoding="utf-8"))):
+        assert (name, parser) in ALLOWED, f"{file}:{node.lineno} uses {parser}: see hftune/opening"  # type: ignore[attr-defined]
+
+
+def test_exceptions_are_needed() -> None:
+    """A place that parses nothing any more may not keep its leave; one that moves brings its reason along."""
+    found = {
+        (str(file.relative_to(ROOT)).removeprefix("hftune/"), parser)
+        for file in FILES
+        for _, parser in used(ast.parse(file.read_text(encoding="utf-8")))
+    }
+    assert not set(ALLOWED) - found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_what_is_loaded_is_no_program(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            said = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            called = ast.unparse(node.func)
+            assert said.get("weights_only", "True") == "True" and said.get("allow_pickle", "False") == "False", called
+            assert called != "torch.load" or "weights_only" in said
+            assert called != "np.load" or "allow_pickle" in said

@@ -1,0 +1,181 @@
+"""Files of torch.save give numbers, and run nothing. Each of the three guards is tested without the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import psutil
+import pytest
+import torch
+
+from hftune.errors import ManifestError
+from hftune.opening import torch_file
+from hftune.opening.torch_file import (
+    DEEPSPEED,
+    RANDOM_STATES,
+    check_torch,
+    check_torch_files,
+    load_torch,
+    loading,
+    only_numbers,
+)
+from tests.security.pickles import FORMS, Runs
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Path:
+    """A file that comes to be where a pickle has run."""
+    return tmp_path / "flag"
+
+
+def test_numbers_come_back(tmp_path: Path) -> None:
+    value = {
+        "a": torch.arange(3.0),
+        "b": [1, "two", None, 3.0],
+        "c": OrderedDict(d=torch.Size([2])),
+        "e": torch.bfloat16,
+    }
+    torch.save(value, tmp_path / "a.pt")
+    for mmap in (True, False):
+        found = load_torch(tmp_path / "a.pt", mmap=mmap)
+        assert torch.equal(found.pop("a"), value["a"]) and found == {key: value[key] for key in "bce"}
+
+
+def test_what_deepspeed_pickles_is_allowed_by_name(tmp_path: Path) -> None:
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    scaler = DynamicLossScaler(2**16, 2.0, 1000, 1.0, 2, False)
+    value = [LossScaler(4.0), scaler, ZeroStageEnum.gradients, fragment_address(numel=3, start=2)]
+    torch.save(value, tmp_path / "a.pt")
+    found = load_torch(tmp_path / "a.pt", allow=DEEPSPEED)
+    assert found[0].cur_scale == 4.0 and found[1].cur_scale == 2**16 and found[2:] == value[2:]
+    with pytest.raises(ManifestError, match=r"is a program, not only numbers: it asks for deepspeed\.runtime"):
+        load_torch(tmp_path / "a.pt")
+    with pytest.raises(ManifestError, match="is a program"):
+        load_torch(tmp_path / "a.pt", allow=DEEPSPEED[1:])
+
+
+def test_random_states_need_numpy(tmp_path: Path) -> None:
+    torch.save({"numpy": numpy.random.get_state(), "cpu": torch.get_rng_state()}, tmp_path / "rng_state_0.pth")
+    check_torch(tmp_path / "rng_state_0.pth", allow=RANDOM_STATES)
+    check_torch_files(tmp_path)
+    os.rename(tmp_path / "rng_state_0.pth", tmp_path / "optimizer.pt")
+    with pytest.raises(ManifestError, match="asks for numpy"):
+        check_torch_files(tmp_path)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("allow", [(), DEEPSPEED], ids=["numbers", "deepspeed"])
+def test_programs_are_refused(tmp_path: Path, flag: Path, form: str, allow: tuple[str, ...]) -> None:
+    FORMS[form](tmp_path / "a.pt", flag)
+    for mmap in (True, False):
+        with pytest.raises(ManifestError) as problem:
+            load_torch(tmp_path / "a.pt", allow=allow, mmap=mmap)
+        assert problem.value.place == str(tmp_path / "a.pt") and problem.value.fix
+        assert "weights_only" not in str(problem.value), "torch's advice is to run it after all"
+    assert not flag.exists()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loader_alone_refuses_them(tmp_path: Path, flag: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    FORMS[form](tmp_path / "a.pt", flag)
+    monkeypatch.setattr(torch_file, "check_torch", lambda *args, **kwargs: None)
+    if form == "compressed":
+        return  # numbers alone, but too many
+    with pytest.raises(ManifestError):
+        load_torch(tmp_path / "a.pt", allow=DEEPSPEED)
+    assert not flag.exists()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "compressed"])
+def test_the_switch_alone_refuses_them(tmp_path: Path, flag: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed asks for them; first without the switch, so that each form is known to run."""
+    FORMS[form](tmp_path / "a.pt", flag)
+
+    def as_deepspeed_does() -> Any:
+        return torch.load(tmp_path / "a.pt", map_location="cpu", weights_only=False)
+
+    with pytest.raises(ManifestError, match="more than numbers"), loading(tmp_path):
+        as_deepspeed_does()
+    assert not flag.exists()
+    with contextlib.suppress(RuntimeError, AttributeError, ValueError, TypeError):
+        as_deepspeed_does()
+    assert flag.exists(), "this form would not run anyway"
+
+
+def test_the_switch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    for before in (None, "0"):
+        monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
+        allowed = len(torch.serialization.get_safe_globals())
+        with pytest.raises(KeyError), only_numbers():
+            assert os.environ[name] == "1" and len(torch.serialization.get_safe_globals()) >= len(DEEPSPEED)
+            raise KeyError
+        assert os.environ.get(name) == before and len(torch.serialization.get_safe_globals()) == allowed
+
+
+def test_other_faults_pass_through(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), loading(tmp_path):
+        raise KeyError("DeepSpeed's own")
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut off": cut,
+    "empty": lambda file: file.write_bytes(b""),
+    "text": lambda file: file.write_text("not torch's"),
+    "a pickle": lambda file: file.write_bytes(pickle.dumps({"a": 1})),
+    "zeros in the middle": lambda file: file.write_bytes(file.read_bytes().replace(b"ctorch._utils", b"\0" * 13)),
+    "another archive": lambda file: zipfile.ZipFile(file, "w").writestr("a/b", "c"),
+    "a long list": lambda file: zipfile.ZipFile(file, "w").writestr("a/data.pkl", bytes((32 << 20) + 1)),
+    "a pipe": lambda file: (file.unlink(), os.mkfifo(file)),
+    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "gone": lambda file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "a.pt"
+    torch.save({"a": torch.arange(100.0)}, file)
+    DAMAGES[damage](file)
+    with pytest.raises(ManifestError) as problem:
+        load_torch(file)
+    assert str(problem.value.place) == str(file) and problem.value.fix
+
+
+def test_memory_is_asked_before_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save(torch.zeros(4), tmp_path / "a.pt")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 10}))
+    with pytest.raises(ManifestError, match="bytes of memory"):
+        load_torch(tmp_path / "a.pt")
+    assert torch.equal(load_torch(tmp_path / "a.pt", mmap=True), torch.zeros(4))
+
+
+def test_all_files_of_a_checkpoint_are_looked_at(tmp_path: Path, flag: Path) -> None:
+    place = tmp_path / "c" / "global_step1_universal" / "zero" / "a.weight"
+    place.mkdir(parents=True)
+    names = ["optimizer.pt", "rng_state.pth", "pytorch_model.bin", "global_step1_universal/zero/a.weight/fp32.pt"]
+    for name in names:
+        torch.save({}, tmp_path / "c" / name)
+    torch.save(Runs(flag), tmp_path / "c" / "training_args.bin")  # which nothing reads
+    check_torch_files(tmp_path / "c")
+    for name in names:
+        torch.save(Runs(flag), tmp_path / "c" / name)
+        with pytest.raises(ManifestError, match=name.split("/")[-1]):
+            check_torch_files(tmp_path / "c")
+        torch.save({}, tmp_path / "c" / name)
+    assert not flag.exists()

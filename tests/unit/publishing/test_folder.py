@@ -1,0 +1,319 @@
+"""A folder appears whole, or what was there stays; what is not hftune's is never removed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.manifest import finish_manifest
+from hftune.errors import ArgumentError
+from hftune.publishing import folder as folders
+from hftune.publishing.folder import LOCK, MARK, REPLACED, RESULT, begin, make_ready, published_folder, work_folder
+from hftune.publishing.locks import acquired, release
+from hftune.publishing.ownership import output_problems, strangers
+
+
+def publish(output: Path, content: str = "new", **options: bool) -> None:
+    with published_folder(output, **options) as aside:
+        (aside / "weights").write_text(content)
+        (aside / "below").mkdir()
+        (aside / "below" / "more").write_text(content)
+        finish_manifest(aside, {"status": "complete"})
+
+
+def seen(output: Path) -> dict[str, str]:
+    return {str(file.relative_to(output)): file.read_text() for file in output.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "room" / "out"
+
+
+def test_a_result_appears_and_nothing_else(out: Path) -> None:
+    publish(out)
+    assert (out / "weights").read_text() == "new" and [*out.parent.iterdir()] == [out]
+    assert strangers(out) == []
+
+
+def test_nothing_is_there_before_the_end(out: Path) -> None:
+    with published_folder(out) as aside:
+        (aside / "a").write_text("")
+        assert not out.exists() and aside.parent == work_folder(out)
+
+
+def test_an_error_leaves_nothing(out: Path) -> None:
+    with pytest.raises(ZeroDivisionError), published_folder(out) as aside:
+        (aside / "a").write_text("")
+        raise ZeroDivisionError
+    assert not any(out.parent.iterdir())
+
+
+def test_an_error_leaves_the_old_result(out: Path) -> None:
+    publish(out, "old")
+    with pytest.raises(KeyboardInterrupt), published_folder(out, overwrite=True):
+        raise KeyboardInterrupt
+    assert (out / "weights").read_text() == "old" and [*out.parent.iterdir()] == [out]
+
+
+def test_an_empty_folder_is_taken(out: Path) -> None:
+    out.mkdir(parents=True)
+    publish(out)
+    assert (out / "weights").read_text() == "new"
+
+
+def test_a_link_to_a_folder_stays_a_link(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk2").mkdir()
+    out.parent.mkdir()
+    out.symlink_to(tmp_path / "disk2")
+    publish(out)
+    assert out.is_symlink() and (tmp_path / "disk2" / "weights").is_file()
+
+
+def test_a_finished_result_is_replaced_only_if_asked(out: Path) -> None:
+    publish(out, "old")
+    with pytest.raises(ArgumentError, match="finished result"):
+        publish(out)
+    assert (out / "weights").read_text() == "old"
+    publish(out, overwrite=True)
+    assert (out / "weights").read_text() == "new" and [*out.parent.iterdir()] == [out]
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "a file": lambda out: (out / "thesis.txt").write_text("mine"),
+    "a hidden file": lambda out: (out / ".env").write_text("mine"),
+    "a file below": lambda out: (out / "below" / "thesis").write_text("mine"),
+    "a file in a new folder": lambda out: ((out / "new").mkdir(), (out / "new" / "a").write_text("mine")),
+    "an edited file": lambda out: (out / "weights").write_text("mine"),
+    "an edited file of the same size and time": lambda out: edit_in_place(out / "weights"),
+    "a link": lambda out: (out / "link").symlink_to("/"),
+    "a broken link": lambda out: (out / "link").symlink_to("nowhere"),
+    "a link for a file": lambda out: ((out / "weights").unlink(), (out / "weights").symlink_to(out / "hftune.json")),
+    "a FIFO": lambda out: os.mkfifo(out / "fifo"),
+    "no manifest": lambda out: (out / "hftune.json").unlink(),
+    "a manifest of a running stage": lambda out: change_manifest(out, status="running"),
+    "a manifest that is no object": lambda out: (out / "hftune.json").write_text("[]"),
+    "a manifest that is no JSON": lambda out: (out / "hftune.json").write_text("{"),
+    "a manifest with records of nothing": lambda out: change_manifest(out, written={"weights": None}),
+    "a manifest with records of another form": lambda out: change_manifest(out, written=["weights"]),
+    "a manifest nested without end": lambda out: (out / "hftune.json").write_text("[" * 100_000),
+    "a manifest that is a link": lambda out: relink(out / "hftune.json"),
+}
+
+
+def edit_in_place(file: Path) -> None:
+    """Other contents of the same size; the time of change tells."""
+    file.write_text(file.read_text().swapcase())
+    os.utime(file, ns=(1, 1))
+
+
+def change_manifest(out: Path, **values: object) -> None:
+    about = json.loads((out / "hftune.json").read_text()) | values
+    (out / "hftune.json").write_text(json.dumps(about))
+
+
+def relink(file: Path) -> None:
+    file.rename(file.parent.parent / "moved.json")
+    file.symlink_to(file.parent.parent / "moved.json")
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_holds_anything_else_is_refused(out: Path, what: str, overwrite: bool) -> None:
+    publish(out, "old")
+    FOREIGN[what](out)
+    names = sorted(os.listdir(out))
+    with pytest.raises(ArgumentError, match="hftune did not write"):
+        publish(out, overwrite=overwrite)
+    assert sorted(os.listdir(out)) == names and not work_folder(out).exists()
+
+
+def test_a_result_of_an_earlier_version_is_known_by_its_files(out: Path) -> None:
+    publish(out, "old")
+    about = json.loads((out / "hftune.json").read_text())
+    change_manifest(out, written=None, files=about["written"])
+    publish(out, overwrite=True)
+    assert (out / "weights").read_text() == "new"
+
+
+def test_a_file_that_comes_in_the_last_moment_is_kept(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(out, "old")
+    ready = folders.make_ready
+
+    def late(work: Path) -> None:
+        ready(work)
+        (out / "thesis").write_text("mine")
+
+    monkeypatch.setattr(folders, "make_ready", late)
+    publish(out, overwrite=True)
+    kept = out.with_name("out.replaced")
+    assert (out / "weights").read_text() == "new" and (kept / "thesis").read_text() == "mine"
+    assert sorted(entry.name for entry in out.parent.iterdir()) == ["out", "out.replaced"]
+
+
+PLACES = [".", "..", "../..", "~", "/", "{model}", "{model}/..", "{model}/../../up"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_places_that_hold_more_than_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    here, model = tmp_path / "up" / "here", tmp_path / "up" / "model"
+    here.mkdir(parents=True)
+    model.mkdir()
+    monkeypatch.chdir(here)
+    place = os.path.expanduser(place.replace("{model}", str(model)))
+    for overwrite in (False, True):
+        assert output_problems(place, overwrite=overwrite, inputs=[model]), place
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "file", "file/below", "circle/out"])
+def test_names_that_cannot_be_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(ArgumentError), published_folder(name):
+        raise AssertionError("never begun")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# --- what stands in the way of the work folder ---
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "folder", "broken link", "link for its lock", "link for its mark"])
+def test_a_work_folder_that_is_not_ours_is_left_alone(out: Path, tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "thesis").write_text("mine")
+    work = work_folder(out)
+    work.parent.mkdir()
+    if kind == "link":
+        work.symlink_to(victim)
+    elif kind == "broken link":
+        work.symlink_to("nowhere")
+    elif kind == "file":
+        work.write_text("mine")
+    else:
+        work.mkdir()
+        name = {"link for its lock": LOCK, "link for its mark": MARK, "folder": "mine"}[kind]
+        (work / name).symlink_to(victim / "thesis")
+    before = sorted(os.listdir(work.parent))
+    with pytest.raises(ArgumentError, match="in the way, and hftune did not make it"):
+        publish(out)
+    assert (victim / "thesis").read_text() == "mine" and sorted(os.listdir(work.parent)) == before
+
+
+def test_two_at_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "PATIENCE", 0.1)
+    monkeypatch.setattr("hftune.publishing.locks.acquired.__defaults__", ("--output_dir", 0.1))
+    with published_folder(out) as aside:
+        (aside / "a").write_text("first")
+        with pytest.raises(ArgumentError, match="another process is writing to"):
+            publish(out)
+    assert seen(out) == {"a": "first"} and [*out.parent.iterdir()] == [out]
+
+
+def test_a_lock_whose_file_went_is_made_again(out: Path) -> None:
+    out.parent.mkdir()
+    first = acquired(out.parent / "lock", out)
+    release(first)
+    assert not any(out.parent.iterdir())
+    release(acquired(out.parent / "lock", out))
+
+
+# --- recovering: each state in which a process can die ---
+
+
+def interrupted(out: Path, *, ready: bool, moved: bool, placed: bool, old: str | None = "old") -> Path:
+    """What a killed process leaves: the old result moved away or not, the new one whole or not, in its place or not."""
+    if old:
+        publish(out, old)
+    work = work_folder(out)
+    result = begin(work)
+    (result / "weights").write_text("new")
+    finish_manifest(result, {"status": "complete"})
+    if ready:
+        make_ready(work)
+    if moved:
+        out.rename(work / REPLACED)
+    if placed:
+        (work / RESULT).rename(out)
+    return work
+
+
+@pytest.mark.parametrize(
+    "ready, moved, placed, there",
+    [
+        (False, False, False, "old"),
+        (True, False, False, "old"),
+        (True, True, False, "new"),
+        (True, True, True, "new"),
+        (False, True, False, "old"),  # nobody leaves this; the old result is safe all the same
+    ],
+)
+def test_the_next_start_recovers(out: Path, ready: bool, moved: bool, placed: bool, there: str) -> None:
+    work = interrupted(out, ready=ready, moved=moved, placed=placed)
+    with pytest.raises(ArgumentError, match="finished result"):
+        publish(out, "newest")
+    # Where a result stands, the refusal comes before anything is touched.
+    publish(out, "newest", overwrite=True)
+    assert seen(out)["weights"] == "newest" and not work.exists()
+    assert [*out.parent.iterdir()] == [out], there
+
+
+@pytest.mark.parametrize("ready, there", [(True, "new"), (False, "old")])
+def test_an_exchange_is_completed_or_taken_back(out: Path, ready: bool, there: str) -> None:
+    work = interrupted(out, ready=ready, moved=True, placed=False)
+    folders.recover(out)
+    assert (out / "weights").read_text() == there
+    assert not any(work.iterdir()), "emptied; whoever holds it removes it"
+
+
+def test_a_replaced_folder_with_a_strangers_file_survives_recovery(out: Path) -> None:
+    work = interrupted(out, ready=True, moved=True, placed=True)
+    (work / REPLACED / "thesis").write_text("mine")
+    folders.recover(out)
+    assert (out.with_name("out.replaced") / "thesis").read_text() == "mine"
+
+
+@pytest.mark.parametrize("left", [[], [".hftune.work.aa11.partial"], [".lock"], [".lock", ".hftune.work.0.partial"]])
+def test_a_process_that_died_before_it_had_a_mark(out: Path, left: list[str]) -> None:
+    work = work_folder(out)
+    work.mkdir(parents=True)
+    for name in left:
+        (work / name).write_text("")
+    publish(out)
+    assert seen(out)["weights"] == "new" and [*out.parent.iterdir()] == [out]
+
+
+@pytest.mark.parametrize("call", range(1, 4))
+def test_a_rename_that_fails_brings_the_old_result_back(out: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    publish(out, "old")
+    rename, calls = os.rename, 0
+
+    def fail(*names: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(5, os.strerror(5))
+        rename(*names)
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(ArgumentError, match="Input/output"):
+        publish(out, overwrite=True)
+    assert (out / "weights").read_text() == ("old" if call < 3 else "new")
+    monkeypatch.undo()
+    publish(out, "newest", overwrite=True)
+    assert seen(out)["weights"] == "newest" and [*out.parent.iterdir()] == [out]
+
+
+def test_flushed_before_the_renames(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(out, "old")
+    order: list[str] = []
+    flush_tree, rename = folders.flush_tree, os.rename
+    monkeypatch.setattr(folders, "flush_tree", lambda place: (order.append("flush"), flush_tree(place)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
+    publish(out, overwrite=True)
+    assert order == ["flush", "replaced", "out", "discarded"]

@@ -1,0 +1,89 @@
+"""Digests find what has changed, and say nothing of what has not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from hftune import digests
+from hftune.digests import Damaged, check_contents, contents, digest, open_file, read_text, sealed, unsealed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a").write_bytes(b"one")
+    (tmp_path / "sub" / "b").write_bytes(b"two")
+    return tmp_path
+
+
+def test_contents_are_sizes_and_digests_by_name(folder: Path) -> None:
+    assert contents(folder) == {
+        "a": [3, xxhash.xxh3_128_hexdigest(b"one")],
+        "sub/b": [3, xxhash.xxh3_128_hexdigest(b"two")],
+    }
+    check_contents(folder, contents(folder))
+
+
+def test_a_file_of_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_CHUNK", 7)
+    (tmp_path / "a").write_bytes(bytes(range(100)))
+    assert digest(tmp_path / "a") == xxhash.xxh3_128_hexdigest(bytes(range(100)))
+
+
+def test_what_differs_is_said(folder: Path) -> None:
+    recorded = contents(folder)
+    (folder / "more").touch()
+    check_contents(folder, recorded)
+    (folder / "a").write_bytes(b"ONE")
+    check_contents(folder, recorded, whole=False)
+    with pytest.raises(Damaged, match="a has other contents"):
+        check_contents(folder, recorded)
+    (folder / "a").write_bytes(b"ones")
+    for whole in (True, False):
+        with pytest.raises(Damaged, match="a has 4 bytes, not 3"):
+            check_contents(folder, recorded, whole=whole)
+    (folder / "a").unlink()
+    with pytest.raises(Damaged, match="a is gone"):
+        check_contents(folder, recorded, whole=False)
+
+
+def test_sealed_values_come_back(tmp_path: Path) -> None:
+    about = {"key": "é", "rows": 3, "fill": 0.1234, "files": {"a": [1, "x"]}, "none": None, "tuple": (1, 2)}
+    text = json.dumps(sealed(about), indent=2, ensure_ascii=False)
+    assert unsealed(text) == {**about, "tuple": [1, 2]}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"a": 1}', '{"a": 1, "seal": "x"}', "[" * 100_000])
+def test_what_nobody_sealed(text: str) -> None:
+    with pytest.raises(Damaged):
+        unsealed(text)
+
+
+def test_every_changed_value_breaks_the_seal() -> None:
+    text = json.dumps(sealed({"rows": 10, "name": "abc", "list": [1, 2]}))
+    for place in range(len(text)):
+        changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
+        with pytest.raises(Damaged):
+            unsealed(changed)
+
+
+def test_only_files_are_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "none"):
+        with pytest.raises(OSError) as caught:
+            open_file(place)
+        assert caught.value.errno and caught.value.strerror
+
+
+def test_a_small_file_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_MAX_TEXT", 4)
+    (tmp_path / "a").write_bytes(b"ab\xff")
+    assert read_text(tmp_path / "a") == "ab\ufffd"
+    (tmp_path / "a").write_bytes(b"abcde")
+    with pytest.raises(Damaged, match="more than 4 bytes"):
+        read_text(tmp_path / "a")

@@ -1,0 +1,271 @@
+"""Secrets by name, by value and by form; what is none stays as it is."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hftune import secrets
+from hftune.secret_names import says_secret, variable_says_secret
+from hftune.secrets import command_without_secrets, redact, redacted, without_secrets
+
+S = "pw/Q+7='\"<é x9Kzzz"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    secrets.forget()
+    yield
+    secrets.forget()
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *(
+            "hub_token",
+            "hub-token",
+            "--hub-token",
+            "HUB_TOKEN",
+            "hubToken",
+            "push_to_hub_token",
+            "hf_hub_token",
+            "token",
+        ),
+        *("api_key", "api-key", "comet.api_key", "wandb_api_key", "apiKey", "apikey", "OPENAI_API_KEY", "openai_key"),
+        *("password", "db_password", "passwd", "passphrase", "client_secret", "secret", "credentials", "private_key"),
+        *("aws_access_key_id", "secret_access_key", "authtoken", "accesskey", "HFToken"),
+    ),
+)
+def test_names_of_secrets(name: str) -> None:
+    assert says_secret(name) and variable_says_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    (
+        *("pad_token", "eos_token", "bos_token", "mask_out_eos_token", "add_sys_token", "max_new_tokens", "max_tokens"),
+        *("tokens", "tokenizer", "pad_token_id", "new_special_tokens", "prompt_key", "teacher_tag_key", "key", "keys"),
+        *("query_key_layer_scaling", "experiment_key", "monkey", "secretary", "", "--", "image_token", "special_token"),
+        "token_balance_loss",
+    ),
+)
+def test_names_of_none(name: str) -> None:
+    assert not says_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    (
+        *((name, True) for name in ("OPENAI_KEY", "MY_SERVICE_KEY", "TOKEN_OF_MINE", "SECRET_A", "GITHUB_TOKEN")),
+        *((name, False) for name in ("PAD_TOKEN", "PWD", "PUBLIC_KEY", "SORT_KEY", "TOKENIZERS_PARALLELISM")),
+        *((name, False) for name in ("MAX_TOKENS", "TOKEN_LIMIT", "PASSWORD_FILE", "PATH", "SSH_AUTH_SOCK", "")),
+    ),
+)
+def test_variables(name: str, is_one: bool) -> None:
+    assert variable_says_secret(name) is is_one
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    (
+        S,
+        quote(S),
+        quote(S, safe=""),
+        quote_plus(S),
+        re.sub("%..", lambda match: match[0].lower(), quote(S, safe="")),
+        json.dumps({"a": S}),
+        json.dumps({"a": S}, ensure_ascii=False),
+        json.dumps({"inner": json.dumps({"a": S})}),
+        repr([S]),
+        shlex.quote(S),
+        html.escape(S),
+        S.encode().hex(),
+        *(base64.b64encode(b"user:"[:cut] + S.encode() + b":more").decode() for cut in range(4)),
+        *(base64.urlsafe_b64encode(b"user:"[:cut] + S.encode() + b"\xff\xfe").decode() for cut in range(4)),
+    ),
+)
+def test_every_spelling_is_found(spelt: str) -> None:
+    assert redact(f"before {spelt} behind") == f"before {spelt} behind"
+    secrets.learn(S)
+    found = redact(f"before {spelt} behind")
+    assert "***" in found and found.startswith("before ") and found.endswith(" behind")
+    assert len(found) < len(spelt) + 15 - len(S) // 2  # what the secret shapes is gone, not a piece of it
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), min_size=8, max_size=40), st.binary(max_size=5))
+def test_no_value_gets_through(value: str, before: bytes) -> None:
+    """Any text; those that are too common or name a file are not searched for."""
+    value = value.strip()
+    secrets.forget()
+    secrets.learn(value)
+    if value in secrets.known():
+        raw = before + value.encode() + b"z"
+        for text in (value, json.dumps(value), repr(value), quote(value, safe=""), base64.b64encode(raw).decode()):
+            assert value not in redact(text) and "***" in redact(text)
+
+
+@pytest.mark.parametrize(
+    "value", ("short", "true", "disabled", "password", "<HUB_TOKEN>", "***", "${HF_TOKEN}", "", "  ")
+)
+def test_common_values_are_not_searched_for(value: str) -> None:
+    secrets.learn_arguments([("hub_token", [value]), ("password", [value])])
+    assert secrets.known() == frozenset()
+    assert without_secrets({"hub_token": value}) == {"hub_token": None}
+
+
+def test_the_path_of_a_secret_is_none(tmp_path: Path) -> None:
+    secrets.learn_variables({"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path)})
+    assert redact(f"{tmp_path}/x") == f"{tmp_path}/x"
+
+
+@pytest.mark.parametrize(("value", "is_one"), (("instruction", False), ("abcdef123456", True), ("a" * 20, True)))
+def test_a_variable_that_is_some_key_must_look_like_one(value: str, is_one: bool) -> None:
+    secrets.learn_variables({"MY_KEY": value})
+    assert (redact(value) == "***") is is_one
+
+
+TOKENS = (
+    "hf_" + "aBcD1234" * 4,
+    "sk-proj-" + "aB1_-" * 8,
+    "sk-ant-api03-" + "a1" * 20,
+    "ghp_" + "a1B2" * 9,
+    "gho_" + "a1B2" * 9,
+    "github_pat_11AAAA_" + "b2" * 20,
+    "glpat-" + "a1B2c3D4e5F6g7H8i9J0",
+    "xoxb-123456789012-abcdefGHIJ",
+    "AKIAIOSFODNN7EXAMPLE",
+    "ASIAIOSFODNN7EXAMPLE",
+    "AIza" + "SyA1b2C3d4" * 4,
+    "gsk_" + "a1B2" * 10,
+    "npm_" + "a1B2" * 9,
+    "nvapi-" + "a1B2" * 9,
+    "ya29." + "a1B2" * 9,
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc==\n-----END RSA PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----\nMIIEow",
+)
+
+
+@pytest.mark.parametrize("token", TOKENS, ids=lambda token: token[:12])
+def test_tokens_by_their_form(token: str) -> None:
+    assert redact(f"a {token}") == "a ***"
+    assert token not in json.dumps(redacted({"text": [f"x={token}"]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    (
+        ("Authorization: Bearer abcdefgh12345678", "Authorization: Bearer ***"),
+        ("https://me:pw@host/x", "https://me:***@host/x"),
+        ("postgres://u:p@ss@db:5432/x", "postgres://u:***@db:5432/x"),
+        ("redis://:pw@cache:6379", "redis://:***@cache:6379"),
+        ("https://0123456789abcdef0123@github.com/a/b", "https://***@github.com/a/b"),
+        ("https://h/x?a=1&token=abc&b=2", "https://h/x?a=1&token=***&b=2"),
+        ("https://h/x?X-Amz-Signature=abc#f", "https://h/x?X-Amz-Signature=***#f"),
+    ),
+)
+def test_urls_and_headers(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    (
+        *("https://host:8080/@scope/pkg", "ssh://git@github.com/a/b", "https://huggingface.co/org/name?download=true"),
+        *("me@host.org", "risk-adjusted-returns-of-something-long", "sk-learn-pipeline-for-classification", "hf_model"),
+        *("the bearer of bad news is here", "model_name_or_path=org/llama", "3:00@noon", "eyJ.eyJ.x", ""),
+        "Qwen/Qwen2.5-0.5B-Instruct",
+    ),
+)
+def test_what_is_none_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_objects() -> None:
+    secrets.learn("abcdefgh1")
+    value = {
+        "hub_token": 5,
+        "pad_token": "<pad>",
+        "use_auth_token": True,
+        "credentials": {"user": "me", "more": ["x", None]},
+        "deep": [("a abcdefgh1", 1.5), Path("/x/abcdefgh1"), {"abcdefgh1"}, None, False],
+        "k abcdefgh1": 1,
+    }
+    assert redacted(value) == {
+        "hub_token": "***",
+        "pad_token": "<pad>",
+        "use_auth_token": True,
+        "credentials": {"user": "***", "more": ["***", None]},
+        "deep": [("a ***", 1.5), "/x/***", {"***"}, None, False],
+        "k ***": 1,
+    }
+    assert value["hub_token"] == 5  # a copy
+
+
+def test_arguments() -> None:
+    values = {"hub_token": "s", "hf_hub_token": "s", "pad_token": "<pad>", "max_tokens": 3, "vllm_api_key": "s"}
+    hidden = {"hub_token": None, "hf_hub_token": None, "vllm_api_key": None}
+    assert without_secrets(values) == {**values, **hidden}
+
+
+@pytest.mark.parametrize(
+    ("command", "clean"),
+    (
+        ("--hub_token x --a b", "--hub_token *** --a b"),
+        ("--hub-token x", "--hub-token ***"),
+        ("--hub-token=x", "--hub-token=***"),
+        ("--hub_token x --hub_token y", "--hub_token *** --hub_token ***"),
+        ("--hub_token --a b", "--hub_token --a b"),
+        ("--use_auth_token True", "--use_auth_token True"),
+        ("--pad_token <pad>", "--pad_token <pad>"),
+        ("--comet.api_key k", "--comet.api_key ***"),
+        ("--url https://u:p@h/x", "--url https://u:***@h/x"),
+        ("--url=https://u:p@h/x", "--url=https://u:***@h/x"),
+        ("OPENAI_KEY=k run", "OPENAI_KEY=*** run"),
+        ("A=b run", "A=b run"),
+        ('--deepspeed {"comet":{"api_key":"k"}}', '--deepspeed {"comet": {"api_key": "***"}}'),
+        ('--deepspeed={"comet":{"api_key":"k"}}', '--deepspeed={"comet": {"api_key": "***"}}'),
+        ('--deepspeed {"a":1}', '--deepspeed {"a":1}'),
+        ("--x {broken", "--x {broken"),
+    ),
+)
+def test_commands(command: str, clean: str) -> None:
+    assert " ".join(command_without_secrets(command.split(" "))) == clean
+
+
+def test_a_value_of_a_flag_is_hidden_everywhere_in_a_command() -> None:
+    assert command_without_secrets(["--hub_token", "abcd12345", "--name", "x-abcd12345"])[3] == "x-***"
+
+
+@pytest.mark.parametrize("name", ("HF_TOKEN_PATH", "HF_HOME", "HF_STORED_TOKENS_PATH", "XDG_CACHE_HOME"))
+def test_the_saved_token_of_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    place = tmp_path / "here"
+    file = {"HF_HOME": place / "token", "XDG_CACHE_HOME": place / "huggingface" / "token"}.get(name, place)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[name]\nhf_token = saved-token-1\n" if "STORED" in name else "saved-token-1\n")
+    monkeypatch.setenv(name, str(place))
+    assert redact("my saved-token-1") == "my ***" and redact("[name]") == "[name]"
+
+
+def test_a_token_file_that_cannot_be_one_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (1 << 17))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "big"))
+    assert secrets.known() == frozenset()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "pipe"))  # would wait for a writer
+    assert secrets.known() == frozenset()

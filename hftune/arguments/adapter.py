@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.arguments.freezing import FreezingArguments, split_commas
 from hftune.arguments.vocabulary import NewRowsArguments
 from hftune.errors import ArgumentError
+from hftune.opening.json_file import parse_json
 
 
 @dataclass
@@ -150,10 +150,9 @@ class AdapterArguments(NewRowsArguments, FreezingArguments):
             ArgumentError: It is no JSON object of positive whole numbers.
         """
         text: Any = getattr(self, name)
-        try:
-            values = json.loads(text) if isinstance(text, str) else text or {}
-        except json.JSONDecodeError as error:
-            raise ArgumentError(f"{text} is not valid JSON: {error.msg}", place=f"--{name}", fix=_PATTERN) from error
+        values = text or {}
+        if isinstance(text, str):
+            values = parse_json(text, f"--{name}", kind=None, error=ArgumentError, fix=_PATTERN)
         if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
             raise ArgumentError(f"{text} holds no positive numbers by name", place=f"--{name}", fix=_PATTERN)
         return values

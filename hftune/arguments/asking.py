@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.borders import BorderFields
+
 
 @dataclass
-class AskArguments:
+class AskArguments(BorderFields):
     """The same questions to one model or several, answered greedily."""
 
     models: list[str] | None = field(

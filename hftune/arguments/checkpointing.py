@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from hftune.errors import ArgumentError
+from hftune.opening.json_file import parse_json
 
 FULL, ATTENTION, CORE_ATTENTION, MLP = "full", "attention", "core_attention", "mlp"
 PARTS = (FULL, ATTENTION, CORE_ATTENTION, MLP)
@@ -214,14 +214,8 @@ class CheckpointingFields:
 
 
 def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ArgumentError(
-            f"{text!r} is no JSON: {error.msg}",
-            place="--gradient_checkpointing_kwargs",
-            fix="write '{\"name\": value}'",
-        ) from error
+    flag = "--gradient_checkpointing_kwargs"
+    return parse_json(text, flag, kind=None, error=ArgumentError, fix="write '{\"name\": value}'")
 
 
 def numbered(text: str) -> set[int]:

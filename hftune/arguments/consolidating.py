@@ -16,4 +16,4 @@ class ConsolidateArguments:
         metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
     )
     max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hftune.import_cache import look_once
+from hftune.errors import DataError
 from hftune.imports import collect_nothing, without_quantisers
-from hftune.user_cache import cache_folder, write_whole
+from hftune.user_cache import read_sealed, write_sealed
+from hftune.visible import say
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
@@ -35,26 +36,26 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     """
     given = list(sys.argv[1:] if argv is None else argv)
     if HELP & {*given}:
-        print(help_page(stage, given), end="")
+        say(help_page(stage, given), end="")
         raise SystemExit(0)
     return _parser().parse_arguments(stage, given)
 
 
 def help_page(stage: str, argv: list[str]) -> str:
     """What `--help` prints: from the cache, or made now and kept there."""
-    file = cache_folder() / "help" / f"{_key(stage, argv)}.txt"
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return file.read_text(encoding="utf-8")
+    name = f"{_key(stage, argv)}.page"
+    kept = read_sealed("help", name)
+    if kept is not None:
+        return kept.decode()
     page = _parser().help_of(stage, [word for word in argv if word not in HELP])
-    with contextlib.suppress(OSError):  # no cache, no harm
-        write_whole(file, page.encode())
+    with contextlib.suppress(OSError, DataError):  # no cache, no harm
+        write_sealed("help", name, page.encode())
     return page
 
 
 def _parser() -> ModuleType:
     """The module that knows all arguments, and with it the libraries."""
     collect_nothing()
-    look_once()
     with without_quantisers():
         from hftune.arguments import parser
     return parser

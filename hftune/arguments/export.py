@@ -17,7 +17,7 @@ class ExportArguments:
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Folder of a full or merged model."})
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
     verify: bool = field(
         default=True, metadata={"help": "Read the result back and compare its logits with the model's."}
     )
@@ -103,7 +103,7 @@ class HubArguments(ExportArguments):
 
     hub_model_id: str | None = field(default=None, metadata={"help": "Name on the Hub: owner/name."})
     hub_token: str | None = field(
-        default=None, metadata={"help": "Token; left out: that of `hf auth login`. Never written to disk."}
+        default=None, repr=False, metadata={"help": "Token; left out: that of `hf auth login`. Never written to disk."}
     )
     hub_private_repo: bool = field(default=False, metadata={"help": "Make the repository private."})
     commit_message: str = field(default="Model trained with hftune", metadata={"help": "Message of the upload."})

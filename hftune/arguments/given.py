@@ -6,11 +6,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hftune.arguments.aliases import JOINED
+from hftune.arguments.bounded_yaml import load as load_yaml
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.secrets import command_without_secrets, learn_arguments, learn_config
 
 Given = list[tuple[str, list[Any]]]
 
@@ -40,6 +40,7 @@ def given_on_command_line(argv: list[str]) -> Given:
             given[-1][1].append(token)
         else:
             raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+    learn_arguments(given)
     return given
 
 
@@ -48,12 +49,10 @@ def given_in_file(path: str | None) -> Given:
         return []
     if not Path(path).is_file():
         raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ArgumentError(f"not valid YAML: {error}", place=path, fix="mend the file") from error
+    content = load_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
+    learn_config(content)
     return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
 
 
@@ -77,6 +76,7 @@ def without_repeats(given: Given) -> Given:
     merged: dict[str, list[Any]] = {}
     for name, values in given:
         if name in merged and merged[name] != values:
-            notice(f"--{name} was given twice (an alias counts too): {values} replaces {merged[name]}")
+            before, after = (command_without_secrets([f"--{name}", *map(str, of)])[1:] for of in (merged[name], values))
+            notice(f"--{name} was given twice (an alias counts too): {after} replaces {before}")
         merged[name] = values
     return list(merged.items())

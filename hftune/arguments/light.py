@@ -20,6 +20,7 @@ from hftune.arguments.given import (
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
+from hftune.visible import say
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def parse_light(cls: type[T], argv: list[str], *, aliases: dict[str, str], no_ef
         ArgumentError: Unknown names and values that do not fit, all of them together.
     """
     if {"-h", "--help"} & {*argv}:
-        print(usage(cls, aliases))
+        say(usage(cls, aliases))
         raise SystemExit(0)
     path, rest = take_config(argv)
     known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]

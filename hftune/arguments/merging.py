@@ -49,10 +49,12 @@ class MergeArguments:
     max_shard_size: str | None = field(
         default=None, metadata={"help": "Largest weight file (5GB); left out: the files of the base."}
     )
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace what is in the output folder."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the base."})
     hf_hub_model_id: str | None = field(default=None, metadata={"help": "Push the merged model to this Hub name."})
-    hf_hub_token: str | None = field(default=None, metadata={"help": "Token for that; never written to disk."})
+    hf_hub_token: str | None = field(
+        default=None, repr=False, metadata={"help": "Token for that; never written to disk."}
+    )
 
     def __post_init__(self) -> None:
         # `--verify`, `--verify True` and `verify: false` in a YAML file.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -22,12 +21,14 @@ from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.names.translate import COMMAND_LINE, MERGE, Entry, Outcome, Translator
+from hftune.arguments.ranges import numbers_of, out_of_range
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
-from hftune.errors import ArgumentError, did_you_mean, raise_together
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.imports import without_quantisers
 from hftune.logging import notice
+from hftune.opening.json_file import parse_json
 
 STAGES = {
     "pt": "PTArguments",
@@ -58,6 +59,7 @@ class HftuneParser(TrlParser):
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
+        self.numbers = numbers_of(self.dataclass_types)
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
@@ -102,11 +104,11 @@ class HftuneParser(TrlParser):
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.
 
         Raises:
-            ArgumentError: Everything unknown or refused, in one message.
+            ArgumentError: Everything unknown or refused and every number out of its range, in one message.
         """
         config_path, rest = take_config(argv)
         outcome = self.translated(_entries(config_path, rest), ranks.world_size(), ranks.local_world_size())
-        raise_together(outcome.problems)
+        raise_together([*outcome.problems, *self.out_of_range(outcome.entries)])
         for said in outcome.notices:
             notice(said)
         return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
@@ -116,14 +118,22 @@ class HftuneParser(TrlParser):
         translator = Translator(self.stage, self.known, self.aliases, self._unknown, self.done_by_hftune)
         return translator.translate(entries, world_size, local_world_size)
 
+    def out_of_range(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
+        """Numbers among translated arguments that their fields do not take; each at its place."""
+        for entry in entries:
+            if entry.name in self.numbers:
+                yield from out_of_range(self.numbers[entry.name], entry.values, entry.place)
+
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
-        """Values of translated arguments that are of another type, or none of the choices; each at its place."""
+        """Values of translated arguments that are of another type, none of the choices or out of range; with places."""
         for entry in entries:
             alone = Entry(entry.name, joined(entry.name, entry.values), COMMAND_LINE)
             try:
                 self.parse_known_args(self._flat([alone]))
             except ArgumentError as problem:
                 yield ArgumentError(problem.cause, place=entry.place, fix=f"hftune explain {entry.name}")
+            else:
+                yield from self.out_of_range([entry])
 
     def _flat(self, entries: list[Entry]) -> list[str]:
         """The command line that argparse sees. `--bf16` alone means True, also where the field may be None as well."""
@@ -145,9 +155,10 @@ class HftuneParser(TrlParser):
 
 
 def _json_object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError(text)
+    try:
+        found: dict[str, Any] = parse_json(text, "JSON")
+    except UserError as problem:
+        raise ValueError(text) from problem  # argparse says which argument it is of
     return found
 
 

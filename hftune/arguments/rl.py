@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.borders import BorderFields
+
 BUILTIN_REWARDS = ("accuracy", "format", "length")
 """What `--reward_funcs` takes by name: hftune/trainers/builtin_rewards.py."""
 
 
 @dataclass
-class RLFields:
+class RLFields(BorderFields):
     """What all RL algorithms add to TRL's."""
 
     rl_algorithm: str = field(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.borders import BorderFields
+
 
 @dataclass
-class ScoreArguments:
+class ScoreArguments(BorderFields):
     """Scores of conversations, from an outcome or a process reward model."""
 
     input: str | None = field(
@@ -40,4 +42,5 @@ class ScoreArguments:
             "choices": ["error", "drop"],
         },
     )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     use_cpu: bool = field(default=False, metadata={"help": "Score on the CPU even where there is a GPU."})

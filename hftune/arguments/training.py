@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trl
 from transformers import TrainingArguments
 
+from hftune.arguments.borders import BorderFields
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.long_context import TilingFields
 from hftune.arguments.measuring import MeasuringFields
@@ -19,8 +20,10 @@ from hftune.arguments.reward import RewardFields
 from hftune.arguments.watching import WatchFields
 from hftune.distributed import building, ds_config, ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
+from hftune.distributed.ds_secrets import take_secrets_out
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.secrets import redacted
 
 
 @dataclass
@@ -34,6 +37,7 @@ class StageArguments(
     ParallelArguments,
     OptimizerArguments,
     WatchFields,
+    BorderFields,
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
@@ -71,6 +75,10 @@ class StageArguments(
         metadata={
             "help": "Log the mean of other losses instead of one that is no number. Either way such a loss ends a run."
         },
+    )
+    hub_strategy: str = field(
+        default="end",
+        metadata={"help": "When --push_to_hub uploads: `end`, the finished result. Checkpoints are never uploaded."},
     )
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
@@ -127,11 +135,28 @@ class StageArguments(
         if ds_config.asks_for_compiling(resolved) and not self.torch_compile:  # type: ignore[has-type]
             notice("DeepCompile compiles with --torch_compile, which is switched on")
             self.torch_compile = True
-        for change in changes:
+        resolved, moved = take_secrets_out(resolved)
+        for change in (*changes, *moved):
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
         self.ds_resolved = tensor_parallel.with_size(resolved, self.tensor_parallel_size)
         self.deepspeed = tensor_parallel.without_block(self.ds_resolved)  # type: ignore[assignment]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
+        return redacted(super().to_dict())  # type: ignore[misc,no-any-return]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""
+        super().__init_subclass__(**kwargs)
+        cls.__repr__ = StageArguments.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({settings})"
+
+    def __str__(self) -> str:
+        return repr(self)
 
     def _setting(self, config: dict[str, Any]) -> Setting:
         zero = config.get("zero_optimization")

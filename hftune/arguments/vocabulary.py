@@ -82,7 +82,7 @@ class VocabArguments(GrowthArguments):
         metadata={"help": "resize: the larger tokenizer; add, extend, merge: where it is not the model's."},
     )
     output_dir: str | None = field(default=None, metadata={"help": "Folder for tokenizer and model."})
-    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result in that folder."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
     tokenizer_only: bool = field(default=False, metadata={"help": "Write the tokenizer alone, no weights."})
     train_file_dir: str | None = field(
         default=None, metadata={"help": "train, extend: the corpus, any records that a script reads."}

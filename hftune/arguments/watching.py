@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 _FLAG = "--hang_timeout"
@@ -31,13 +30,7 @@ class WatchFields:
         def __getattr__(self, name: str) -> Any: ...
 
     def settle_watching(self) -> None:
-        """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words.
-
-        Raises:
-            ArgumentError: The time-out is negative.
-        """
-        if self.hang_timeout < 0:
-            raise ArgumentError(f"{self.hang_timeout:g} seconds", place=_FLAG, fix="give seconds, or 0 for never")
+        """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
         collectives: int = self.ddp_timeout  # type: ignore[has-type]
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
             self.ddp_timeout = int(self.hang_timeout) + _AFTER

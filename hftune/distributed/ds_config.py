@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,12 @@ from hftune.distributed import ds_keys
 from hftune.distributed.ds_features import Setting, check_features, uses_nvme
 from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.opening.files import MIB
+from hftune.opening.json_file import parse_json, read_json
+from hftune.secrets import learn_config
 
+_LIMIT = MIB
+_FIX = "mend the JSON of the DeepSpeed config there"
 SHIPPED = Path(__file__).parents[2] / "ds_configs"
 
 
@@ -24,10 +28,13 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
     Raises:
         ArgumentError: The file is missing, or its JSON is broken or not an object.
     """
+    config: DsConfig
     if isinstance(value, dict):
         return copy.deepcopy(value)
     if value.lstrip().startswith("{"):
-        return _parse(value, place="--deepspeed")
+        config = parse_json(value, "--deepspeed", error=ArgumentError, fix=_FIX)
+        learn_config(config)
+        return config
     path = Path(value)
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}
     if not path.is_file():
@@ -40,20 +47,8 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
             place="--deepspeed",
             fix=f"{did_you_mean(path.stem, shipped)} {listed}".strip(),
         )
-    return _parse(path.read_text(encoding="utf-8"), place=str(path))
-
-
-def _parse(text: str, place: str) -> DsConfig:
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ArgumentError(
-            f"the DeepSpeed config is not valid JSON: {error.msg}",
-            place=f"{place}:{error.lineno}:{error.colno}",
-            fix="mend the JSON at that position",
-        ) from error
-    if not isinstance(config, dict):
-        raise ArgumentError("a DeepSpeed config is a JSON object", place=place, fix='it begins with "{"')
+    config = read_json(path, limit=_LIMIT, error=ArgumentError, fix=_FIX)
+    learn_config(config)
     return config
 
 

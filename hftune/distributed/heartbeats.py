@@ -2,7 +2,7 @@
 
 Each process keeps one connection to a hub in rank 0's process. The system itself closes the connection of a process
 that dies, and its keep-alive finds a machine that is gone, whatever the processes are doing: no death is guessed from
-silence. A random word keeps strangers out.
+silence. A random word keeps strangers out (`door.py`); whatever comes ends at most the connection it came by.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from hftune.distributed.door import Door, Stranger, greeting, listen
 
 Message = dict[str, Any]
 
@@ -68,7 +70,7 @@ class Wire:
         self.unread = bytearray(rest)
         try:
             found = [json.loads(line) for line in lines]
-        except ValueError:
+        except (ValueError, RecursionError):  # 100,000 brackets are the latter
             return None
         return found if all(isinstance(message, dict) for message in found) else None  # else: no process of ours
 
@@ -101,21 +103,28 @@ class Member:
 class Hub:
     """Rank 0's ear. Its thread ends with `close`, or when it has told everybody what is wrong."""
 
-    def __init__(self, word: str, judge: Callable[[dict[int, Message], set[int]], Message]) -> None:
+    def __init__(
+        self,
+        word: str,
+        judge: Callable[[dict[int, Message], set[int]], Message],
+        *,
+        expected: int | None = None,
+        server: socket.socket | None = None,
+    ) -> None:
         """Listen on a port that the system chooses.
 
         Args:
             word: Must come first on every connection.
             judge: Makes the verdict on a hang from the reports by rank and the ranks that did not answer.
+            expected: How many processes there are; nobody else is let in, and nobody at all once they are here.
+            server: Where they come in, as `door.listen` makes it; left out: on this machine's loopback.
         """
         self.word, self._judge = word, judge
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=4096)
-        self.port = int(self._server.getsockname()[1])
+        server = server or listen(one_machine=True, master="")
+        self.address, self.port = str(server.getsockname()[0]), int(server.getsockname()[1])
         self._members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._server, selectors.EVENT_READ)
+        self._door = Door(server, word, expected, self._selector)
         self._asked: float | None = None
         self._lost: dict[int, Message] = {}
         self._lost_at = 0.0
@@ -130,38 +139,44 @@ class Hub:
 
     def forget(self) -> None:
         """In a forked child: a connection ends when nobody holds it any more."""
-        self._server.close()
+        self._door.server.close()
         for member in self._members.values():
             member.wire.close()
 
     def _listen(self) -> None:
         while not self._over.is_set():
             for key, _ in self._selector.select(0.25):
-                if key.fileobj is self._server:
-                    connection, _ = self._server.accept()
-                    connection.settimeout(10)
-                    self._selector.register(connection, selectors.EVENT_READ, Wire(connection))
+                if isinstance(key.data, Door):
+                    key.data.accept()
+                elif isinstance(key.data, Stranger):
+                    self._let_in(key.data)
                 else:
                     self._read(key.data)
+            self._door.tidy()
             if self._lost and time.monotonic() - self._lost_at > _LOST_TOGETHER:
                 self._decide({"kind": "lost", "ranks": sorted(self._lost), "reports": self._lost})
             elif self._asked is not None:
                 self._maybe_judge(self._asked)
-        self._server.close()
+        self._door.close()
+
+    def _let_in(self, stranger: Stranger) -> None:
+        """Whoever has said the word is a process of the run from then on."""
+        if stranger.socket.fileno() < 0:
+            return  # the door closed while this event waited
+        rank = self._door.hear(stranger)
+        if rank is not None:
+            stranger.socket.settimeout(10)
+            wire = Wire(stranger.socket)
+            self._members[rank] = Member(wire, {})
+            self._selector.register(stranger.socket, selectors.EVENT_READ, wire)
 
     def _read(self, wire: Wire) -> None:
         messages = wire.receive()
         rank = next((rank for rank, member in self._members.items() if member.wire is wire), None)
         for message in messages or ():
-            if rank is None:
-                if message.get("word") != self.word or not isinstance(message.get("rank"), int):
-                    messages = None
-                    break
-                rank = message["rank"]
-                self._members[rank] = Member(wire, {})
-            self._hear(rank, message)
             if rank not in self._members:
                 break  # it has said goodbye, and its watchdog's thread a word after that
+            self._hear(rank, message)
         if messages is None:
             self._selector.unregister(wire.socket)
             wire.close()
@@ -172,7 +187,8 @@ class Hub:
     def _hear(self, rank: int, message: Message) -> None:
         member = self._members[rank]
         member.heard = time.monotonic()
-        member.report |= message.get("report", {})
+        report = message.get("report")
+        member.report |= report if isinstance(report, dict) else {}
         if "answer" in message:
             member.answered = time.monotonic()
         if message.get("stalled") and self._asked is None:
@@ -181,7 +197,7 @@ class Hub:
         if "bye" in message:
             del self._members[rank]
             if message["bye"]:
-                told = {"words": message["bye"], "reports": {rank: member.report}}
+                told = {"words": str(message["bye"]), "reports": {rank: member.report}}
                 self._decide({"kind": "failed", "ranks": [rank], **told})
 
     def _maybe_judge(self, asked: float) -> None:
@@ -207,5 +223,6 @@ def connect(address: str, port: int, rank: int, word: str, report: Message) -> W
     """
     wire = Wire(socket.create_connection((address, port), timeout=30))
     wire.socket.settimeout(10)
-    wire.send({"word": word, "rank": rank, "report": report})
+    wire.socket.sendall(greeting(word, rank))
+    wire.send({"report": report})
     return wire

@@ -58,6 +58,15 @@ def enter(name: str, step: int | None = None) -> None:
     _now = Phase(name, before.step if step is None else step, before.count + 1, time.monotonic(), before.timed)
 
 
+def alive() -> None:
+    """The phase is the same and moves on: its time begins again.
+
+    It does not count as another phase: how often this is called may differ between processes.
+    """
+    global _now
+    _now = replace(_now, since=time.monotonic())
+
+
 @contextmanager
 def timed(name: str) -> Iterator[None]:
     """From here on phases are timed; not any more afterwards, also where an error ends it."""

@@ -9,6 +9,7 @@ dies is noticed at once, and named likewise.
 from __future__ import annotations
 
 import faulthandler
+import ipaddress
 import os
 import secrets
 import select
@@ -20,8 +21,10 @@ from dataclasses import dataclass, field
 
 from hftune.constants import STALLED_EXIT_CODE
 from hftune.distributed import peers, phases, ranks, stacks, verdicts
+from hftune.distributed.door import listen
 from hftune.distributed.heartbeats import Hub, Message, Wire, connect
 from hftune.logging import get_logger, notice
+from hftune.visible import visible
 
 _BEAT, _QUICKEST = 5.0, 0.2
 _SAME_HOST_GRACE = 3.0
@@ -152,7 +155,7 @@ class Watchdog:
             return
         self.leaving = True
         text = verdicts.say(verdict, self.rank, self.timeout, stacks.main_stack())
-        os.write(2, text.encode())
+        os.write(2, visible(text).encode())
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
         os._exit(STALLED_EXIT_CODE)
@@ -176,10 +179,19 @@ def start(timeout: float) -> None:
             notice("there is no process group yet: each process watches itself alone")
         _watchdog = Watchdog(timeout)
     else:
-        hub = Hub(secrets.token_hex(16), verdicts.judge_hang) if ranks.is_main() else None
-        found = (hub.word, hub.port, socket.gethostname()) if hub is not None else ("", 0, "")
-        word, port, host = ranks.gathered_objects(found)[0]
-        _watchdog = Watchdog(timeout, hub, _connected(word, port), host)
+        hosts = set(ranks.gathered_objects(socket.gethostname()))
+        hub = _open_hub(hosts) if ranks.is_main() else None
+        found = (hub.word, hub.address, hub.port, socket.gethostname()) if hub is not None else ("", "", 0, "")
+        word, address, port, host = ranks.gathered_objects(found)[0]
+        _watchdog = Watchdog(timeout, hub, _connected(word, address, port), host)
+
+
+def _open_hub(hosts: set[str]) -> Hub:
+    """Rank 0's, reachable from the other machines where there are any; `hosts` are the names of all machines."""
+    # Launchers may not say how many processes a machine has, and machines may share a name.
+    one_machine = len(hosts) == 1 and ranks.local_world_size() == ranks.world_size()
+    server = listen(one_machine=one_machine, master=os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    return Hub(secrets.token_hex(32), verdicts.judge_hang, expected=ranks.world_size(), server=server)
 
 
 def _forget() -> None:
@@ -205,8 +217,10 @@ def stop() -> None:
         _watchdog = None
 
 
-def _connected(word: str, port: int) -> Wire | None:
-    address = "127.0.0.1" if ranks.is_main() else os.environ.get("MASTER_ADDR", "127.0.0.1")
+def _connected(word: str, address: str, port: int) -> Wire | None:
+    """A connection to the hub; `address` is where it listens, which may be "everywhere"."""
+    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
+        address = "127.0.0.1" if ranks.is_main() else os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
         return connect(address, port, ranks.rank(), word, {"host": socket.gethostname()})
     except OSError as error:
@@ -229,7 +243,7 @@ def say_farewell(error: BaseException | None) -> None:
     if _watchdog is not None and _watchdog.wire is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
-    os.write(2, f"\n{who}error: {peers.explain(error)}\n\n".encode())
+    os.write(2, visible(f"\n{who}error: {peers.explain(error)}\n\n").encode())
     os._exit(STALLED_EXIT_CODE)
 
 

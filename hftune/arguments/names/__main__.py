@@ -10,6 +10,7 @@ from hftune.arguments.names.explain import counterpart
 from hftune.arguments.names.lists import TOOLS, tools_of
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Row
 from hftune.arguments.names.table import TABLE, TOPICS
+from hftune.visible import say
 
 PAGE = Path("docs/parameters.md")
 _HEAD = """# Parameters of other tools
@@ -70,11 +71,11 @@ def _here(row: Row) -> str:
 def main(argv: list[str]) -> None:
     """Print the page, or write it."""
     if argv[:1] != ["--write-docs"]:
-        print(page())
+        say(page())
         return
     target = Path(argv[1]) if len(argv) > 1 else PAGE
     target.write_text(page(), encoding="utf-8")
-    print(f"{len(TABLE)} rows in {target}")
+    say(f"{len(TABLE)} rows in {target}")
 
 
 if __name__ == "__main__":

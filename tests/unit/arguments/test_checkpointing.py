@@ -83,12 +83,12 @@ def test_the_plan_chooses_the_layers(tmp_path: Path, share: str, plan: Recomputa
         (("--activation_checkpointing", "attention,core_attention"), "one lies within another"),
         (("--activation_checkpointing", "full", "--gradient_checkpointing", "False"), "contradict each other"),
         (("--activation_checkpointing", "none", "--activation_checkpointing_every", "2"), "nothing is recomputed"),
-        (("--activation_checkpointing_every", "0"), "give 1 or more"),
+        (("--gradient_checkpointing_kwargs", '{"every_n_layers": -1}'), "give 1 or more"),
         (("--activation_checkpointing_every", "2", "--activation_checkpointing_layers", "0"), "two ways"),
         (("--activation_checkpointing_layers", "first"), "names no layers"),
         (("--activation_checkpointing_layers", "3/2"), "no share"),
         (("--gradient_checkpointing_kwargs", '{"reentrant": true}'), "takes no reentrant"),
-        (("--gradient_checkpointing_kwargs", "reentrant"), "no JSON"),
+        (("--gradient_checkpointing_kwargs", "reentrant"), "not valid JSON"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:

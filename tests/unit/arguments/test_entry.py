@@ -23,9 +23,20 @@ def test_a_page_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit) as ended:
         entry.parse_arguments("sft", ["--help"])
     assert ended.value.code == 0 and capsys.readouterr().out == page
-    assert [file.read_text() for file in cache.iterdir()] == [page]
+    (kept,) = cache.iterdir()
+    assert kept.read_bytes()[32:] == page.encode()
+    assert (cache.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
     monkeypatch.setattr(parser, "help_of", lambda *_: pytest.fail("made again"))
     assert entry.help_page("sft", ["--help"]) == page
+
+
+def test_a_page_that_is_damaged_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = iter(("first", "second"))
+    monkeypatch.setattr(parser, "help_of", lambda *_: next(pages))
+    assert entry.help_page("sft", []) == "first"
+    (kept,) = cache.iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b"first", b"fist!"))
+    assert [entry.help_page("sft", []) for _ in range(2)] == ["second", "second"]
 
 
 @pytest.mark.parametrize("change", ["version", "width", "stage", "command line"])

@@ -49,7 +49,7 @@ def test_every_config_is_on_the_page() -> None:
 def test_inline_json_and_broken_json(tmp_path: Path) -> None:
     assert zero_stage(read_ds_config('{"zero_optimization": {"stage": 1}}')) == 1
     (tmp_path / "broken.json").write_text('{\n  "a": 1,,\n}')
-    with pytest.raises(ArgumentError, match=r"broken\.json:2:10"):
+    with pytest.raises(ArgumentError, match=r"broken\.json:2"):
         read_ds_config(str(tmp_path / "broken.json"))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hftune.arguments.names.row import Answer, Ask
 from hftune.arguments.names.values.common import number, shortest
+from hftune.errors import ArgumentError
+from hftune.opening.model_files import read_checked
 
 _ERNIE = "here it weighs a mean over layers, in ERNIEKit what the model adds"
 _OF_EVERY_LAYER = ("mixtral", "olmoe")
@@ -70,7 +71,7 @@ def expert_layers(model: str | None) -> tuple[int, int] | None:
     file = Path(model or "") / "config.json"
     if not model or not file.is_file():
         return None
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    config: dict[str, Any] = read_checked(file, error=ArgumentError)
     kind, total = config.get("model_type", ""), int(config.get("num_hidden_layers") or 0)
     chosen = int(config.get("num_experts_per_tok") or 0)
     if kind in _OF_EVERY_LAYER:

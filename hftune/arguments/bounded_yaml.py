@@ -1,0 +1,117 @@
+"""YAML files that may be anybody's: no more of them than a config has, and each fault as one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hftune.digests import open_file
+from hftune.errors import ArgumentError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+MAX_NODES = 100_000
+"""Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion."""
+
+
+class Unbounded(yaml.MarkedYAMLError):
+    """More than a config has."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Refuses what is nested too deep, refers to itself, or stands for too much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = 0
+        self._sizes: dict[int, int] = {}
+        """Values that a finished node stands for, by its identity."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Overrides `Composer.compose_node`: counts."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._open >= MAX_DEPTH:
+            raise Unbounded(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        self._open += 1
+        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        self._open -= 1
+        if node is not None and id(node) not in self._sizes and self._is_open(node):
+            raise Unbounded(problem="an alias stands inside what it stands for", problem_mark=mark)
+        size = self._size_of(node)
+        if size > MAX_NODES:
+            raise Unbounded(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
+        return node
+
+    def _is_open(self, node: yaml.Node) -> bool:
+        """Whether an alias has led to a collection whose end was not reached yet."""
+        return isinstance(node, yaml.CollectionNode) and node.end_mark is None
+
+    def _size_of(self, node: yaml.Node | None) -> int:
+        if node is None:
+            return 0
+        if id(node) not in self._sizes:
+            size = 1
+            if isinstance(node, yaml.SequenceNode):
+                size += sum(self._size_of(child) for child in node.value)
+            elif isinstance(node, yaml.MappingNode):
+                size += sum(self._size_of(part) for pair in node.value for part in pair)
+            self._sizes[id(node)] = size
+        return self._sizes[id(node)]
+
+
+def read_text(file: Path) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ArgumentError: It is no file, too large, or no text.
+    """
+    try:
+        with open_file(file) as stream:
+            content = stream.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        cause = f"cannot read the file: {error.strerror or error}"
+        raise ArgumentError(cause, place=str(file), fix="give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"not UTF-8: {error.reason}", place=str(file), fix="save the file as UTF-8") from error
+    if len(content) > MAX_BYTES:
+        raise ArgumentError(f"the file has more than {MAX_BYTES} bytes", place=str(file), fix="shorten the file")
+    return text
+
+
+@contextmanager
+def yaml_faults(file: Path | str) -> Iterator[None]:
+    """What PyYAML raises inside, as one message with the line.
+
+    Raises:
+        ArgumentError: In its place.
+    """
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ArgumentError(f"not valid YAML: {error.problem or error}", place=place, fix="mend the file") from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
+        # Characters that YAML does not allow; and what PyYAML does not expect: 2024-13-45 as a date, !!bool perhaps.
+        cause = " ".join(str(error).split())[:300]
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix="mend the file") from error
+
+
+def load(file: Path) -> Any:
+    """The plain values of a file.
+
+    Raises:
+        ArgumentError: It cannot be read, or is no YAML, or more than a config has.
+    """
+    text = read_text(file)
+    with yaml_faults(file):
+        loader = BoundedLoader(text)
+        try:
+            return loader.get_single_data()  # type: ignore[no-untyped-call]
+        finally:
+            loader.dispose()  # type: ignore[no-untyped-call]

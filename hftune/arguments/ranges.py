@@ -1,0 +1,200 @@
+"""Which numbers each argument takes: one table for every class of arguments, own and inherited.
+
+A number beyond its range is refused when it is parsed. Upstream takes `--gradient_accumulation_steps -2` or
+`--num_train_epochs -1` without a word, and such a run ends as if it had trained. Upper limits are generous: they keep
+out slips of the keyboard (a rank of 999999999999) that would fill the memory of the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Any
+
+from hftune.errors import ArgumentError, shown
+
+
+@dataclass(frozen=True)
+class Range:
+    """An interval of numbers, and single ones beside it.
+
+    Args:
+        low: Its lower end.
+        high: Its upper end.
+        above: The lower end itself is left out.
+        below: The upper end itself is left out.
+        also: Numbers that mean something of their own, such as -1 for all.
+        steps: Below 1 a share of all steps, above 1 a number of them, which is whole.
+    """
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+    also: tuple[float, ...] = ()
+    steps: bool = False
+
+    @classmethod
+    def read(cls, text: str) -> Range:
+        """From mathematics: `[1, 1e9]`, `(0, 1]`, `[1, 100] or -1`, `steps [0, 1e12]`."""
+        match = re.fullmatch(r"(steps )?([\[(])(\S+), (\S+)([\])])((?: or \S+)*)", text)
+        assert match is not None, text
+        also = tuple(float(word) for word in match[6].split(" or ") if word)
+        return cls(float(match[3]), float(match[4]), match[2] == "(", match[5] == ")", also, steps=match[1] is not None)
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is in it; NaN is in none."""
+        if value in self.also:
+            return True
+        over = value > self.low if self.above else value >= self.low
+        under = value < self.high if self.below else value <= self.high
+        return over and under and not (self.steps and value > 1 and value != int(value))
+
+    def __str__(self) -> str:
+        low = f"above {_shortest(self.low)}" if self.above else f"from {_shortest(self.low)}"
+        high = f" and below {_shortest(self.high)}" if self.below else f" to {_shortest(self.high)}"
+        also = "".join(f", or {_shortest(value)}" for value in self.also)
+        return low + high + (", whole above 1" if self.steps else "") + also
+
+
+def _shortest(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) and 1 <= abs(value) < 1e15 else f"{value:g}"
+
+
+# What is counted ends at 1e12, and where memory grows with it sooner.
+_NAMES = {
+    "[1, 1e12]": """
+        eval_accumulation_steps generation_batch_size gradient_accumulation_steps kl_horizon lr_decay_steps
+        max_characters min_frequency num_completions_to_print precompute_ref_batch_size ref_model_sync_steps
+        steps_per_generation torch_empty_cache_steps
+    """,
+    "[1, 1e12] or -1": "max_eval_samples max_steps max_train_samples",
+    "[1, 1e12] or 0 or -1": "save_total_limit",
+    "[0, 1e12]": "dropout_warmup_steps eval_delay profile_step_end profile_step_start sample_completions",
+    "steps [0, 1e12]": "eval_steps logging_steps lr_wsd_decay_steps warmup_steps",
+    "steps [0, 1e12] or -1": "save_steps",
+    "[1, 1e9]": """
+        batch_tokens dummy_data logical_shards num_samples_each_epoch per_device_eval_batch_size
+        per_device_train_batch_size
+    """,
+    "[0, 1e9]": "hang_timeout preview shuffle_buffer trainable_token_indices",
+    "[1, 1e8]": """
+        activation_checkpointing_every block_size ddp_timeout max_completion_length max_length max_new_tokens
+        max_prompt_length new_tokens vllm_max_model_length vocab_size
+    """,
+    "[1, 1e6]": """
+        ddp_bucket_cap_mb max_sampling_rounds max_token_length max_tool_calling_iterations num_iterations
+        num_mini_batches pad_to_multiple_of pad_vocab_to_multiple_of
+    """,
+    "[1, 65536]": """
+        dataloader_prefetch_factor expert_parallel_size lora_r num_generations num_generations_eval
+        sequence_parallel_size tensor_parallel_size vllm_tensor_parallel_size
+    """,
+    "[1, 1024]": "dataset_num_proc",
+    "[0, 1024]": "dataloader_num_workers preprocessing_num_workers",
+    "[1, 65535]": "vllm_group_port vllm_server_port",
+    "[0, 4294967295]": "data_seed seed",
+    "[-1, 1e6]": "local_rank",
+    "[0, 1e6] or -1": "top_k",
+    "[4, 8]": "bits",
+    # Where the other sign means something: the first layers instead of the last, a penalty instead of a bonus.
+    "[-1e6, 1e6]": "entropy_coef f_alpha_divergence_coef freeze_trainable_layers missing_eos_penalty reward_weights",
+    "[0, 1e6]": """
+        beta center_rewards_coefficient cliprange_value cpo_alpha delta desirable_weight dpop_lambda entropy_coef_delta
+        entropy_coef_max entropy_coef_min entropy_target layers_to_transform loraplus_lr_embedding loss_weights
+        moe_z_loss_coef neftune_noise_alpha num_cycles off_policy_mask_threshold offset_alpha
+        router_aux_loss_coef simpo_gamma undesirable_weight vespo_k_neg vespo_k_pos vespo_lambda_neg vespo_lambda_pos
+        vf_coef vllm_importance_sampling_clip_min
+    """,
+    "(0, 1e6]": """
+        discopop_tau epsilon epsilon_high kl_target lora_alpha loraplus_lr_ratio muon_extra_scale_factor
+        num_train_epochs power repetition_penalty rope_factor sapo_temperature_neg sapo_temperature_pos
+        score_difference_scale temperature vllm_importance_sampling_cap vllm_importance_sampling_clip_max
+    """,
+    "(0, 1e8]": "vllm_server_timeout",
+    "[-1e9, 1e9]": "reward_clip_range",
+    # A rate that is too high ends a run by its loss, which says at which step; a norm of 1e9 clips nothing.
+    "[0, 1e30]": "critic_learning_rate learning_rate lr_end max_grad_norm min_lr",
+    "[0, 1000]": "weight_decay",
+    "[0, 1]": """
+        adam_epsilon freeze_parameters_ratio gamma lam ld_alpha min_p ref_model_mixup_alpha top_entropy_quantile
+    """,
+    "[0, 1)": """
+        adam_beta1 adam_beta2 attention_probs_dropout_prob hidden_dropout_prob label_smoothing_factor
+        lora_dropout muon_momentum sgd_momentum
+    """,
+    "[0, 0.5)": "label_smoothing",
+    "(0, 1]": "layerwise_lr_decay_bound top_p vllm_gpu_memory_utilization",
+    "[0, 100)": "validation_split_percentage",
+}
+
+RANGES = {name: Range.read(text) for text, names in _NAMES.items() for name in names.split()}
+"""By the name of a field, which means the same in every class that has it."""
+
+_FIXES = {
+    "score_difference_scale": "give a number above 0, or --score_difference none",
+    "max_steps": "leave it out for whole epochs (--num_train_epochs); --do_eval alone evaluates without training",
+    "num_train_epochs": "give the passes over the data, or --max_steps; --do_eval alone evaluates without training",
+    "max_train_samples": "leave it out for all records; --do_eval alone evaluates without training",
+    "max_eval_samples": "leave it out for all records; without --validation_file_dir none are held out",
+}
+
+
+def is_number(entry: Field) -> bool:
+    """Whether a field of a dataclass holds a number, or a list of them."""
+    return re.search(r"\b(int|float)\b", str(entry.type)) is not None
+
+
+def numbers_of(classes: Iterable[Any]) -> dict[str, Field]:
+    """The fields of dataclasses that hold numbers, by their names."""
+    return {entry.name: entry for cls in classes for entry in fields(cls) if is_number(entry)}
+
+
+def out_of_range(entry: Field, values: Iterable[object], place: str) -> Iterator[ArgumentError]:
+    """What is wrong with the numbers that were given for a field.
+
+    Args:
+        entry: The field.
+        values: Texts of a command line, or what a YAML file holds. Texts that are no numbers are left to the parser.
+        place: Where they were given.
+    """
+    for value in values:
+        words = _misfit(entry, value)
+        if words:
+            left_out = f"; left out it is {entry.default}" if entry.default not in (None, MISSING) else ""
+            yield ArgumentError(
+                f"--{entry.name} cannot be {shown(value)}: {words}",
+                place=f"--{entry.name} ({place})",
+                fix=_FIXES.get(entry.name) or f"give a number in this range{left_out}",
+            )
+            return
+
+
+def _misfit(entry: Field, value: object) -> str | None:
+    kind, allowed = str(entry.type), RANGES[entry.name]
+    whole = re.search(r"\bfloat\b", kind) is None
+    takes = f"it takes {'whole ' if whole else ''}numbers {allowed}"
+    if value is None:  # YAML's null
+        return None if "None" in kind else takes
+    if isinstance(value, bool):
+        return takes
+    if isinstance(value, str):
+        value = _parsed(value)
+        if value is None:
+            return None
+    if not isinstance(value, int | float) or (whole and isinstance(value, float) and abs(value) < float("inf")):
+        return takes
+    return None if allowed.holds(value) else takes
+
+
+def _parsed(text: str) -> float | int | None:
+    """The number that a text stands for; None where it is none. A number with thousands of digits is infinite."""
+    try:
+        return int(text) if len(text) < 30 else float(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return None

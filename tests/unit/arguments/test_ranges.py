@@ -1,0 +1,180 @@
+"""Every number of every class of arguments has a range, which is held at its edges."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hftune.arguments
+from hftune.arguments.asking import AskArguments
+from hftune.arguments.export import ExtractArguments
+from hftune.arguments.merging import MergeArguments
+from hftune.arguments.names.translate import COMMAND_LINE, Entry
+from hftune.arguments.parser import ALGORITHMS, STAGES, HftuneParser, stage_parser
+from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
+from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.vocabulary import VocabArguments
+from hftune.errors import ArgumentError
+from hftune.pipeline.checking import stage_problems
+
+
+def argument_classes() -> Iterator[type]:
+    """All dataclasses of the package of arguments, each stage's on the config of its trainer."""
+    for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments."):
+        for name, found in vars(importlib.import_module(module.name)).items():
+            if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):
+                yield found
+
+
+CLASSES = sorted({*argument_classes()}, key=lambda cls: cls.__name__)
+NUMBERS = numbers_of(CLASSES)
+
+
+def test_the_walk_finds_every_class() -> None:
+    names = {cls.__name__ for cls in CLASSES}
+    assert {*STAGES.values(), *ALGORITHMS.values(), "DataArguments", "AdapterArguments", "ModelArguments"} <= names
+    assert {"VocabArguments", "ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
+    assert len(NUMBERS) > 140
+
+
+def test_every_number_has_a_range_and_every_range_a_number() -> None:
+    assert {*NUMBERS} == {*RANGES}
+
+
+def test_the_parser_of_a_merge_reads_no_numbers() -> None:
+    assert not numbers_of([MergeArguments]), "give `parse_light` the ranges as well"
+
+
+def default_of(entry: dataclasses.Field) -> Any:
+    return entry.default if entry.default is not dataclasses.MISSING else None
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_defaults_are_in_range(cls: type) -> None:
+    for entry in dataclasses.fields(cls):
+        if is_number(entry) and isinstance(default_of(entry), int | float):
+            assert RANGES[entry.name].holds(default_of(entry)), entry.name
+
+
+def is_whole(name: str) -> bool:
+    return "float" not in str(NUMBERS[name].type)
+
+
+def edges(name: str) -> tuple[list[float], list[float]]:
+    """Numbers just inside and just outside of a range."""
+    allowed = RANGES[name]
+    tiny = 1 if is_whole(name) or allowed.steps else 1e-6
+    low, high = (allowed.low, allowed.high)
+    inside = [low + tiny if allowed.above else low, high - tiny if allowed.below else high, *allowed.also]
+    outside = [low if allowed.above else low - tiny, high if allowed.below else high * (1 + 1e-9) + tiny]
+    outside = [value for value in outside if value not in allowed.also]
+    return inside, [*outside, low - 7, high * 2 + 7, math.nan, math.inf, -math.inf]
+
+
+def problems(name: str, *values: object) -> list[ArgumentError]:
+    return list(out_of_range(NUMBERS[name], values, "here"))
+
+
+def written(name: str, value: float) -> str:
+    return str(int(value)) if is_whole(name) and math.isfinite(value) else repr(value)
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_edges(name: str) -> None:
+    inside, outside = edges(name)
+    for value in inside:
+        assert not problems(name, written(name, value)), value
+        assert not problems(name, int(value) if is_whole(name) else value), value
+    for value in outside:
+        (problem,) = problems(name, written(name, value))
+        assert f"--{name} cannot be" in problem.cause and f"--{name} (here)" == problem.place and problem.fix
+        assert problems(name, value), "as a YAML file has it"
+    assert problems(name, "9" * 5000) and problems(name, 10**400), "no digits are counted"
+    assert problems(name, True) and problems(name, [1]), "YAML's other kinds"
+    assert problems(name, inside[0], outside[0]), "any value of a list"
+    assert bool(problems(name, None)) == ("None" not in str(NUMBERS[name].type))
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(NUMBERS) if is_whole(name)])
+def test_whole_numbers(name: str) -> None:
+    assert problems(name, 2.5) and problems(name, 2.0), "YAML would hand them on as they are"
+
+
+@pytest.mark.parametrize("name", [name for name, found in RANGES.items() if found.steps])
+def test_steps_or_a_share_of_them(name: str) -> None:
+    assert not problems(name, "0.1", "1", "7", "7.0", 0.5)
+    assert problems(name, "1.5") and problems(name, 2.25)
+
+
+def test_a_range_in_words() -> None:
+    assert str(Range.read("[1, 1e12] or -1")) == "from 1 to 1,000,000,000,000, or -1"
+    assert str(Range.read("(0, 1]")) == "above 0 to 1" and str(Range.read("[0, 0.5)")) == "from 0 and below 0.5"
+    assert str(Range.read("steps [0, 10]")) == "from 0 to 10, whole above 1"
+    assert str(Range.read("[0, 1e30]")) == "from 0 to 1e+30"
+    assert Range.read("[1, 5] or 0 or -1").also == (0.0, -1.0)
+
+
+def test_words_that_are_no_numbers_are_left_to_the_parser() -> None:
+    assert not problems("pad_to_multiple_of", "auto") and not problems("lora_r", "eight", "")
+
+
+MODEL = ["--model_name_or_path", "m", "--output_dir", "o"]
+
+
+@pytest.mark.parametrize(("stage", "algorithm"), [*((s, None) for s in STAGES), *(("rl", a) for a in ALGORITHMS)])
+def test_all_problems_of_a_stage_together(stage: str, algorithm: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("num_train_epochs: -1\nseed: .nan\nmax_grad_norm: null\nlora_r: 16\n")
+    parser = stage_parser(stage, algorithm)
+    with pytest.raises(ArgumentError) as error:
+        parser.parse([*MODEL, "--config", str(file), "--max_steps=0", "--max_train_samples", "0", "--lora_rr", "2"])
+    said = str(error.value)
+    assert "6 problems, nothing was started" in said and "unknown argument --lora_rr" in said
+    assert "--max_steps cannot be 0" in said and "(command line)" in said and "--do_eval" in said
+    assert f"--num_train_epochs ({file})" in said and f"--seed ({file})" in said and "--max_grad_norm" in said
+    assert "--max_train_samples cannot be 0" in said
+
+
+def test_a_command_line_wins_over_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("max_steps: 0\n")
+    assert [entry.values for entry in stage_parser("sft").translate(["--config", str(file), "--max_steps", "3"])] == [
+        ["3"]
+    ]
+
+
+def test_names_of_other_tools() -> None:
+    with pytest.raises(ArgumentError, match="--max_steps cannot be 0"):
+        stage_parser("sft").translate(["--train_iters", "0"])
+
+
+@pytest.mark.parametrize(
+    ("cls", "flags"),
+    [
+        (VocabArguments, ["--vocab_size", "0"]),
+        (ScoreArguments, ["--batch_tokens", "-1"]),
+        (AskArguments, ["--max_new_tokens", "0"]),
+        (ExtractArguments, ["--lora_r", "99999999"]),
+    ],
+)
+def test_other_commands(cls: type, flags: list[str]) -> None:
+    with pytest.raises(ArgumentError, match=f"{flags[0]} cannot be {flags[1]}"):
+        HftuneParser([cls]).parse(flags)
+
+
+def test_a_pipeline_says_the_line() -> None:
+    found = list(stage_problems("sft", {"max_steps": ["0"], "lora_r": ["x"]}, {"max_steps": "p.yaml:7"}, None))
+    assert any("cannot be 0" in problem.cause and "p.yaml:7" in str(problem.place) for problem in found)
+    assert any("lora_r" in problem.cause for problem in found)
+
+
+def test_a_misfit_is_said_once() -> None:
+    found = list(stage_parser("sft").misfits([Entry("lora_r", ["x"], COMMAND_LINE)]))
+    assert len(found) == 1

@@ -77,6 +77,7 @@ class ByteTokenizer:
         batch = _Batch([prefix.ids if prefix else array("i") for prefix in prefixes], self.sizes)
         sound = [
             prefix is not None
+            and type(prefix.text) is str  # not one with borders in its contents, which are spelled otherwise
             and batch.place(index, *_byte_ranges(prefix, ranges))
             and not (self.normalizes and not is_composed(prefix.text[: prefix.covered]))
             for index, (prefix, ranges) in enumerate(zip(prefixes, spans, strict=True))
@@ -97,7 +98,10 @@ class _Batch:
 
     def __init__(self, ids: list[array[int]], sizes: np.ndarray) -> None:
         self.ids = np.frombuffer(b"".join(ids), dtype=np.int32)
-        self.stops = np.cumsum([len(part) for part in ids])
+        # The type is named because numpy makes floats, which are no places, of no numbers at all.
+        lengths = np.array([len(part) for part in ids], dtype=np.int64)
+        self.stops = np.cumsum(lengths)
+        self.starts = self.stops - lengths
         taken = sizes[self.ids]
         self.ends = np.cumsum(taken)
         self.begins = self.ends - taken
@@ -129,7 +133,7 @@ class _Batch:
         return self._cut(labels, scale, max_length)
 
     def _cut(self, labels: np.ndarray, scale: np.ndarray | None, max_length: int | None) -> list[Tokens]:
-        starts = np.append(0, self.stops[:-1])
+        starts = self.starts
         stops = self.stops if max_length is None else np.minimum(self.stops, starts + max_length)
         before = np.append(0, np.cumsum(labels != IGNORE_INDEX))
         trained = before[stops] - before[np.minimum(starts + 1, stops)]

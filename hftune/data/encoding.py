@@ -13,6 +13,8 @@ from hftune.errors import ArgumentError, DataError, UserError
 
 Ids = list[int]
 
+_IF_ANY = frozenset(("bordered", "borders", "packing"))
+
 
 @dataclass
 class Counts:
@@ -28,6 +30,9 @@ class Counts:
     tokens: int = 0
     trained_tokens: int = 0
     examples: dict[str, str] = field(default_factory=dict)
+    bordered: int = 0
+    borders: dict[str, int] = field(default_factory=dict)
+    """Records in whose text tokens are spelled that begin or end turns; and how many for each of these tokens."""
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
@@ -37,17 +42,25 @@ class Counts:
         if example is not None:
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
 
+    def note_borders(self, tokens: Iterable[str]) -> None:
+        """Count one record under each turn border that its text spells."""
+        found = sorted({*tokens})
+        self.bordered += bool(found)
+        for token in found:
+            self.borders[token] = self.borders.get(token, 0) + 1
+
     def add(self, other: Counts) -> None:
         """Take in the counts of further records."""
-        for name in ("rows", "used", "truncated", "tokens", "trained_tokens"):
+        for name in ("rows", "used", "truncated", "tokens", "trained_tokens", "bordered"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for reason, number in other.dropped.items():
-            self.dropped[reason] = self.dropped.get(reason, 0) + number
+        for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders)):
+            for name, number in others.items():
+                mine[name] = mine.get(name, 0) + number
         self.examples = other.examples | self.examples
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for the manifest and the cache; `packing` only where there is some."""
-        return {name: value for name, value in asdict(self).items() if name != "packing" or value is not None}
+        """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _IF_ANY}
 
 
 def check_length(value: int | None, flag: str, least: int = 2) -> None:
@@ -106,4 +119,8 @@ def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
 def all_dropped(counts: Counts, flag: str) -> DataError:
     """The error for a dataset of which nothing is left."""
     reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
-    return DataError(f"all {counts.rows} records were dropped: {reasons}", place=flag, fix=f"Give a larger {flag}.")
+    cause = f"all {counts.rows} records were dropped: {reasons}"
+    if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
+        first = next(iter(counts.examples.values()))
+        return DataError(f"{cause}; the first is {first}", place="the data", fix="Mend the records.")
+    return DataError(cause, place=flag, fix=f"Give a larger {flag}.")

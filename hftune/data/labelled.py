@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DataArguments, DPOArguments
+from hftune.data.borders import count_borders
 from hftune.data.encoder import IDS
 from hftune.data.encoding import Counts
 from hftune.data.pairs import PairEncoder, answer_text, fit_answer
@@ -64,6 +65,7 @@ class LabelledEncoder(PairEncoder):
         """Ids within the limits."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         for one, (encoding, _) in zip(parsed, self.encodings([one.text for one in parsed]), strict=True):
+            count_borders(counts, [one.text])
             ids, first = self._divide(encoding, one.span, len(one.text))
             prompt, completion = fit_answer(ids[:first], ids[first:], self.limits)
             counts.used += 1

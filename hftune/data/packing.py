@@ -6,8 +6,6 @@ first label of each is masked. The collator hands the borders to the attention (
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -28,6 +26,7 @@ from hftune.data.cache import cached
 from hftune.data.encoder import write_batches
 from hftune.data.encoding import Counts, check_length
 from hftune.data.flat import IntColumn, int_lists
+from hftune.data.workfolder import WorkFolder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notice
 
@@ -104,13 +103,13 @@ def pack(
     """
     folder = Path(datasets.config.HF_DATASETS_CACHE)
     folder.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="packing-", dir=folder))
+    work = WorkFolder(folder, "packing-")
     with ExitStack() as undo:
-        undo.callback(shutil.rmtree, work, ignore_errors=True)
-        stats = pack_into(work, dataset, Packing(max_length, strategy, cross_document_attention))
-        rows = datasets.load_from_disk(str(work))
+        undo.callback(work.remove)
+        stats = pack_into(work.path, dataset, Packing(max_length, strategy, cross_document_attention))
+        rows = datasets.load_from_disk(str(work.path))
         undo.pop_all()
-    weakref.finalize(rows, shutil.rmtree, work, ignore_errors=True)
+    weakref.finalize(rows, work.remove)
     return rows, stats
 
 

@@ -17,11 +17,13 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.chat import render, require_chat_template
+from hftune.data.borders import Borders, count_borders
+from hftune.data.chat import Renderer, require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.records.messages import Message
+from hftune.data.respelling import token_ids
 from hftune.data.schemas import Labelled, Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
@@ -101,6 +103,7 @@ class PairEncoder(Encoder):
         max_prompt_length: int | None = None,
         max_completion_length: int | None = None,
         offset: bool = False,
+        borders: str = "split",
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
@@ -108,7 +111,7 @@ class PairEncoder(Encoder):
         self.limits = Limits(max_length, max_prompt_length, max_completion_length)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
-        self.finder = SpanFinder(tokenizer, last_turn_only=True)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
@@ -120,11 +123,17 @@ class PairEncoder(Encoder):
             max_prompt_length=args.max_prompt_length,
             max_completion_length=args.max_completion_length,
             offset=bool(getattr(args, "offset_alpha", 0.0)),
+            borders=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {"encoder": type(self).__name__, "limits": str(self.limits)} | ({"offset": True} if self.offset else {})
+        about = {
+            "encoder": type(self).__name__,
+            "limits": str(self.limits),
+            "borders_in_text": self.finder.borders.mode,
+        }
+        return about | ({"offset": True} if self.offset else {})
 
     def parse(self, row: Row) -> PairText:
         """The texts of a row and its answers' spans."""
@@ -183,6 +192,7 @@ class PairEncoder(Encoder):
         kept = []
         lefts, rights = (self.encodings([getattr(pair, side) for pair in parsed]) for side in ("chosen", "rejected"))
         for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
+            count_borders(counts, (text.chosen, text.rejected))
             chosen, first = self._divide(left, text.chosen_span, len(text.chosen))
             rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
             shared = _common_length(chosen[:first], rejected[:second])
@@ -278,6 +288,7 @@ class PromptEncoder(Encoder):
 
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
+        borders: What becomes of turn borders in contents, a mode of `Borders`.
     """
 
     # Which columns there are is known when all rows are read; until then each travels as JSON.
@@ -285,34 +296,45 @@ class PromptEncoder(Encoder):
     length_flag = "--max_prompt_length"
     dummy_kind = "prompt"
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None, borders: str = "split"
+    ) -> None:
         check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_prompt_length = tokenizer, max_prompt_length
+        self.render = Renderer(tokenizer)
+        self.borders = Borders(tokenizer, borders, self.render)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
         """As the flags of run_rl.py say."""
-        return cls(tokenizer, max_prompt_length=args.max_prompt_length)
+        return cls(tokenizer, max_prompt_length=args.max_prompt_length, borders=args.borders_in_text)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {"encoder": "prompts", "max_prompt_length": self.max_prompt_length}
+        return {
+            "encoder": "prompts",
+            "max_prompt_length": self.max_prompt_length,
+            "borders_in_text": self.borders.mode,
+        }
 
     def parse(self, row: Row) -> tuple[Prompt, str]:
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
         try:
-            return prompt, render(prompt.messages, self.tokenizer, add_generation_prompt=True)
+            return prompt, self.borders.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:
             raise error.at(prompt.origin) from error
 
     def encode(self, parsed: list[tuple[Prompt, str]], counts: Counts) -> dict[str, list[Any]]:
         """Each prompt as JSON."""
         columns: dict[str, list[Any]] = {"record": [], "origin": []}
+        if not parsed:  # a chunk of bad records; transformers does not tokenise no text
+            return columns
         texts = [text for _, text in parsed]
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        for (prompt, _), ids in zip(parsed, encoded["input_ids"] if texts else [], strict=True):
+        encoded = token_ids(self.tokenizer, texts, add_special_tokens=False)
+        for (prompt, text), ids in zip(parsed, encoded, strict=True):
+            count_borders(counts, [text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
                 counts.drop(LONG_PROMPT)
                 continue

@@ -14,6 +14,7 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments import DataArguments
+from hftune.data.borders import describe_borders
 from hftune.data.cache import cached, fingerprint
 from hftune.data.encoder import Encoder, write_tokenised
 from hftune.data.encoding import Counts, all_dropped
@@ -24,7 +25,11 @@ from hftune.data.readers.hub import data_files
 from hftune.data.sources import Chunk, chunks, first_rows
 from hftune.data.workers import default_workers
 from hftune.distributed import ranks
+from hftune.errors import DataError
 from hftune.logging import notice
+
+MOST_REPEATS, MOST_REPEATED = 1_000, 100_000_000
+"""How often `PATH#N` may repeat a record, and up to how many records it may repeat any."""
 
 
 @dataclass
@@ -48,9 +53,40 @@ def load_part(path: str, flag: str, encoder: Encoder, data_args: DataArguments, 
         ArgumentError: `--columns` names what no record has.
     """
     files = data_files(path, flag)
-    read = partial(_chunks, files, limit)
-    key = fingerprint(files, encoder.tokenizer, **_settings(encoder, data_args), records=limit)
-    return _made(key, read, encoder, data_args, [str(file) for file in files])
+    states = _states(files)
+    name = partial(fingerprint, files, encoder.tokenizer, **_settings(encoder, data_args), records=limit)
+    key = name()
+    if len(set(ranks.gathered_objects(key))) > 1:
+        raise _changed(files)
+
+    def check(again: bool) -> None:
+        # The key says what the files held before; what is stored under it must have been made of that.
+        if _states(files) != states or (again and name() != key):
+            raise _changed(files)
+
+    return _made(key, partial(_chunks, files, limit), encoder, data_args, [str(file) for file in files], check)
+
+
+def _states(files: list[Path]) -> list[tuple[int, ...]]:
+    """Of each file what changes when it is written or replaced.
+
+    Raises:
+        DataError: One is gone.
+    """
+    try:
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise _changed(files) from error
+    return [(stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev) for stat in found]
+
+
+def _changed(files: list[Path]) -> DataError:
+    return DataError(
+        "the data changed while they were read, nothing was kept of them",
+        place=", ".join(str(file) for file in files[:5]) + (", ..." if len(files) > 5 else ""),
+        fix="Let nothing write to the data of a run, and start it again.",
+        kind="file changed",
+    )
 
 
 def generated_part(encoder: Encoder, data_args: DataArguments) -> Part:
@@ -66,12 +102,24 @@ def _settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
 
 
 def _made(
-    key: str, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments, files: list[str]
+    key: str,
+    read: Callable[[], Iterator[Chunk]],
+    encoder: Encoder,
+    data_args: DataArguments,
+    files: list[str],
+    check: Callable[[bool], None] = lambda again: None,
 ) -> Part:
-    write = partial(_write, read=read, encoder=encoder, data_args=data_args)
+    def write(folder: Path) -> Counts:
+        check(False)  # while another process was waited for, they may have changed
+        counts = _write(folder, read, encoder, data_args)
+        check(True)  # not before the last worker has read its last record
+        return counts
+
     dataset, counts = cached(key, write, cache_dir=data_args.data_cache_dir, overwrite=data_args.overwrite_cache)
     for reason, example in counts.examples.items():
         notice(f"{counts.dropped[reason]} record(s) dropped: {reason} (first: {example})")
+    if counts.bordered:
+        notice(describe_borders(counts, str(encoder.settings()["borders_in_text"])))
     return Part(encoder.finish(dataset), counts, files, key)
 
 
@@ -120,16 +168,30 @@ def first(part: Part, limit: int) -> Part:
     return select(part, range(limit)) if 0 < limit < len(part.dataset) else part
 
 
-def take(part: Part, number: int | None, seed: int) -> Part:
-    """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all."""
-    if number is None or number == len(part.dataset):
+def take(part: Part, number: int | None, seed: int, named: str = "") -> Part:
+    """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
+
+    Args:
+        named: The flag and the path before the number, for errors.
+
+    Raises:
+        DataError: Each would be repeated more often than anybody means; a list of them could fill the memory.
+    """
+    size = len(part.dataset)
+    if number is None or number == size:
         return part
-    rounds, rest = divmod(number, len(part.dataset))
-    drawn = sorted(random.Random(seed).sample(range(len(part.dataset)), rest))
-    return select(part, [*range(len(part.dataset))] * rounds + drawn)
+    if number > max(size, min(MOST_REPEATS * size, MOST_REPEATED)):
+        raise DataError(
+            f"{number:,} records of a source of {size:,}: each would be trained {number // size:,} times an epoch",
+            place=f"{named}#{number}",
+            fix="take fewer; --num_train_epochs, or --train_dataset_prob with --num_samples_each_epoch, repeat as well",
+        )
+    rounds, rest = divmod(number, size)
+    drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
+    return select(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
 
 
-def select(part: Part, positions: Sequence[int]) -> Part:
+def select(part: Part, positions: Sequence[int] | np.ndarray) -> Part:
     """Records by their positions, with counts of their own."""
     dataset = part.dataset.select(positions)
     counts = replace(

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.density import Density, width
 from hftune.data.encoding import Ids, mask_labels, widened
+from hftune.data.respelling import Spelling, by_spelling
 
 _AHEAD = 2
 """Characters that a tokenizer's word borders may depend on beyond the word."""
@@ -23,22 +24,31 @@ class PrefixEncoder:
     """Encodes texts that already hold their special tokens.
 
     Args:
-        tokenizer: A fast tokenizer.
+        tokenizer: A fast tokenizer, or one that is spelled otherwise.
         max_length: Tokens that are wanted of each text; None for all.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_length: int | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | Spelling, max_length: int | None) -> None:
         self.backend = tokenizer.backend_tokenizer
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
         self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
         self.density = Density()
+        self.spelled: PrefixEncoder | None = None
 
     def __call__(self, texts: list[str]) -> list[tuple[Encoding, int]]:
         """(encoding, characters of the text that it covers) of each text.
 
         The first `max_length` tokens are those of the whole text. Where the text is covered whole, all tokens are.
         """
+        return by_spelling(texts, self._read, self._read_spelled)
+
+    def _read_spelled(self, texts: list[str], spelling: Spelling) -> list[tuple[Encoding, int]]:
+        """The same by the tokenizer in which borders have stand-ins."""
+        self.spelled = self.spelled or PrefixEncoder(spelling, self.max_length)
+        return self.spelled(texts)
+
+    def _read(self, texts: list[str]) -> list[tuple[Encoding, int]]:
         self.backend.no_truncation()
         self.backend.no_padding()
         if self.max_length is None:

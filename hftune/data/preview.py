@@ -16,6 +16,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.schemas import describe_format
 from hftune.data.sources import read_rows
 from hftune.data.splits import Splits
+from hftune.visible import visible
 
 TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
 OPEN, CLOSE = "«", "»"
@@ -49,7 +50,7 @@ def preview(
                 console.print(part)
     console.rule("counts", align="left")
     for name, about in data.about.items():
-        console.print(f"{name}: {', '.join(_counts(about))}")
+        console.print(Text(visible(f"{name}: {', '.join(_counts(about))}")))
     if hasattr(data.train, "__len__"):
         steps = math.ceil(len(data.train) / rows_per_step)
         console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")
@@ -69,10 +70,10 @@ def recognised(files: list[Path], script: str, samples: int) -> Iterator[str]:
 def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
     """One example of any stage as coloured text, a part for each side or document."""
     if "prompt" in example:
-        yield Text("\n").join(Text(f"{turn['role']}: {turn['content']}", MASKED) for turn in example["prompt"])
+        yield Text("\n").join(Text(visible(f"{turn['role']}: {turn['content']}"), MASKED) for turn in example["prompt"])
         extra = {key: value for key, value in example.items() if key != "prompt"}
         if extra:
-            yield Text(f"for reward functions: {extra}")
+            yield Text(visible(f"for reward functions: {extra}"))
     elif "input_ids" in example:
         yield from _documents(example, tokenizer)
     else:
@@ -119,12 +120,12 @@ def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTok
     for trained, run in groupby(pairs, key=lambda pair: pair[1] != IGNORE_INDEX):
         tokens = [token for token, _ in run]
         if not trained:
-            text.append(tokenizer.decode(tokens), MASKED)
+            text.append(visible(tokenizer.decode(tokens)), MASKED)
             continue
         ends = tokens[-1] in special
-        text.append(OPEN, TRAINED).append(tokenizer.decode(tokens[:-1] if ends else tokens), TRAINED)
+        text.append(OPEN, TRAINED).append(visible(tokenizer.decode(tokens[:-1] if ends else tokens)), TRAINED)
         if ends:
-            text.append(tokenizer.decode(tokens[-1:]), TERMINATOR)
+            text.append(visible(tokenizer.decode(tokens[-1:])), TERMINATOR)
         text.append(CLOSE, TRAINED)
     return text
 
@@ -168,6 +169,9 @@ def _counts(about: dict[str, Any]) -> Iterator[str]:
             example = about.get("examples", {}).get(reason)
             yield f"{number} dropped ({reason}{f'; first: {example}' if example else ''})"
         yield f"{about['truncated']} truncated"
+        if about.get("bordered"):
+            which = ", ".join(f"{token} in {number}" for token, number in about["borders"].items())
+            yield f"{about['bordered']} with turn borders in their text ({which})"
     if about.get("tokens"):
         share = 100 * about.get("trained_tokens", 0) / about["tokens"]
         yield f"{about['tokens']} tokens, {about.get('trained_tokens', 0)} trained ({share:.0f} %)"

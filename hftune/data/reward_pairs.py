@@ -50,7 +50,7 @@ class RewardPairEncoder(PairEncoder):
     ) -> None:
         super().__init__(tokenizer, **settings)
         self.score_difference = score_difference
-        self.all_turns = SpanFinder(tokenizer)
+        self.all_turns = SpanFinder(tokenizer, borders=self.finder.borders.mode)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
@@ -61,6 +61,7 @@ class RewardPairEncoder(PairEncoder):
             max_prompt_length=args.max_prompt_length,
             max_completion_length=args.max_completion_length,
             score_difference=args.score_difference,
+            borders=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.borders import Borders, borders_of
 from hftune.data.chat import require_chat_template
 from hftune.data.encoding import require_fast
 from hftune.data.readers.base import Row
 from hftune.data.records.formats import pair_format
 from hftune.data.records.messages import Message
 from hftune.data.records.steps import Solution, is_stepwise, to_solutions
+from hftune.data.respelling import token_ids
 from hftune.data.schemas import to_conversation, to_preference
 from hftune.data.spans import Renderer
 from hftune.data.steps import StepEncoder, last_tokens
@@ -26,7 +28,8 @@ class Scored:
     """One conversation on its way through the model.
 
     `name` is what its score is called by in the record: `score` and this. `ends` are the places of the tokens at which
-    steps are scored; None: the conversation is, at its end. `outputs` are raw scores, one a step.
+    steps are scored; None: the conversation is, at its end. `outputs` are raw scores, one a step. `borders` are turn
+    borders in what is said.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Scored:
     ends: list[int] | None
     truncated: bool = False
     outputs: list[float] | None = None
+    borders: tuple[str, ...] = ()
 
 
 class Conversations:
@@ -44,21 +48,31 @@ class Conversations:
         steps: Whether steps are scored.
         separator: Between the steps of an answer.
         max_length: Tokens that are kept of a conversation, its end; None: all.
+        borders: What becomes of turn borders in contents, a mode of `Borders`.
 
     Raises:
         DataError: A tokenizer without a chat template, or (for steps) without character offsets.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, steps: bool, separator: str = "\n", max_length: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        steps: bool,
+        separator: str = "\n",
+        max_length: int | None = None,
+        borders: str = "split",
     ) -> None:
         require_chat_template(tokenizer)
         if steps:
             require_fast(tokenizer)
         self.tokenizer, self.steps, self.separator, self.max_length = tokenizer, steps, separator, max_length
         self.render = Renderer(tokenizer)
+        self.borders = Borders(tokenizer, borders, self.render)
         self.encoder = (
-            StepEncoder(tokenizer, max_length=2**30, step_separator=separator, labelled_only=False) if steps else None
+            StepEncoder(tokenizer, max_length=2**30, step_separator=separator, labelled_only=False, borders=borders)
+            if steps
+            else None
         )
 
     def __call__(self, row: Row) -> list[Scored]:
@@ -86,11 +100,11 @@ class Conversations:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
             return self.solution(name, Solution(prompt + answer[:-1], steps, [None] * len(steps), tools, origin))
         try:
-            text = self.render([_whole(message) for message in prompt + answer], tools)
+            text = self.borders.text(self.render, [_whole(message) for message in prompt + answer], tools)
         except DataError as error:
             raise error.at(origin) from error
-        ids = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-        return self._cut(Scored(name, list(ids), None))
+        (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
+        return self._cut(Scored(name, ids, None, borders=borders_of(text)))
 
     def solution(self, name: str, solution: Solution) -> Scored:
         """An answer in steps; scored as a whole where steps are not."""
@@ -99,7 +113,8 @@ class Conversations:
             return self._one(name, solution.prompt, [answer], solution.tools, solution.origin)
         parsed = self.encoder.text_of(solution, "")
         encoding = self.encoder.encodings([parsed.text])[0][0]
-        return self._cut(Scored(name, list(encoding.ids), last_tokens(encoding.offsets, parsed.ends)))
+        ends = last_tokens(encoding.offsets, parsed.ends)
+        return self._cut(Scored(name, list(encoding.ids), ends, borders=borders_of(parsed.text)))
 
     def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
@@ -107,7 +122,7 @@ class Conversations:
         if over <= 0:
             return one
         ends = None if one.ends is None else [end - over for end in one.ends if end >= over]
-        return Scored(one.name, one.ids[over:], ends, truncated=True)
+        return replace(one, ids=one.ids[over:], ends=ends, truncated=True)
 
 
 def _whole(message: Message) -> Message:

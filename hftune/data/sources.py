@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -54,6 +55,12 @@ _ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' a
 _COMPANIONS = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
+_SPECIAL = {
+    stat.S_ISFIFO: "a FIFO",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
 
@@ -61,28 +68,32 @@ _SPLITS = "dataset_dict.json"
 # --- which files --------------------------------------------------------------------------------------------------
 
 
-def find_files(path: str, flag: str) -> list[Path]:
+def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     """The data files at `path` (a file, or a folder searched recursively), sorted by name.
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
-    notice. Of a folder that `datasets` saved, the files are those that it lists.
+    notice. Of a folder that `datasets` saved, the files are those that it lists. Links to files and folders are
+    followed, wherever they lead: that is how people gather data.
 
     Args:
         path: File or folder; `~` is expanded.
         flag: The flag that gave the path, such as `--train_file_dir`; errors name it.
+        say: Say what is left out.
 
     Raises:
-        DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits.
+        DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits;
+            a name for data behind which there is no file that can be read to its end.
     """
     root = Path(path).expanduser()
     if not os.path.exists(root):
         raise DataError(f"{path} does not exist", place=flag, fix=f"Give a folder or a file ({_ACCEPTED}).")
     try:
-        seen = [root] if root.is_file() else _data_of(root, flag)
+        seen = _data_of(root, flag) if root.is_dir() else [root]
     except OSError as error:
         cause = f"cannot read {path}: {error.strerror or error}"
         raise DataError(cause, place=flag, fix="Check it.", kind="unreadable file") from error
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
+    _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:
         found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
         raise DataError(
@@ -91,8 +102,36 @@ def find_files(path: str, flag: str) -> list[Path]:
     for file in files:
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
-    _say_what_is_left_out([file for file in seen if file not in set(files)], path)
+    if say:
+        _say_what_is_left_out([file for file in seen if file not in set(files)], path)
     return files
+
+
+def _refuse_unreadable(files: list[Path], flag: str) -> None:
+    """Refuse what has the name of data and is no file, or one that may not be read; all of them in one message.
+
+    Opening a FIFO waits for somebody to write into it, and a device need not have an end.
+    """
+    faults = [f"{file} is {fault}" for file in files if (fault := _no_file(file))]
+    if faults:
+        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise DataError(
+            f"no data can be read: {'; '.join(faults[:5])}{more}",
+            place=flag,
+            fix="Mend or remove what is named; data are regular files, or links to some.",
+            kind="unreadable file",
+        )
+
+
+def _no_file(file: Path) -> str:
+    """What a name stands for if not for a file that can be read; "" if it does."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        words = error.strerror or str(error)
+        return f"a link that leads nowhere ({words})" if file.is_symlink() else f"not to be read ({words})"
+    kind = next((kind for is_one, kind in _SPECIAL.items() if is_one(mode)), "")
+    return kind or ("" if os.access(file, os.R_OK) else "a file that you may not read")
 
 
 def _data_of(root: Path, flag: str) -> list[Path]:
@@ -119,17 +158,21 @@ def _is_companion(file: Path) -> bool:
 
 
 def _visible_files(root: Path) -> list[Path]:
-    """All files below `root` without a dot at the start of any name on the way; links to folders are followed once."""
+    """All but folders below `root` without a dot at the start of any name on the way.
+
+    Links to folders are followed once, but not to one that holds `root`: a link to / would gather the whole machine.
+    """
     found: list[Path] = []
-    entered = {root.resolve()}
+    home = root.resolve()
+    entered = {home, *home.parents}
     waiting = [root]
     while waiting:
         for entry in waiting.pop().iterdir():
             if entry.name.startswith("."):
                 continue
-            if entry.is_file():
+            if not entry.is_dir():
                 found.append(entry)
-            elif entry.is_dir() and entry.resolve() not in entered:
+            elif entry.resolve() not in entered:
                 entered.add(entry.resolve())
                 waiting.append(entry)
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())

@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.borders import Borders
 from hftune.data.chat import Finder, Renderer, common_start
 from hftune.data.parametric import Content, Part
 from hftune.data.records.messages import Message
@@ -75,6 +76,7 @@ class SpanFinder:
         whole: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
         by_marks: As `chat.Finder`'s.
+        borders: What becomes of turn borders in contents, a mode of `Borders`.
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class SpanFinder:
         whole: bool = False,
         last_turn_only: bool = False,
         by_marks: bool = False,
+        borders: str = "split",
     ) -> None:
         self.by_marks = by_marks
         self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
         self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], _Form | None] = {}
+        self.borders = Borders(tokenizer, borders, self.render)
 
     def __call__(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
@@ -96,8 +100,14 @@ class SpanFinder:
         """The text of a conversation, the (start, end) in characters of its trained turns, and their weights.
 
         Raises:
-            DataError: As `chat.render_with_spans`.
+            DataError: As `chat.render_with_spans`; or a turn border in a content, where they are refused.
         """
+        found: tuple[str, list[Span], list[float]] = self.borders.keep(self._found, messages, tools)
+        return found
+
+    def _found(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[str, list[Span], list[float]]:
         if self.whole:
             text = self.render(messages, tools)
             return text, [(0, len(text))], [1.0]

@@ -126,7 +126,8 @@ def _parts(given: str, flag: str, encoder: Encoder, data_args: DataArguments, se
     specs = parse_sources(given, flag=flag)
     if len(specs) == 1 and specs[0].take is None:
         return [load_part(specs[0].path, flag, encoder, data_args, limit=limit)]
-    return _limited([take(load_part(spec.path, flag, encoder, data_args), spec.take, seed) for spec in specs], limit)
+    named = [(spec.take, f"{flag} {spec.path}", load_part(spec.path, flag, encoder, data_args)) for spec in specs]
+    return _limited([take(part, number, seed, place) for number, place, part in named], limit)
 
 
 def _limited(parts: list[Part], limit: int) -> list[Part]:
@@ -174,6 +175,8 @@ def describe(counts: Counts) -> str:
     parts += [f"{number} dropped ({reason})" for reason, number in counts.dropped.items()]
     if counts.truncated:
         parts.append(f"{counts.truncated} truncated")
+    if counts.bordered:
+        parts.append(f"{counts.bordered} with turn borders in their text")
     if counts.tokens:
         parts.append(f"{counts.tokens} tokens, {100 * counts.trained_tokens / counts.tokens:.0f} % trained")
     if counts.packing:

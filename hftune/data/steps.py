@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
+from hftune.data.borders import count_borders
 from hftune.data.chat import require_chat_template
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.encoder import IDS, Encoder
@@ -65,13 +66,14 @@ class StepEncoder(Encoder):
         step_separator: str = "\n",
         last_only: bool = False,
         labelled_only: bool = True,
+        borders: str = "split",
     ) -> None:
         check_length(max_length, "--max_length")
         require_fast(tokenizer)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
-        self.finder = SpanFinder(tokenizer, last_turn_only=True)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
@@ -82,6 +84,7 @@ class StepEncoder(Encoder):
             max_length=args.max_length,
             step_separator=args.step_separator,
             last_only=args.train_on_last_step_only,
+            borders=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -91,6 +94,7 @@ class StepEncoder(Encoder):
             "max_length": self.max_length,
             "separator": self.separator,
             "last_only": self.last_only,
+            "borders_in_text": self.finder.borders.mode,
         }
 
     def parse(self, row: Row) -> list[StepText]:
@@ -130,6 +134,7 @@ class StepEncoder(Encoder):
         texts = [text for texts in parsed for text in texts]
         encodings = iter(self.encodings([text.text for text in texts]))
         for record in parsed:
+            count_borders(counts, [one.text for one in record])
             rows = [self._row(text, next(encodings)[0], counts) for text in record]
             kept = [row for row in rows if row is not None]
             if not kept:

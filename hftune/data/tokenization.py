@@ -11,11 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.borders import Borders, count_borders
 from hftune.data.bytewise import ByteTokenizer, Tokens, is_bytewise
-from hftune.data.chat import require_chat_template
+from hftune.data.chat import Renderer, require_chat_template
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
 from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span
+from hftune.data.respelling import encode_batch
 from hftune.data.schemas import Conversation, to_conversation, to_text
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
@@ -38,6 +40,8 @@ class TextEncoder(Encoder):
             documents whole, for packing.
         append_eos: End each document with EOS.
 
+        borders: What becomes of turn borders in texts, a mode of `Borders`.
+
     Raises:
         DataError: The tokenizer has no EOS token.
     """
@@ -47,7 +51,12 @@ class TextEncoder(Encoder):
     row_length = "block_size"
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, piece: int | None = None, append_eos: bool = True
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        piece: int | None = None,
+        append_eos: bool = True,
+        borders: str = "split",
     ) -> None:
         check_length(piece, "--block_size")
         require_fast(tokenizer)
@@ -55,31 +64,42 @@ class TextEncoder(Encoder):
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.piece = tokenizer, piece
         self.eos: int | None = tokenizer.eos_token_id if append_eos else None
+        self.borders = Borders(tokenizer, borders, Renderer(tokenizer) if tokenizer.chat_template else None)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
         """Documents in pieces of `--block_size`."""
-        return cls(tokenizer, piece=args.block_size)
+        return cls(tokenizer, piece=args.block_size, borders=args.borders_in_text)
 
     def whole(self) -> TextEncoder:
         """Documents as long as they are."""
-        return TextEncoder(self.tokenizer, append_eos=self.eos is not None)
+        return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders=self.borders.mode)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {"encoder": "text", "piece": self.piece, "append_eos": self.eos is not None}
+        return {
+            "encoder": "text",
+            "piece": self.piece,
+            "append_eos": self.eos is not None,
+            "borders_in_text": self.borders.mode,
+        }
 
     def parse(self, row: Row) -> str:
-        """The text of a row."""
-        return to_text(row)
+        """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
+        text = to_text(row)
+        if self.eos is not None and self.borders.mode != "allow":
+            text = text.removesuffix(str(self.tokenizer.eos_token))
+        try:
+            return self.borders.document(text)
+        except DataError as error:
+            raise error.at(row.origin) from error
 
     def encode(self, parsed: list[str], counts: Counts) -> dict[str, list[Any]]:
         """Documents, or their pieces; `truncated` counts documents whose last, lone token is left out."""
-        backend = self.tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
         found: Ragged = []
-        for encoding in backend.encode_batch_fast(parsed, add_special_tokens=True):
+        encodings = encode_batch(self.tokenizer, parsed, add_special_tokens=True)
+        for text, encoding in zip(parsed, encodings, strict=True):
+            count_borders(counts, [text])
             pieces = self._pieces(self._ended(encoding.ids), counts)
             if not pieces:
                 counts.drop(TOO_SHORT)
@@ -119,6 +139,7 @@ class ChatEncoder(Encoder):
         last_turn_only: Train only on the last assistant turn.
         turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
         by_marks: Where a template marks what is generated, train that; without marks turns are located in the text.
+        borders: What becomes of turn borders in contents, a mode of `Borders`.
 
     Raises:
         ArgumentError: Everything and the last turn only at once, or a length below 2.
@@ -137,6 +158,7 @@ class ChatEncoder(Encoder):
         last_turn_only: bool = False,
         turn_weights: bool = False,
         by_marks: bool = True,
+        borders: str = "split",
     ) -> None:
         check_length(max_length, "--max_length")
         if train_on_inputs and last_turn_only:
@@ -149,7 +171,9 @@ class ChatEncoder(Encoder):
         require_chat_template(tokenizer)
         self.tokenizer = tokenizer
         self.max_length, self.turn_weights = max_length, turn_weights
-        self.finder = SpanFinder(tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only, by_marks=by_marks)
+        self.finder = SpanFinder(
+            tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only, by_marks=by_marks, borders=borders
+        )
         self.prefixes = PrefixEncoder(tokenizer, max_length)
         self.bytewise = ByteTokenizer(tokenizer, max_length) if is_bytewise(tokenizer) else None
         columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
@@ -166,6 +190,7 @@ class ChatEncoder(Encoder):
             train_on_inputs=args.train_on_inputs,
             last_turn_only=args.train_on_last_turn,
             turn_weights=args.turn_weights,
+            borders=args.borders_in_text,
         )
 
     def whole(self) -> ChatEncoder:
@@ -177,6 +202,7 @@ class ChatEncoder(Encoder):
             last_turn_only=self.finder.last_turn_only,
             turn_weights=self.turn_weights,
             by_marks=self.finder.by_marks,
+            borders=self.finder.borders.mode,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -188,6 +214,7 @@ class ChatEncoder(Encoder):
             "last_turn_only": self.finder.last_turn_only,
             "turn_weights": self.turn_weights,
             "by_marks": self.finder.by_marks,
+            "borders_in_text": self.finder.borders.mode,
         }
 
     def parse(self, row: Row) -> Parsed:
@@ -206,7 +233,8 @@ class ChatEncoder(Encoder):
     def encode(self, parsed: list[Parsed], counts: Counts) -> dict[str, list[Any]]:
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
-        for tokens in self._tokens(parsed):
+        for (text, _, _), tokens in zip(parsed, self._tokens(parsed), strict=True):
+            count_borders(counts, [text])
             if not tokens.trained:
                 counts.drop(NO_TARGET)
                 continue

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, TypeVar
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+
+_PR_SET_PDEATHSIG = 1
 
 AHEAD = 4
 """Items under way for each worker: enough to keep it busy, few enough to keep memory flat."""
@@ -73,6 +78,13 @@ def _call(item: Any) -> Any:
 
 def _one_thread() -> None:
     """Each worker is one process on one core; the tokenizer's threads do not survive a fork anyway."""
+    _end_with_the_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # What the parent has loaded stays, so the collector need not look through it again and again.
     gc.freeze()
+
+
+def _end_with_the_parent() -> None:
+    """Have the system end this process when its parent is killed; it would wait for work for ever."""
+    with suppress(OSError, AttributeError):  # another system than Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

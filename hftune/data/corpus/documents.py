@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-from datasets import Dataset, load_from_disk
 
+from hftune.data.arrow_folder import STATE, is_int_list, open_folder
+from hftune.data.saved import open_split
 from hftune.errors import DataError
 
 COLUMNS = ("input_ids", "tokens")
@@ -27,13 +27,14 @@ class Documents:
     Args:
         folder: What `datasets.Dataset.save_to_disk` wrote.
         name: What the source is called: in errors, logs and the state of a checkpoint.
+        checked: Whether this run has looked already whether the folder is damaged.
 
     Raises:
-        DataError: No such folder, no column of integer lists, nulls, or no token.
+        DataError: No such folder, a damaged one, no column of integer lists, nulls, or no token.
     """
 
-    def __init__(self, folder: str | Path, name: str | None = None) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, name: str | None = None, *, checked: bool = False) -> None:
+        self.folder, self._checked = Path(folder), checked
         self.name = name or self.folder.name
         self._chunks = self._open()
         rows = [len(chunk) for chunk in self._chunks]
@@ -46,7 +47,7 @@ class Documents:
 
     def _open(self) -> list[Any]:
         """The Arrow list arrays of the documents, in order, none of them empty."""
-        return _token_chunks(self.folder)
+        return _token_chunks(self.folder, self._checked)
 
     def __len__(self) -> int:
         """Number of documents, empty ones among them."""
@@ -104,7 +105,7 @@ class Documents:
         return {"folder": self.folder, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        Documents.__init__(self, state["folder"], state["name"])
+        Documents.__init__(self, state["folder"], state["name"], checked=True)
 
     def layout(self, borders: np.ndarray) -> str:
         """A short digest over the number of documents and the tokens up to each border (document numbers).
@@ -115,22 +116,20 @@ class Documents:
         return hashlib.sha256(np.asarray(counted, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 
-def _token_chunks(folder: Path) -> list[Any]:
+def _token_chunks(folder: Path, checked: bool) -> list[Any]:
     """The Arrow list arrays of the column of token ids, those without a row left out."""
-    try:
-        dataset = load_from_disk(str(folder))
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise DataError(f"{folder} is no tokenised folder: {error}", fix=_MAKE_AGAIN) from error
-    if not isinstance(dataset, Dataset):
-        parts = ", ".join(f"{folder / part}" for part in dataset)
-        raise DataError(f"{folder} holds several splits", fix=f"Name one of them: {parts}.")
+    if not (folder / STATE).is_file():
+        parts = sorted(str(state.parent) for state in folder.glob(f"*/{STATE}"))
+        if parts:
+            raise DataError(f"{folder} holds several splits", fix=f"Name one of them: {', '.join(parts)}.")
+        raise DataError(f"{folder} is no tokenised folder: it has no {STATE}", fix=_MAKE_AGAIN)
+    dataset = open_folder(folder) if checked else open_split(folder)
     column = next((name for name in COLUMNS if name in dataset.column_names), None)
     if column is None:
         found = ", ".join(dataset.column_names)
         raise DataError(f"{folder} has no column input_ids, only: {found}", fix=_MAKE_AGAIN)
     array = dataset.data.column(column)
-    lists = pa.types.is_list(array.type) or pa.types.is_large_list(array.type)
-    if not lists or not pa.types.is_integer(array.type.value_type):
+    if not is_int_list(array.type):
         raise DataError(f"{column} of {folder} is {array.type}, not lists of integers", fix=_MAKE_AGAIN)
     chunks = [chunk for chunk in array.chunks if len(chunk)]
     if any(chunk.null_count or chunk.values.null_count for chunk in chunks):

@@ -240,9 +240,10 @@ def join(documents: Documents, pieces: list[Piece], vocabulary: int | None = Non
         DataError: A token id that the model does not know, with folder and document.
     """
     parts = [documents.read(*piece) for piece in pieces]
-    ids = np.concatenate(parts).astype(np.int32, copy=False)
-    if vocabulary is not None and int(ids.max()) >= vocabulary:
+    ids = np.concatenate(parts)
+    if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise _unknown_token(documents, pieces, parts, vocabulary)
+    ids = ids.astype(np.int32, copy=False)
     lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
     starts = np.cumsum(lengths, dtype=np.int32) - lengths
     labels = ids.copy()
@@ -254,9 +255,10 @@ def join(documents: Documents, pieces: list[Piece], vocabulary: int | None = Non
 
 def _unknown_token(documents: Documents, pieces: list[Piece], parts: list[np.ndarray], vocabulary: int) -> DataError:
     document, token = next(
-        (piece.document, int(part.max()))
+        (piece.document, int(token))
         for piece, part in zip(pieces, parts, strict=True)
-        if int(part.max()) >= vocabulary
+        for token in (part.min(), part.max())
+        if not 0 <= int(token) < vocabulary
     )
     return DataError(
         f"token id {token} of document {document} is not in the vocabulary of {vocabulary}",

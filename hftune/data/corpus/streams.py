@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from hftune.data.sources import Chunk, Row, chunks
 from hftune.data.splits import Splits, encoders_of, load_sources, pack_sources
 from hftune.distributed import ranks
 from hftune.errors import DataError
+from hftune.logging import notice
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ class StreamEncoder:
     def __call__(self, rows: list[Row]) -> list[Columns]:
         """input_ids, labels and whatever lists of numbers the encoder makes, int32."""
         parsed = list(self._parsed(rows))
-        made = self.encoder.encode(parsed, Counts())
+        counts = Counts(rows=len(rows))
+        made = self.encoder.encode(parsed, counts)
+        if counts.bordered:
+            _say_once(str(self.encoder.settings()["borders_in_text"]))
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
 
@@ -47,6 +51,12 @@ class StreamEncoder:
             except DataError:
                 if not self.drop:
                     raise
+
+
+@cache
+def _say_once(mode: str) -> None:
+    """A stream counts nothing ahead, so what is said once a process is that there are some."""
+    notice(f"records of the stream spell turn borders in their text (--borders_in_text {mode})")
 
 
 def open_stream(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:

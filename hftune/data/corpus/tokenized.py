@@ -27,7 +27,8 @@ _SAVED = "state.json"
 def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PTArguments) -> Splits:
     """An endless `BlockDataset` over `--tokenized_dir`, and the held-out blocks of `--validation_tokenized_dir`.
 
-    Nothing is read but lengths: it takes a second for any size.
+    The first process of a machine reads all of what `hftune tokenize` wrote, to see whether it is whole (a second for
+    some gigabytes); of other folders nothing is read but lengths.
 
     Raises:
         ArgumentError: Folders and weights that do not fit together.
@@ -192,10 +193,10 @@ def _without_end(documents: Documents, borders: list[int], tokenizer: PreTrained
     for document in looked_at:
         length = int(documents.lengths(document, document + 1)[0])
         ids = documents.read(document, 0, length)
-        if length and int(ids.max()) >= len(tokenizer):
+        if length and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer):
+            unknown = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
             raise DataError(
-                f"token id {int(ids.max())} of document {document} is not in the tokenizer's vocabulary of "
-                f"{len(tokenizer)}",
+                f"token id {unknown} of document {document} is not in the tokenizer's vocabulary of {len(tokenizer)}",
                 place=str(documents.folder),
                 fix="Tokenise the data with this model's tokenizer.",
             )

@@ -13,6 +13,12 @@ from hftune.errors import DataError
 MAX_CHUNK_BYTES = 4 << 20
 """A chunk ends with the record that reaches this size, so that long records do not make huge chunks."""
 
+MAX_RECORD_BYTES = 64 << 20
+"""More is no record but a fault, or an attack: some ten million tokens. Reading one takes several times as much."""
+
+MAX_VALUES = 4 << 20
+"""Values of one record at most: each takes some 60 bytes more than it does in the file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -67,6 +73,16 @@ class Parsed(Chunk):
     def rows(self) -> Iterator[Read]:
         """The records."""
         yield from self.found
+
+
+def too_large(place: str, what: str = f"more than {MAX_RECORD_BYTES >> 20} MiB") -> DataError:
+    """A record that would take more memory than any true one does."""
+    return DataError(
+        f"the record has {what}",
+        place=place,
+        fix="Cut it into several records, one a line.",
+        kind="record too large",
+    )
 
 
 def no_record(file: Path) -> Failed:

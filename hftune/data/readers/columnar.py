@@ -11,8 +11,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
+from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
+from hftune.data.readers.columnar_limits import (
+    AT_ONCE,
+    Unbounded,
+    check_arrow,
+    check_rows,
+    check_size,
+    is_heavy,
+    page_bytes,
+)
 from hftune.data.readers.strict_json import Malformed, loads
+from hftune.digests import open_file
 from hftune.errors import DataError, shown
 
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
@@ -49,19 +59,39 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         OSError: From the system.
     """
     try:
+        open_file(file).close()  # pyarrow would wait for a FIFO
         with pq.ParquetFile(file) as source:
             fault = _bad_columns(source.schema_arrow, file)
             if fault or not source.metadata.num_rows:
                 yield fault or no_record(file)
                 return
-            first = 1
+            first, size = 1, file.stat().st_size
+            check_rows(source.metadata.num_rows, size)
             for group in range(source.num_row_groups):
-                batches = source.iter_batches(rows_per_chunk, row_groups=[group], use_threads=False)
+                at_once = _rows_at_once(file, source.metadata, group, rows_per_chunk)
+                batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
                 rows = source.metadata.row_group(group).num_rows
                 yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
                 first += rows
+    except Unbounded as error:
+        yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
+
+
+def _rows_at_once(file: Path, metadata: Any, group: int, rows_per_chunk: int) -> int:
+    """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
+
+    Raises:
+        Unbounded: One of its pages is too large to be decoded.
+    """
+    size = file.stat().st_size
+    for index in range(metadata.num_columns):
+        check_rows(metadata.row_group(group).column(index).num_values, size)
+    with open_file(file) as stream:
+        pages = page_bytes(stream, metadata, group)
+    check_size(pages, size)
+    return max(1, min(rows_per_chunk, AT_ONCE // max(1, pages)))
 
 
 def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -71,6 +101,9 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         OSError: From the system.
     """
     try:
+        size = file.stat().st_size
+        with open_file(file) as stream:
+            check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
         # Not a memory map: its pages would count as ours, and a file cut short meanwhile would end the process.
         with pa.OSFile(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
@@ -83,6 +116,8 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
                 yield chunk
             if not found:
                 yield no_record(file)
+    except Unbounded as error:
+        yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Arrow", error)
 
@@ -121,25 +156,29 @@ def _chunks(
         step = _step(batch, rows_per_chunk)
         for start in range(0, batch.num_rows, step):
             part = batch.slice(start, step)
-            yield from _checked(part, file, first) if unchecked else [ArrowRecords(str(file), _serialised(part), first)]
+            yield from _checked(part, file, first, unchecked=unchecked)
             first += part.num_rows
 
 
-def _checked(batch: pa.RecordBatch, file: Path, first: int) -> Iterator[Chunk]:
-    """The batch as one chunk if it is sound, else a chunk or an error for each record.
+def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) -> Iterator[Chunk]:
+    """The batch as one chunk if it is sound and not too large, else a chunk or an error for each record.
 
     Arrow trusts the file: an offset that a flipped bit has made too large would end the process, not raise.
     """
+    fault: DataError | None = None
     try:
-        batch.validate(full=True)
-        yield ArrowRecords(str(file), _serialised(batch), first)
-        return
+        if unchecked:
+            batch.validate(full=True)
+        fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_heavy(batch) else None
     except pa.ArrowInvalid as error:
-        if batch.num_rows == 1:
-            yield Failed(_no_value(error, f"{file}:{first}"), str(file))
-            return
-    for index in range(batch.num_rows):
-        yield from _checked(batch.slice(index, 1), file, first + index)
+        fault = _no_value(error, f"{file}:{first}")
+    if fault is None:
+        yield ArrowRecords(str(file), _serialised(batch), first)
+    elif batch.num_rows == 1:
+        yield Failed(fault, str(file))
+    else:
+        for index in range(batch.num_rows):
+            yield from _checked(batch.slice(index, 1), file, first + index, unchecked=unchecked)
 
 
 def _step(batch: pa.RecordBatch, rows_per_chunk: int) -> int:
@@ -206,6 +245,12 @@ def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"
     return Failed(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
+
+
+def _unbounded(file: Path, error: Unbounded) -> Failed:
+    cause = f"the file would take more memory than any true data do: {error}"
+    fix = "Write it again, with smaller pages or batches."
+    return Failed(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
 
 
 def _no_value(error: Exception, place: str) -> DataError:

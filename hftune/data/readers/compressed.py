@@ -7,24 +7,33 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import zstandard
 
+from hftune.digests import open_file
 from hftune.errors import DataError
 
 BLOCK = 4 << 20
-_COMPRESSED_BLOCK = 256 << 10
-_MAX_WINDOW = 1 << 31  # what `zstd --long=31` writes; the library's own limit is 128 MB
+_COMPRESSED_BLOCK = {".gz": 64 << 10, ".zst": 4 << 10}
+"""Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000."""
+_WINDOW = 1 << 27
+"""Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory."""
+_MAX_WINDOW = 1 << 31
+_WINDOW_A_BYTE = 16
+"""A file that is small beside its window gains nothing by it, and only wants memory."""
 
 
-def _gzip() -> Any:
+def _gzip(size: int) -> Any:
     return zlib.decompressobj(wbits=31)
 
 
-def _zstd() -> Any:
-    return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+def _zstd(size: int) -> Any:
+    window = min(_MAX_WINDOW, size * _WINDOW_A_BYTE, psutil.virtual_memory().available // 2)
+    return zstandard.ZstdDecompressor(max_window_size=max(_WINDOW, window)).decompressobj()
 
 
-DECODERS: dict[str, Callable[[], Any]] = {".gz": _gzip, ".zst": _zstd}
+DECODERS: dict[str, Callable[[int], Any]] = {".gz": _gzip, ".zst": _zstd}
+"""What decompresses a file of so many bytes."""
 _NAMES = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -56,32 +65,43 @@ def read_blocks(file: Path) -> Iterator[bytes]:
     if is_compressed(file):
         yield from _decompressed(file)
         return
-    with open(file, "rb") as stream:
+    with open_file(file) as stream:
         while block := stream.read(BLOCK):
             yield block
 
 
 def _decompressed(file: Path) -> Iterator[bytes]:
     """All members (gzip) or frames (zstd), one after the other; both libraries decode them through the same calls."""
-    suffix = file.suffix.lower()
-    decoder, begun = DECODERS[suffix](), False
-    with open(file, "rb") as stream:
-        while block := stream.read(_COMPRESSED_BLOCK):
+    suffix, size = file.suffix.lower(), file.stat().st_size
+    decoder, begun = DECODERS[suffix](size), False
+    held: list[bytes] = []
+    with open_file(file) as stream:
+        while block := stream.read(_COMPRESSED_BLOCK[suffix]):
             while block:
                 try:
-                    plain = decoder.decompress(block)
+                    held.append(decoder.decompress(block))
                 except (zlib.error, zstandard.ZstdError) as error:
+                    yield from _joined(held)
                     raise _damaged(file, str(error)) from error
                 begun = True
-                if plain:
-                    yield plain
                 block = b""
                 if decoder.eof:
                     # gzip allows zeros behind a member; tapes and block devices leave them.
                     block = decoder.unused_data.lstrip(b"\0") if suffix == ".gz" else decoder.unused_data
-                    decoder, begun = DECODERS[suffix](), False
+                    decoder, begun = DECODERS[suffix](size), False
+            if sum(map(len, held)) >= BLOCK:
+                yield from _joined(held)
+    yield from _joined(held)
     if begun:
         raise _damaged(file, "it ends before its end marker; the file was cut")
+
+
+def _joined(held: list[bytes]) -> Iterator[bytes]:
+    """What is held, as one block if there is any; nothing is held afterwards."""
+    whole = b"".join(held)
+    held.clear()
+    for start in range(0, len(whole), BLOCK):
+        yield whole[start : start + BLOCK]
 
 
 def _damaged(file: Path, cause: str) -> Damaged:

@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record
+from hftune.data.readers.base import (
+    MAX_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_VALUES,
+    Chunk,
+    Failed,
+    Read,
+    Row,
+    no_record,
+    too_large,
+)
 from hftune.data.readers.compressed import Damaged, read_blocks
 from hftune.data.readers.strict_json import NOT_UTF8, NUL
 from hftune.errors import DataError, shown
 
-_MAX_FIELD = 256 << 20
 _RAGGED = "ragged CSV record"
 _MALFORMED = "malformed CSV"
 _QUOTES = 'A field that holds a comma, a quote or a line break stands in quotes ("), and a quote in it is doubled ("").'
@@ -45,7 +54,7 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
     Raises:
         OSError: From the system.
     """
-    lines = _Lines(file)
+    lines = _Lines(file, delimiter)
     columns: tuple[str, ...] | None = None
     held: list[tuple[int, Fields | DataError]] = []
     size, found = 0, False
@@ -71,6 +80,10 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
         yield no_record(file)
 
 
+class _TooLarge(Exception):
+    """A record does not end: a quote is open, or the lines are no lines."""
+
+
 class _Lines:
     """The lines of a file as text, for csv.reader, which keeps line ends inside quotes.
 
@@ -78,15 +91,20 @@ class _Lines:
     ends the lines, and is kept in `damage`.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, delimiter: str) -> None:
+        self.delimiter = delimiter.encode()
         self.file, self.number = file, 0
         self.damage: DataError | None = None
+        self.size, self.commas = 0, 0
+        """Characters and delimiters since the record began; `_records` sets them back."""
 
     def __iter__(self) -> Iterator[str]:
         held = b""
         try:
             for block in read_blocks(self.file):
                 held += block
+                if len(held) > MAX_RECORD_BYTES and b"\n" not in held:
+                    raise _TooLarge
                 *whole, held = held.split(b"\n")
                 for line in whole:
                     yield self._text(line + b"\n")
@@ -102,17 +120,27 @@ class _Lines:
         self.number += 1
         if self.number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
+        self.size += len(line)
+        self.commas += line.count(self.delimiter)
+        if self.size > MAX_RECORD_BYTES or self.commas > MAX_VALUES:
+            raise _TooLarge
         return line.decode("utf-8", "surrogateescape")
 
 
 def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | DataError]]:
     """(line of the start, fields) of each record that is not blank."""
-    csv.field_size_limit(_MAX_FIELD)  # of the whole process; the default of 128 kB is below many documents
+    csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process; the default of 128 kB is below many documents
     reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
     while True:
         line = lines.number + 1
+        lines.size, lines.commas = 0, 0
         try:
             fields = next(reader, None)
+        except _TooLarge:
+            error = too_large(f"{lines.file}:{line}")
+            cause = f"{error.cause}; no record behind this line can be read"
+            yield line, DataError(cause, place=error.place, fix=_QUOTES, kind=error.kind)
+            return
         except csv.Error as error:
             cause = "a quote is opened and never closed" if "unexpected end of data" in str(error) else str(error)
             place = f"{lines.file}:{line}"

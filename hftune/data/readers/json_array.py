@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, no_record
+from hftune.data.readers.base import MAX_CHUNK_BYTES, MAX_RECORD_BYTES, MAX_VALUES, Chunk, Failed, Read, no_record
 from hftune.data.readers.compressed import Damaged, read_blocks
 from hftune.data.readers.lines import line_chunks
 from hftune.data.readers.strict_json import MALFORMED, parse_object
@@ -22,8 +23,9 @@ from hftune.errors import DataError
 
 # Numbers stay text: only the end of a record matters here, and an endless number must not cost anything.
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
-_BLANKS = " \t\r\n"
+_BLANKS = re.compile(r"[ \t\r\n]*")
 _FIRST_LINE = 16 << 20
+_MANY = 16 << 20
 # Bytes that are not UTF-8 travel through text as surrogates, so that the record that holds them can be refused alone.
 _ESCAPE = "surrogateescape"
 
@@ -116,11 +118,15 @@ class _Window:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(_ESCAPE)
 
     def grow(self) -> bool:
-        """Drop what is used and double what is left; False at the end of the file."""
+        """Drop what is used and double what is left, within limits; False at the end of the file."""
         if self.ended:
             return False
         parts = [self.text[self.position :]]
-        wanted = 2 * len(parts[0]) + 1
+        if len(parts[0]) > MAX_RECORD_BYTES:
+            raise _Broken(f"the record has more than {MAX_RECORD_BYTES >> 20} MiB", self.line)
+        if len(parts[0]) > _MANY and sum(map(parts[0].count, ",[{")) > MAX_VALUES:
+            raise _Broken(f"the record has more than {MAX_VALUES} values", self.line)
+        wanted = len(parts[0]) + min(len(parts[0]), _MANY) + 1
         while sum(map(len, parts)) < wanted and not self.ended:
             block = next(self._blocks, None)
             parts.append(self._decoder.decode(block or b"", final=block is None))
@@ -132,9 +138,7 @@ class _Window:
         """The next character that is not blank, which is then at `position`; "" at the end of the file."""
         while True:
             start, text = self.position, self.text
-            position = start
-            while position < len(text) and text[position] in _BLANKS:
-                position += 1
+            position = _BLANKS.match(text, start).end()  # type: ignore[union-attr]  # it matches no blank, too
             self.line += text.count("\n", start, position)
             self.position = position
             if position < len(text):

@@ -13,9 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, unreadable
+from hftune.data.readers.base import (
+    MAX_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    Chunk,
+    Failed,
+    Read,
+    Row,
+    no_record,
+    too_large,
+    unreadable,
+)
 from hftune.data.readers.compressed import Damaged, is_compressed, read_blocks
 from hftune.data.readers.strict_json import decode, parse_object
+from hftune.digests import open_file
 from hftune.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
@@ -35,8 +46,11 @@ class LineSpan(Chunk):
 
     def rows(self) -> Iterator[Read]:
         """Read the bytes and parse them."""
+        if self.size > MAX_CHUNK_BYTES + MAX_RECORD_BYTES:
+            yield from self._one_by_one()
+            return
         try:
-            with open(self.file, "rb") as stream:
+            with open_file(self.file) as stream:
                 stream.seek(self.offset)
                 data = stream.read(self.size)
         except OSError as error:
@@ -46,6 +60,20 @@ class LineSpan(Chunk):
             yield _shrunk(self.file, self.first_line)
             return
         yield from parse_lines(data, self.file, self.first_line, self.is_text)
+
+    def _one_by_one(self) -> Iterator[Read]:
+        """The same where one of the lines is too long to be read at all."""
+        number, end = self.first_line, self.offset + self.size
+        with open_file(self.file) as stream:
+            stream.seek(self.offset)
+            while stream.tell() < end and (line := stream.readline(MAX_RECORD_BYTES)):
+                if len(line) < MAX_RECORD_BYTES:
+                    yield from parse_lines(line.removesuffix(b"\n"), self.file, number, self.is_text)
+                else:
+                    yield too_large(f"{self.file}:{number}")
+                    while line and not line.endswith(b"\n"):
+                        line = stream.readline(MAX_CHUNK_BYTES)
+                number += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +120,7 @@ def _cut(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[Chunk
 
 
 def _plain_blocks(file: Path) -> Iterator[bytes]:
-    with open(file, "rb", buffering=0) as stream:
+    with open_file(file) as stream:
         while block := stream.read(_BORDER_BLOCK):
             yield block
 
@@ -129,9 +157,15 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
     """Chunks of a compressed file; where it is damaged, the whole lines before the damage and one error."""
     held, line, blank = b"", 1, True
     try:
-        for block in read_blocks(file):
+        blocks = read_blocks(file)
+        for block in blocks:
             held += block
             end = held.rfind(b"\n") + 1
+            if not end and len(held) > MAX_RECORD_BYTES:
+                yield Failed(too_large(f"{file}:{line}"), str(file)), False
+                held = _after_line(blocks)
+                line += 1
+                continue
             if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
                 continue
             for chunk, lines in _pieces(held[:end], file, line, rows_per_chunk, is_text):
@@ -148,6 +182,15 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
         return
     for chunk, _ in _pieces(held, file, line, rows_per_chunk, is_text):
         yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
+
+
+def _after_line(blocks: Iterator[bytes]) -> bytes:
+    """What the first block holds behind a line end; those before are passed over."""
+    for block in blocks:
+        _, end, rest = block.partition(b"\n")
+        if end:
+            return rest
+    return b""
 
 
 def _pieces(data: bytes, file: Path, line: int, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[LineBytes, int]]:

@@ -7,9 +7,11 @@ import os
 import re
 from dataclasses import dataclass
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, shown
 
 _TAKE = re.compile(r"#([^#\s,/]*)$")
+_DIGITS = 12
+"""Of a number of records."""
 _SEPARATOR = re.compile(r"([,\s]+)")
 
 
@@ -106,7 +108,8 @@ def _take(text: str, flag: str) -> tuple[str, int | None]:
     if match is None or path_exists(text):
         return text, None
     number = match.group(1)
-    if not number.isdecimal() or int(number) == 0 or match.start() == 0:
+    if not number.isdecimal() or len(number) > _DIGITS or int(number) == 0 or match.start() == 0:
         fix = "Write PATH#500 to take 500 records of a source."
-        raise ArgumentError(f"{text} is no path, and {number!r} is no number of records", place=flag, fix=fix)
+        cause = f"{shown(text)} is no path, and {shown(number)!r} is no number of records"
+        raise ArgumentError(cause, place=flag, fix=fix)
     return text[: match.start()], int(number)

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from hftune.data.readers.base import Read, Row
+from hftune.data.readers.base import MAX_VALUES, Read, Row, too_large
 from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
@@ -24,6 +24,8 @@ NOT_UTF8 = "not UTF-8"
 NUL = "NUL byte"
 TOO_DEEP = "nested too deep"
 
+_LONG = 1 << 20
+"""Bytes up to which a record cannot hold values enough to do harm."""
 _FIX = "Mend or remove this record; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -43,6 +45,8 @@ def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
         raw: One record, white space around it allowed.
         hint: Added to the advice for malformed JSON.
     """
+    if len(raw) > _LONG and sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        return too_large(f"{file}:{line}", f"more than {MAX_VALUES} values")
     try:
         value = loads(raw)
     except Malformed as error:

@@ -94,15 +94,15 @@ def test_overwrite(tmp_path: Path) -> None:
 
 
 def _no_counts(entry: Path) -> None:
-    (entry / "counts.json").unlink()
+    (entry / "contents.json").unlink()
 
 
 def _half_counts(entry: Path) -> None:
-    (entry / "counts.json").write_text("{")
+    (entry / "contents.json").write_text("{")
 
 
 def _foreign_counts(entry: Path) -> None:
-    (entry / "counts.json").write_text('{"lines": 3}')
+    (entry / "contents.json").write_text('{"rows": 3, "used": 2}')
 
 
 def _no_state(entry: Path) -> None:
@@ -138,7 +138,7 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
 def test_environment_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path / "env"))
     cached("k", Build())
-    assert (tmp_path / "env" / "datasets" / "k" / "counts.json").is_file()
+    assert (tmp_path / "env" / "datasets" / "k" / "contents.json").is_file()
     cached("k", Build(), str(tmp_path / "given"))
     assert (tmp_path / "given" / "datasets" / "k").is_dir()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
@@ -78,7 +79,9 @@ def test_encoders_read_their_flags(chatml: PreTrainedTokenizerFast) -> None:
     for stage, encoder in (("dpo", PairEncoder), ("rm", RewardPairEncoder)):
         *_, args = parse_arguments(stage, ["--output_dir", "o", "--max_length", "64", "--max_prompt_length", "9"])
         assert "total=64, prompt=9" in str(encoder.from_arguments(chatml, args).settings())
-    assert PromptEncoder.from_arguments(chatml, SimpleNamespace(max_prompt_length=7)).settings() == {  # type: ignore[arg-type]
+    prompts: Any = SimpleNamespace(max_prompt_length=7, borders_in_text="error")
+    assert PromptEncoder.from_arguments(chatml, prompts).settings() == {
         "encoder": "prompts",
         "max_prompt_length": 7,
+        "borders_in_text": "error",
     }

@@ -112,7 +112,7 @@ def _cached(name: str) -> Any:
     if name not in _CACHE:
         text = {"chatml": CHATML, "mistral_like": MISTRAL_LIKE}.get(name) or template(name)
         tokenizer = make_tokenizer(text)
-        _CACHE[name] = tokenizer, SpanFinder(tokenizer)
+        _CACHE[name] = tokenizer, SpanFinder(tokenizer, borders="allow")  # as the exact finder, which masks nothing
     return _CACHE[name]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,13 +16,19 @@ from torch import Tensor
 
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.pieces import WEIGHTS, Pieces
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.weight_files import weight_files, weight_shapes
+from hftune.opening.folders import copy_file, strays
+from hftune.opening.torch_file import check_torch_files
+from hftune.publishing.folder import published_folder
+from hftune.publishing.ownership import output_problems
+from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
 # Beside the weights; what belongs to training stays behind.
-CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja", "hftune.json")
+CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
+_TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "added_")
 INDEX = "model.safetensors.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SIZE = re.compile(r"\d+ ?[KMGT]B")
@@ -42,16 +46,13 @@ def consolidate(args: ConsolidateArguments) -> Path:
     """
     raise_together(check_consolidation(args))
     checkpoint, output = Path(str(args.checkpoint)), Path(str(args.output_dir))
-    aside = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    _convert(checkpoint, aside, args)
-    for file in checkpoint.iterdir():
-        if file.name in CARRIED or file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "added_")):
-            shutil.copy(file, aside / file.name)
-    _compare_shapes(checkpoint, aside)
-    shutil.rmtree(output, ignore_errors=True)
-    os.replace(aside, output)
+    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=[checkpoint]) as aside:
+        _convert(checkpoint, aside, args)
+        for file in checkpoint.iterdir():
+            if file.name in CARRIED or file.name.startswith(_TOKENIZER):
+                copy_file(file, aside / file.name, within=checkpoint)
+        _compare_shapes(checkpoint, aside)
+        finish_manifest(aside, _manifest(checkpoint, args))
     get_logger().info("%s tensors of %s: %s", len(weight_shapes(output)), checkpoint, output)
     return output
 
@@ -70,18 +71,23 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
         yield ArgumentError(
             f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
         )
+    else:
+        yield from strays(folder)
+        check_torch_files(folder)
     if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
         yield ArgumentError(
             f"{args.max_shard_size!r} is no size", place="--max_shard_size", fix="write 5GB or 500MB (KB, MB, GB, TB)"
         )
-    if not args.output_dir:
-        yield ArgumentError("no output folder was named", place="--output_dir", fix="give one")
-    elif weight_files(args.output_dir) and not args.overwrite_output_dir:
-        yield ArgumentError(
-            f"{args.output_dir} already holds weights",
-            place="--output_dir",
-            fix="choose another folder, or add --overwrite_output_dir",
-        )
+    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[folder])
+
+
+def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
+    """The checkpoint's own manifest, of a result that is finished; a checkpoint of another tool has none."""
+    about = read_manifest(checkpoint) or {"hftune": library_versions().get("hftune"), "stage": "consolidate"}
+    return about | {
+        "status": COMPLETE,
+        "consolidated": {"checkpoint": str(checkpoint), "fingerprint": fingerprint(checkpoint), "dtype": args.dtype},
+    }
 
 
 def exported_name(name: str) -> str:

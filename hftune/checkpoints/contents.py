@@ -8,66 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from hftune.constants import MANIFEST_NAME
+from hftune.digests import Record, changed_files, record_files
 from hftune.weight_files import fingerprint
 
-Record = list[Any]
-"""Size in bytes, time of change in nanoseconds, 128 bits of XXH3 in hex."""
-
-_CHUNK = 1 << 22
-_THREADS = 8
 _NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "training_args.bin", "samples.json", "answers.json"}
 _NOTES = {".md", ".html", ".log", ".jsonl", ".png", ".lock"}
 """Suffixes of what people read, and may edit: a model card, a report, logs."""
-
-
-def digest(file: Path) -> str:
-    """128 bits of XXH3 over a file, in hex; reads about as fast as memory does."""
-    state = xxhash.xxh3_128()
-    with open(file, "rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            state.update(chunk)
-    return state.hexdigest()
-
-
-def digests(files: list[Path]) -> list[str]:
-    """Of many files; xxhash lets go of the interpreter, so several are read at once."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(digest, files))
-
-
-def record_files(files: dict[str, Path]) -> dict[str, Record]:
-    """Records of files under names."""
-    found = {name: file.stat() for name, file in files.items()}
-    hashes = digests(list(files.values()))
-    return {
-        name: [stat.st_size, stat.st_mtime_ns, text] for (name, stat), text in zip(found.items(), hashes, strict=True)
-    }
-
-
-def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = False) -> Iterator[str]:
-    """What is no longer as recorded, a phrase a file.
-
-    Args:
-        folder: What the recorded names are relative to.
-        whole: Read every byte, also where size and time are unchanged.
-    """
-    for name, (size, time, text) in recorded.items():
-        file = folder / name
-        if not file.is_file():
-            yield f"{file} is gone"
-            continue
-        now = file.stat()
-        if now.st_size != size:
-            yield f"{file} has {now.st_size} bytes, not {size}"
-        elif (whole or now.st_mtime_ns != time) and digest(file) != text:
-            yield f"{file} has other contents"
 
 
 # --- results: what a finished folder holds for the next stage ---
@@ -132,5 +82,6 @@ def _files_of(place: Path) -> dict[str, Path]:
         for name in sorted(names):
             if not name.startswith("."):
                 file = Path(root) / name
-                found[str(file.relative_to(place))] = file
+                if file.is_file():  # a broken link holds nothing, a FIFO waits for somebody to fill it
+                    found[str(file.relative_to(place))] = file
     return found

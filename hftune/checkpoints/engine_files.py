@@ -12,11 +12,18 @@ from torch import Tensor
 
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.pieces import WEIGHTS, Flat, Pieces, numel_of, settings_of, share_of
-from hftune.errors import ManifestError
+from hftune.errors import ManifestError, shown
+from hftune.opening.files import read_bytes
+from hftune.opening.folders import stray
+from hftune.opening.safetensors_file import is_plain_name
+from hftune.opening.torch_file import DEEPSPEED, load_torch
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 UNIVERSAL = "zero"
 """The folder in which DeepSpeed's `ds_to_universal` has a folder a parameter."""
+_TAG_LIMIT = 4096
+# What taking dicts and tensors apart raises where they are others than DeepSpeed writes.
+_ODD = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError, StopIteration)
 _RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 
 
@@ -25,8 +32,36 @@ def engine_folder(checkpoint: str | Path) -> Path | None:
     folder = Path(checkpoint)
     for tag in ("latest", "latest_universal"):
         if (folder / tag).is_file():
-            return folder / (folder / tag).read_text(encoding="utf-8").strip()
-    return next(iter(sorted(folder.glob("global_step*"))), None)
+            return folder / read_tag(folder / tag)
+    found = next(iter(sorted(folder.glob("global_step*"))), None)
+    if found is not None:
+        _refuse_stray(found)
+    return found
+
+
+def read_tag(file: Path) -> str:
+    """The folder that DeepSpeed's `latest` names.
+
+    Raises:
+        ManifestError: It names no folder beside it: DeepSpeed would read whatever it leads to.
+    """
+    content = read_bytes(file, limit=_TAG_LIMIT)
+    name = content.decode("utf-8", "replace").strip()
+    if not is_plain_name(name):
+        raise ManifestError(
+            f"{file} says {shown(ascii(name))}, which is no folder beside it",
+            place=str(file),
+            fix="take a checkpoint as DeepSpeed wrote it, which names a folder of its own, such as global_step100",
+        )
+    _refuse_stray(file)
+    _refuse_stray(file.parent / name)
+    return name
+
+
+def _refuse_stray(place: Path) -> None:
+    problem = stray(place, place.parent)
+    if problem is not None:
+        raise problem
 
 
 def open_engine(folder: Path) -> Pieces:
@@ -35,6 +70,18 @@ def open_engine(folder: Path) -> Pieces:
     Raises:
         ManifestError: There is no such state, or it is of a kind that cannot be taken apart.
     """
+    try:
+        return _open(folder)
+    except _ODD as problem:
+        raise ManifestError(
+            f"the state in {folder} is not put together as DeepSpeed does it: {type(problem).__name__} "
+            f"{shown(problem)}",
+            place=str(folder),
+            fix="take another checkpoint",
+        ) from problem
+
+
+def _open(folder: Path) -> Pieces:
     if (folder / UNIVERSAL).is_dir():
         return _universal(folder)
     files = {int(match[1]): file for file in folder.glob("*_optim_states.pt") if (match := _RANK.search(file.name))}
@@ -62,8 +109,8 @@ def _wrote_experts(folder: Path) -> bool:
 
 
 def load(file: Path) -> Any:
-    """A file of DeepSpeed's, mapped into memory. It holds pickled classes, as all of its checkpoints do."""
-    return torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    """A file of DeepSpeed's, mapped into memory; of classes it may hold only those of DeepSpeed's own state."""
+    return load_torch(file, allow=DEEPSPEED, mmap=True)
 
 
 def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> Pieces:

@@ -7,20 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from hftune.arguments.given import given_in_file, given_on_command_line, take_config
+from hftune.arguments.names.table import TABLE
 from hftune.checkpoints.contents import record_input
 from hftune.distributed.ds_config import SHIPPED
 
-_WRITTEN = {
-    "output_dir",
-    "logging_dir",
-    "cache_dir",
-    "data_cache_dir",
-    "resume_from_checkpoint",
-    "run_name",
-    "local_rank",
-    "hub_model_id",
+READ = {
+    *("accelerator_config", "add_special_tokens", "add_tokens", "base_model_name_or_path", "chat_template"),
+    *("chat_template_path", "deepspeed", "domain_tokenizer", "fsdp_config", "judge_reward", "model_name_or_path"),
+    *("models", "peft_model_path", "peft_path", "question_file", "ref_adapters", "ref_model", "reward_funcs"),
+    *("reward_model_path", "tokenized_dir", "tokenizer_name_or_path", "tokenizer_path", "tools", "train_file_dir"),
+    *("validation_file_dir", "validation_tokenized_dir", "warm_start"),
 }
-"""Arguments whose values are written to, or are no part of what a result depends on."""
+"""Arguments that name what a result depends on. The value of another, such as `--lr_scheduler_type linear`, may be the
+name of a folder by chance."""
+
+_NAMED_BY_OTHERS = {"sft_model_path"}
+"""Names of other tools that are translated into one of those; an alias is looked up in the table."""
 
 
 def record_inputs(argv: list[str]) -> dict[str, dict[str, Any]]:
@@ -35,14 +37,21 @@ def record_inputs(argv: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def paths_of(argv: list[str]) -> Iterator[str]:
-    """What may be a path among the values of a command line and of its `--config` file, which is one itself."""
+    """The paths that a command line names, and its `--config` file, which is one itself."""
     config, rest = take_config(argv)
     if config is not None:
         yield config
     for name, values in [*given_in_file(config), *given_on_command_line(rest)]:
-        if name not in _WRITTEN:
+        if names_a_path(name.replace("-", "_")):
             for value in values:
                 yield from _paths(name, value)
+
+
+def names_a_path(name: str) -> bool:
+    """Whether an argument, under hftune's or another tool's name, is one of `READ`."""
+    row = TABLE.get(name)
+    to = row.to if row is not None else ""
+    return not READ.isdisjoint({name, *([to] if isinstance(to, str) else to.values())}) or name in _NAMED_BY_OTHERS
 
 
 def _paths(name: str, value: object) -> Iterator[str]:

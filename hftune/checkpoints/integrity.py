@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.contents import digests
+from hftune.digests import digests
+from hftune.errors import ManifestError
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import read_json
+from hftune.opening.model_files import read_checked
+from hftune.opening.safetensors_file import is_plain_name
+from hftune.publishing.disk import flush_tree, is_plain_folder, write_file
 from hftune.weight_files import read_header, weight_files
 
 RECORD_NAME = "hftune_checkpoint.json"
 TRAINER_STATE = "trainer_state.json"
+_RESULT = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 
 
 def write_record(folder: Path, about: dict[str, Any]) -> None:
@@ -26,21 +32,16 @@ def write_record(folder: Path, about: dict[str, Any]) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != RECORD_NAME
     }
-    for name in files:
-        _flush(folder / name)
+    flush_tree(folder)
     contents = dict(zip(files, digests([folder / name for name in files]), strict=True))
-    aside = folder / f".{RECORD_NAME}.partial"
-    aside.write_text(json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n", encoding="utf-8")
-    _flush(aside)
-    os.replace(aside, folder / RECORD_NAME)
-    _flush(folder)
+    write_file(folder / RECORD_NAME, json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
     """The record of a checkpoint; None without one, or where it cannot be read."""
     try:
-        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not JSON, or not even text
+        record = read_json(folder / RECORD_NAME)
+    except ManifestError:
         return None
     whole = isinstance(record, dict) and all(isinstance(record.get(key, {}), dict) for key in ("files", "digests"))
     return record if whole and "files" in record else None
@@ -60,12 +61,25 @@ def what_is_wrong(folder: Path) -> str | None:
     return fault or _bad_state(folder) or _bad_weights(folder)
 
 
-def altered_files(folder: Path) -> list[str]:
-    """Files of a checkpoint that no longer hold what was written, every byte read; none without a record of them."""
+def altered_files(folder: Path, *, top: bool = False) -> list[str]:
+    """Files of a checkpoint that no longer hold what was written, every byte read; none without a record of them.
+
+    Args:
+        top: Only those of weights, configs and tokenizer, which lie in the folder itself.
+    """
     recorded = (read_record(folder) or {}).get("digests") or {}
+    if top:
+        recorded = {name: text for name, text in recorded.items() if Path(name).suffix in _RESULT and "/" not in name}
     found = [name for name in recorded if (folder / name).is_file()]
     now = digests([folder / name for name in found])
     return [name for name, digest in zip(found, now, strict=True) if digest != recorded[name]]
+
+
+def added_files(folder: Path) -> list[str]:
+    """Files of a checkpoint that its record does not name: somebody else's. All of them where there is no record."""
+    recorded = (read_record(folder) or {}).get("files") or {}
+    names = (str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if not is_plain_folder(file))
+    return [name for name in names if name not in recorded and name != RECORD_NAME]
 
 
 def _missing_files(folder: Path, files: dict[str, int]) -> str | None:
@@ -81,40 +95,37 @@ def _missing_files(folder: Path, files: dict[str, int]) -> str | None:
 def _without_record(folder: Path) -> str | None:
     engine = sorted(folder.glob("global_step*"))
     if engine:
-        latest = folder / "latest"
-        tag = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
-        if not tag or not any((folder / tag).glob("*.pt")):
-            return "DeepSpeed had not finished writing it"
-    if not weight_files(folder) and not engine and not any(folder.glob("*.bin")):
-        return "it has no weights"
-    return None
+        return _without_tag(folder)
+    try:
+        found = weight_files(folder) or [*folder.glob("*.bin")]
+    except ManifestError as problem:
+        return problem.cause
+    return None if found else "it has no weights"
+
+
+def _without_tag(folder: Path) -> str | None:
+    latest = folder / "latest"
+    try:
+        tag = read_bytes(latest, limit=1 << 12).decode("utf-8", "replace").strip() if latest.is_file() else ""
+    except ManifestError as problem:
+        return problem.cause
+    named = is_plain_name(tag) and any((folder / tag).glob("*.pt"))
+    return None if named else "DeepSpeed had not finished writing it"
 
 
 def _bad_state(folder: Path) -> str | None:
     try:
-        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
-    except OSError:
-        return f"{TRAINER_STATE} is missing"
-    except ValueError:
-        return f"{TRAINER_STATE} is cut off"
-    return None if isinstance(state.get("global_step"), int) else f"{TRAINER_STATE} names no step"
-
-
-def _bad_weights(folder: Path) -> str | None:
-    for file in weight_files(folder):
-        try:
-            header = read_header(file)
-        except (ValueError, OverflowError, MemoryError, KeyError):
-            return f"{file.name} is cut off"
-        if any(0 in entry["shape"] for entry in header.values()):
-            return f"{file.name} holds empty tensors"
+        read_checked(folder / TRAINER_STATE)
+    except ManifestError as problem:
+        missing = not (folder / TRAINER_STATE).exists()
+        return f"{TRAINER_STATE} is missing" if missing else f"{TRAINER_STATE} is cut off or damaged: {problem.cause}"
     return None
 
 
-def _flush(path: Path) -> None:
-    """Make sure that a file or a folder's entries outlive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
+def _bad_weights(folder: Path) -> str | None:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        headers = {file.name: read_header(file) for file in weight_files(folder)}
+    except ManifestError as problem:
+        return problem.cause
+    empty = (name for name, header in headers.items() if any(0 in entry["shape"] for entry in header.values()))
+    return next((f"{name} holds empty tensors" for name in empty), None)

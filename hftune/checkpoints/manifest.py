@@ -8,19 +8,21 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
+from hftune.checkpoints.contents import result_files
 from hftune.constants import MANIFEST_NAME
-from hftune.errors import ManifestError
+from hftune.opening.model_files import read_checked
+from hftune.publishing.disk import write_file
+from hftune.publishing.ownership import WRITTEN, record_written
+from hftune.secrets import redacted
 
 Manifest = dict[str, Any]
 
 RUNNING, CHECKPOINT, COMPLETE = "running", "checkpoint", "complete"
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
-_SECRETS = ("token", "secret", "password")
 
 
 def read_manifest(folder: str | Path | None) -> Manifest | None:
@@ -32,24 +34,25 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
     file = Path(folder or "") / MANIFEST_NAME
     if not folder or not file.is_file():
         return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ManifestError(
-            f"the manifest is not valid JSON: {error.msg}",
-            place=f"{file}:{error.lineno}",
-            fix="mend or delete it; without it the folder is treated like any other model",
-        ) from error
+    return read_checked(file, fix="mend or delete it; without it the folder is treated like any other model")
 
 
 def write_manifest(folder: str | Path, manifest: Manifest) -> Path:
-    """Write the manifest beside the weights, whole or not at all."""
+    """Write the manifest alongside the weights, durably, whole or not at all; without any secret."""
     file = Path(folder) / MANIFEST_NAME
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".tmp{os.getpid()}")
-    aside.write_text(json.dumps(manifest, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
-    os.replace(aside, file)
+    write_file(file, json.dumps(redacted(manifest), indent=2, ensure_ascii=False, default=str) + "\n")
     return file
+
+
+def finish_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest of a folder to which nothing will be added, with records of all its files.
+
+    `written` records every file, by which hftune knows the folder as its own; `files` those that make the result.
+    """
+    manifest[WRITTEN] = record_written(folder)
+    manifest["files"] = {name: manifest[WRITTEN][name] for name in result_files(folder)}
+    write_manifest(folder, manifest)
+    return manifest
 
 
 def is_complete(folder: str | Path | None) -> bool:
@@ -72,28 +75,3 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def without_secrets(values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments fit to be written down: None where a name ends in a word for a secret.
-
-    Only whole last words count: `hub_token` is a secret, `pad_token`, `eos_token` and `max_tokens` are not.
-    """
-    return {name: None if _is_secret(name) else value for name, value in values.items()}
-
-
-def command_without_secrets(argv: list[str]) -> list[str]:
-    """A command line fit to be written down."""
-    shown, hide = [], False
-    for token in argv:
-        name, _, value = token.lstrip("-").partition("=")
-        secret = token.startswith("--") and name in ("hub_token", "hf_hub_token")
-        shown.append(f"--{name}=***" if secret and value else "***" if hide else token)
-        hide = secret and not value
-    return shown
-
-
-def _is_secret(name: str) -> bool:
-    if name in ("pad_token", "eos_token", "bos_token"):
-        return False
-    return name.rsplit("_", 1)[-1] in _SECRETS or "api_key" in name

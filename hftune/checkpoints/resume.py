@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,10 +10,15 @@ from pathlib import Path
 
 from hftune.arguments import StageArguments
 from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
-from hftune.checkpoints.integrity import TRAINER_STATE, altered_files, what_is_wrong
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
+from hftune.opening.folders import strays
+from hftune.opening.model_files import read_checked
+from hftune.opening.torch_file import check_torch_files
+from hftune.publishing.disk import is_plain_folder, is_there
+from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 PARTIAL = ".partial"
@@ -108,7 +112,7 @@ def asked_for(args: StageArguments) -> Found:
     return known
 
 
-def resume_problems(found: Found) -> Iterator[ArgumentError]:
+def resume_problems(found: Found) -> Iterator[UserError]:
     """Why nothing can go on from what was asked for."""
     fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
     if found.disagreement:
@@ -132,6 +136,16 @@ def resume_problems(found: Found) -> Iterator[ArgumentError]:
         )
     elif found.folder:
         yield from missing_pieces(found.folder)
+        yield from strays(found.folder)
+        yield from _programs(found.folder)
+
+
+def _programs(folder: Path) -> Iterator[UserError]:
+    """Files that would run something when DeepSpeed or torch reads them; found without running it."""
+    try:
+        check_torch_files(folder)
+    except UserError as problem:
+        yield problem
 
 
 def has_weights_only(folder: Path) -> bool:
@@ -155,18 +169,19 @@ def say_if_done(args: StageArguments, resume: str) -> None:
 
 def steps_done(checkpoint: Path) -> tuple[int, float]:
     """Optimizer steps and epochs that a checkpoint has behind it."""
-    state = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
+    state = read_checked(checkpoint / TRAINER_STATE)
     return int(state["global_step"]), float(state.get("epoch") or 0.0)
 
 
 def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Path]:
     """Delete the oldest checkpoints beyond `limit`; returns them.
 
-    What is not whole counts for nothing and is left alone, so the newest whole one always stays, as does the best.
+    What is not whole counts for nothing and is left alone, so the newest whole one always stays, as does the best. So
+    do checkpoints of other tools, and those into which somebody has put a file: they are not hftune's to delete.
     """
     if not limit or limit <= 0:
         return []
-    whole = [folder for folder in checkpoints(output_dir) if what_is_wrong(folder) is None]
+    whole = [folder for folder in checkpoints(output_dir) if what_is_wrong(folder) is None and not added_files(folder)]
     kept = whole[:1] + [folder for folder in whole[1:] if best and folder.resolve() == Path(best).resolve()]
     others = [folder for folder in whole if folder not in kept]
     doomed = others[max(0, limit - len(kept)) :]
@@ -180,10 +195,25 @@ def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Pa
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Delete what killed runs left half written or half deleted."""
-    shutil.rmtree(output_dir / PARTIAL, ignore_errors=True)
+    """Delete what killed runs left half written or half deleted.
+
+    Raises:
+        ArgumentError: Something that hftune did not make has the name under which checkpoints are written.
+    """
+    aside = output_dir / PARTIAL
+    if is_there(aside):
+        # Versions before the mark wrote nothing but checkpoints there.
+        if not is_ours(aside) and not (is_plain_folder(aside) and all(map(_step, aside.iterdir()))):
+            raise ArgumentError(
+                f"{aside} is in the way, and hftune did not make it", place=str(aside), fix="move it away"
+            )
+        shutil.rmtree(aside, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
-        shutil.rmtree(folder, ignore_errors=True)
+        place = output_dir / folder.name.removeprefix(".").removesuffix(".old")
+        if not is_there(place) and what_is_wrong(folder) is None:
+            folder.rename(place)  # the run was killed in the middle of an exchange
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _altered(folder: Path) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ManifestError
+from hftune.opening.model_files import read_checked
 
 FIELD = "reward_scale"
 """In config.json, which plain transformers carries along, and in the manifest, where adapters have no config.json."""
@@ -60,5 +61,10 @@ def read_scale(folder: str | Path) -> RewardScale | None:
     config = Path(folder) / "config.json"
     stored = (read_manifest(folder) or {}).get(FIELD)
     if not stored and not adapter and config.is_file():
-        stored = json.loads(config.read_text(encoding="utf-8")).get(FIELD)
-    return RewardScale(**stored) if stored else None
+        stored = read_checked(config).get(FIELD)
+    try:
+        return RewardScale(**stored) if stored else None
+    except TypeError as error:
+        raise ManifestError(
+            f"the reward scale stored in {folder} is none: {error}", place=f"{folder}: {FIELD}", fix="take it out there"
+        ) from error

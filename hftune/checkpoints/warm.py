@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
@@ -10,6 +9,7 @@ from hftune.checkpoints.integrity import what_is_wrong
 from hftune.checkpoints.resume import newest_whole
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.model_files import read_checked
 from hftune.weight_files import weight_files
 
 _FLAG = "--warm_start"
@@ -36,7 +36,7 @@ def settle_warm_start(
     if (folder / _ADAPTER).is_file():
         adapter_args.peft_path, adapter_args.use_peft = str(folder), True
         if not model_args.model_name_or_path:
-            config = json.loads((folder / _ADAPTER).read_text(encoding="utf-8"))
+            config = read_checked(folder / _ADAPTER)
             model_args.model_name_or_path = config.get("base_model_name_or_path")
     else:
         if not (folder / "tokenizer_config.json").is_file() and not model_args.tokenizer_name_or_path:

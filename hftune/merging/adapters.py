@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hftune.checkpoints.intact import folder_problems
 from hftune.checkpoints.manifest import Manifest, read_manifest
-from hftune.errors import ArgumentError, ManifestError
+from hftune.errors import ArgumentError, ManifestError, raise_together
+from hftune.opening.model_files import read_checked
 from hftune.weight_files import StoredTensor, read_header, stored_tensors
 
 CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,7 +64,7 @@ class Adapter:
     @cached_property
     def config(self) -> dict[str, Any]:
         """adapter_config.json."""
-        return json.loads((self.folder / CONFIG_NAME).read_text(encoding="utf-8"))
+        return read_checked(self.folder / CONFIG_NAME)
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -144,7 +145,8 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
 
     Raises:
         ArgumentError: No adapter there.
-        ManifestError: A tensor of size 0, as a ZeRO-3 run leaves that saved without gathering; or no tensors.
+        ManifestError: A tensor of size 0, as a ZeRO-3 run leaves that saved without gathering; or no tensors; or files
+            that changed after hftune wrote them.
     """
     path = Path(folder)
     if not (path / CONFIG_NAME).is_file():
@@ -153,6 +155,7 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
             place=flag,
             fix="give a folder with adapter_config.json, the output of a stage that ran with --use_peft",
         )
+    raise_together(folder_problems(path, flag, whole=True))
     file = path / ADAPTER_WEIGHTS
     if file.is_file():
         header = read_header(file)

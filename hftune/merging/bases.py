@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.errors import ArgumentError
+from hftune.checkpoints.intact import folder_problems
+from hftune.errors import ArgumentError, raise_together
 from hftune.weight_files import weight_files
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -33,12 +34,14 @@ def locate(name: str, revision: str | None = None, gguf_file: str | None = None)
     """Find a base, downloading it where it is a name on the Hub.
 
     Raises:
-        ArgumentError: Nothing there, or nothing that can be reached.
+        UserError: Nothing there, nothing that can be reached, or files that changed after hftune wrote them.
     """
     path = Path(name)
     if path.suffix == ".gguf" and path.is_file():
         return Located(name, path.parent, f"{path.name} is a GGUF file", path.name)
     folder = path if path.is_dir() else from_hub(name, revision, flag="--base_model_name_or_path", patterns=_PATTERNS)
+    if path.is_dir():
+        raise_together(folder_problems(folder, "--base_model_name_or_path", whole=True))
     if gguf_file:
         return Located(name, folder, f"{gguf_file} is a GGUF file", gguf_file)
     if not weight_files(folder):

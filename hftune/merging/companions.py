@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hftune.checkpoints.manifest import text_fingerprint
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.constants import STEP_LABELS
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.models.pretrained import pretrained, telling_faults
+from hftune.opening.folders import copy_file, copy_folder, strays
+from hftune.opening.json_file import read_json
 
 if TYPE_CHECKING:
     from hftune.models.vocabulary import Growth
@@ -49,6 +51,7 @@ def tokenizer_folder(asked: str | None, adapters: list[Path], base: Path) -> Pat
             folder = from_hub(asked, None, flag="--tokenizer_path", patterns=list(TOKENIZER_FILES))
         if not _has_tokenizer(folder):
             raise ArgumentError(f"there is no tokenizer in {asked}", place="--tokenizer_path", fix="give its folder")
+        raise_together(strays(folder))
         return folder
     return next((folder for folder in reversed(adapters) if _has_tokenizer(folder)), base)
 
@@ -61,9 +64,10 @@ def copy_tokenizer(source: Path, target: Path) -> None:
     """All files of a tokenizer, its chat template included."""
     found = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
     for file in found:
-        shutil.copyfile(file, target / file.name)
+        copy_file(file, target / file.name, within=source)
     if (source / "additional_chat_templates").is_dir():
-        shutil.copytree(source / "additional_chat_templates", target / "additional_chat_templates")
+        name = "additional_chat_templates"
+        copy_folder(source / name, target / name, within=source)
     if not found and not _has_tokenizer(target):
         notice(f"there is no tokenizer in {source}, so the merged model has none")
 
@@ -72,17 +76,17 @@ def copy_others(base: Path, target: Path, *, generates: bool) -> None:
     """Generation and processor configs, and the code of a model that comes with its own."""
     names = [*_PROCESSOR_FILES, *(["generation_config.json"] if generates else [])]
     config = base / "config.json"
-    own_code = config.is_file() and "auto_map" in json.loads(config.read_text(encoding="utf-8"))
+    own_code = config.is_file() and "auto_map" in read_json(config, finite=False)
     files = [base / name for name in names if (base / name).is_file() and not (target / name).is_file()]
     for file in [*files, *(sorted(base.glob("*.py")) if own_code else [])]:
-        shutil.copyfile(file, target / file.name)
+        copy_file(file, target / file.name, within=base)
 
 
 def suppress_padding(folder: Path, growth: Growth) -> None:
     """Rows behind the last token are not sampled; training says the same of what it saves (`models.vocabulary`)."""
     file, last = folder / "generation_config.json", max([growth.base_tokens - 1, *growth.ids])
     if last + 1 < growth.rows and file.is_file():
-        config = json.loads(file.read_text(encoding="utf-8")) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
+        config = read_json(file, finite=False) | {"suppress_tokens": [*range(last + 1, growth.rows)]}
         file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -92,7 +96,8 @@ def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with telling_faults(folder / "tokenizer.json"):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return {
         "fingerprint": text_fingerprint(tokenizer.to_str()),
         "template_fingerprint": text_fingerprint(chat_template(folder)),
@@ -105,7 +110,7 @@ def chat_template(folder: Path) -> str:
     if (folder / "chat_template.jinja").is_file():
         return (folder / "chat_template.jinja").read_text(encoding="utf-8")
     file = folder / "tokenizer_config.json"
-    template = json.loads(file.read_text(encoding="utf-8")).get("chat_template") if file.is_file() else None
+    template = read_json(file, finite=False).get("chat_template") if file.is_file() else None
     return template if isinstance(template, str) else ""
 
 
@@ -163,12 +168,12 @@ def _classifier(config: dict[str, Any], head: str) -> str:
     return found if isinstance(found, str) else found[0]
 
 
-def pad_token_id(folder: Path) -> int | None:
+def pad_token_id(folder: Path, *, trust_remote_code: bool = False) -> int | None:
     """The tokenizer's pad token as an id: what is in tokenizer_config.json, looked up in tokenizer.json."""
     file = folder / "tokenizer_config.json"
-    pad = json.loads(file.read_text(encoding="utf-8")).get("pad_token") if file.is_file() else None
+    pad = read_json(file, finite=False).get("pad_token") if file.is_file() else None
     if pad is None:
         return None
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder).pad_token_id
+    return pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code).pad_token_id

@@ -14,6 +14,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.merging.plan import Plan
 from hftune.merging.reference import load_adapter, load_base
+from hftune.models.pretrained import pretrained
 
 
 def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
@@ -37,7 +38,9 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         setattr(model.config, FIELD, plan.reward_scale)
     model.to(_dtype(plan)).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
     if plan.base.gguf_file and plan.tokenizer == plan.base.folder:
-        AutoTokenizer.from_pretrained(plan.base.folder, gguf_file=plan.base.gguf_file).save_pretrained(folder)
+        gguf, trusted = plan.base.gguf_file, plan.trust_remote_code
+        tokenizer = pretrained(AutoTokenizer, plan.base.folder, gguf_file=gguf, trust_remote_code=trusted)
+        tokenizer.save_pretrained(folder)
     return sum(before.get(name) != digest for name, digest in after.items())
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice, notices
@@ -24,6 +22,10 @@ from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.progress import Progress
 from hftune.merging.recipes import read_float
 from hftune.merging.tensors import close_files
+from hftune.opening.json_file import read_json
+from hftune.publishing.folder import published_folder
+from hftune.publishing.uploads import push_folder
+from hftune.secrets import without_secrets
 from hftune.weight_files import fingerprint, stored_tensors
 
 _VERIFY_PARAMETERS = 1_000_000_000
@@ -38,12 +40,9 @@ def merge_adapter(args: MergeArguments) -> manifests.Manifest:
             changes nothing or says something else than base + adapter.
     """
     plan = plan_merge(args)
-    aside = folders.begin(plan.output)
-    try:
+    inputs = [plan.base.folder, *(adapter.folder for level in plan.levels for adapter in level)]
+    with published_folder(plan.output, overwrite=args.overwrite_output_dir, inputs=inputs) as aside:
         manifest = _make(args, plan, aside)
-        folders.finish(aside, plan.output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     get_logger().info("merged %s into %s: %s", _names(plan), plan.base.name, plan.output)
     if args.hf_hub_model_id:
         _push(args, plan.output)
@@ -67,9 +66,7 @@ def _make(args: MergeArguments, plan: Plan, aside: Path) -> manifests.Manifest:
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = _verify(args, plan, aside)
     manifest["notices"] = notices()
-    manifest["files"] = record_result(aside)
-    manifests.write_manifest(aside, manifest)
-    return manifest
+    return manifests.finish_manifest(aside, manifest)
 
 
 def write_model(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
@@ -111,6 +108,8 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         close_files()
     shards.write_index(folder, layout)
     _check_written(folder, layout)
+    scored, trusted = plan.scores is not None, plan.trust_remote_code
+    pad = companions.pad_token_id(plan.tokenizer, trust_remote_code=trusted) if scored else None
     config = companions.merged_config(
         plan.config,
         dtype=plan.dtype,
@@ -118,7 +117,7 @@ def _write_tensors(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         tied=plan.outputs.tied,
         scores=plan.scores,
         head=plan.head,
-        pad_token_id=companions.pad_token_id(plan.tokenizer) if plan.scores is not None else None,
+        pad_token_id=pad,
         reward_scale=plan.reward_scale,
     )
     (folder / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -142,13 +141,13 @@ def _check_written(folder: Path, layout: list[shards.Shard]) -> None:
 def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> manifests.Manifest:
     last = plan.asked.manifest
     own = last.get("tokenizer") if plan.tokenizer == plan.asked.folder else None
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "config.json", finite=False)
     text = config.get("text_config") or config
     return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": "merge",
         "status": manifests.COMPLETE,
-        "arguments": manifests.without_secrets(vars(args)),
+        "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
         "base": {"name": plan.base.name, "fingerprint": _base_fingerprint(plan)},
         "parents": [
@@ -226,9 +225,11 @@ def _available_memory() -> int | None:
 
 
 def _push(args: MergeArguments, folder: Path) -> None:
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=args.hf_hub_token)
-    api.create_repo(str(args.hf_hub_model_id), exist_ok=True)
-    api.upload_folder(folder_path=folder, repo_id=str(args.hf_hub_model_id))
+    push_folder(
+        folder,
+        str(args.hf_hub_model_id),
+        token=args.hf_hub_token,
+        message="Model merged with hftune",
+        flag="--hf_hub_model_id",
+    )
     get_logger().info("pushed to %s", args.hf_hub_model_id)

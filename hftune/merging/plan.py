@@ -16,7 +16,6 @@ from hftune.checkpoints.reward_scale import FIELD
 from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
-from hftune.merging import folders
 from hftune.merging.adapters import Adapter, read_adapter
 from hftune.merging.bases import Located, locate
 from hftune.merging.companions import tokenizer_folder
@@ -25,12 +24,16 @@ from hftune.merging.resolve import Outputs
 from hftune.merging.settle import settle
 from hftune.merging.skeleton import read_config
 from hftune.merging.tensors import NAMES
+from hftune.models.layers import check_layers
 from hftune.preflight.bases import check_recorded_base
+from hftune.publishing.ownership import output_problems
+from hftune.weight_files import weight_shapes
 
 if TYPE_CHECKING:
     from hftune.models.vocabulary import Growth
 
 FLAG = "--peft_model_path"
+LARGEST_WEIGHT = 1_000
 
 
 @dataclass
@@ -127,7 +130,7 @@ def plan_merge(args: MergeArguments) -> Plan:
     base = locate(name, config.get("revision"), used.get("gguf_file"))
     adapters = [adapter for each in levels for adapter in each]
     inputs = [base.folder, *(adapter.folder for adapter in adapters)]
-    problems = folders.check_output(args.output_dir, args.overwrite_output_dir, inputs)
+    problems = output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
     below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
     for adapter in level:
         problems += chain_problems([*below, str(adapter.folder)], FLAG)
@@ -146,6 +149,8 @@ def plan_merge(args: MergeArguments) -> Plan:
         dequantise=args.merge_base == "dequantized",
         trust_remote_code=args.trust_remote_code,
     )
+    if base.unknown is None:
+        check_layers(plan.config, weight_shapes(base.folder), base.name, "--base_model_name_or_path")
     if plan.rope:
         plan.config = with_rope(plan.config, plan.rope)
         notice("the adapter was trained with --rope_scaling: the merged config has its positions")
@@ -174,6 +179,9 @@ def _asked(args: MergeArguments) -> list[Adapter]:
             weights = [float(weight) for weight in args.adapter_weights.split(",")]
         except ValueError as error:
             raise ArgumentError(str(error), place="--adapter_weights", fix="write numbers: 0.5,0.5") from error
+        if not all(abs(weight) <= LARGEST_WEIGHT for weight in weights):  # NaN is not
+            cause = f"{args.adapter_weights}: a weight lies between -{LARGEST_WEIGHT} and {LARGEST_WEIGHT}"
+            raise ArgumentError(cause, place="--adapter_weights", fix="write numbers: 0.5,0.5")
     if len(weights) != len(args.adapters):
         raise ArgumentError(
             f"{len(args.adapters)} adapters and {len(weights)} weights", place="--adapter_weights", fix="one for each"

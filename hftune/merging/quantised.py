@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.tensors import DTYPES, NAMES, read_tensor
+from hftune.opening.json_file import parse_json
 from hftune.weight_files import StoredTensor
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -148,9 +149,12 @@ def _true_shape(name: str, stored: StoredTensor, extra: tuple[tuple[str, StoredT
     state = next((tensor for key, tensor in extra if key.startswith(_STATE[1:])), None)
     if state is None:
         return stored.shape
-    import json
-
-    return tuple(json.loads(bytes(read_tensor(state).tolist()))["shape"])
+    content = bytes(read_tensor(state).to(torch.uint8).flatten().tolist())
+    shape = parse_json(content, f"{stored.file}: {name}").get("shape")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 < size < 1 << 40 for size in shape):
+        fix = "copy or download the checkpoint again"
+        raise ManifestError(f"{stored.file}: {name} has no shape", place=str(stored.file), fix=fix)
+    return tuple(shape)
 
 
 def requantise(tensors: dict[str, StoredTensor], settings: Settings) -> dict[str, Requantised]:

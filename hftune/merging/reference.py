@@ -21,6 +21,7 @@ from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
 from hftune.models.gguf import forget_gguf
+from hftune.models.pretrained import pretrained, telling_faults
 from hftune.models.vocabulary import grow
 from hftune.weight_files import weight_shapes
 
@@ -38,7 +39,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         dtype = DTYPES[plan.quantised.compute]
         extra |= {"quantization_config": _quantization(plan), "device_map": {"": "cpu"}}
     try:
-        model = auto.from_pretrained(plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
+        model = pretrained(auto, plan.base.folder, dtype=dtype, trust_remote_code=plan.trust_remote_code, **extra)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"no model could be loaded from {plan.base.name}: {str(error).splitlines()[0]}",
@@ -58,7 +59,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
 
 def _stretched(plan: Plan) -> Any:
     gguf = {"gguf_file": plan.base.gguf_file} if plan.base.gguf_file else {}
-    config = AutoConfig.from_pretrained(plan.base.folder, trust_remote_code=plan.trust_remote_code, **gguf)
+    config = pretrained(AutoConfig, plan.base.folder, trust_remote_code=plan.trust_remote_code, **gguf)
     for name, value in plan.rope.items():
         setattr(config.get_text_config(), name, value)
     if plan.scores is not None:
@@ -123,7 +124,8 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
         config = PeftConfig.from_pretrained(str(folder))
         if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
             config.task_type = None  # peft's class for causal LMs wants a model that generates
-        adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
+        with telling_faults(folder):
+            adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())
         raise ManifestError(

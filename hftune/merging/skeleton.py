@@ -7,7 +7,6 @@ Its own conversion rules are asked, so a checkpoint that transformers loads is a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ import torch
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
+from hftune.models.config_sizes import check_config
+from hftune.models.pretrained import from_config, pretrained
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,9 @@ def build_skeleton(
     auto: Any = getattr(transformers, AUTO_CLASSES["causal_lm" if scores is None else head])
     extra = {} if scores is None else {"num_labels": scores}
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **extra)
+        config = pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code, **extra)
         with torch.device("meta"):
-            model = auto.from_config(config, trust_remote_code=trust_remote_code)
+            model = from_config(auto, config, trust_remote_code=trust_remote_code)
     except ValueError as error:
         raise ArgumentError(
             f"transformers cannot build the model of {folder}: {str(error).splitlines()[0]}",
@@ -176,7 +177,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json as it lies there.
 
     Raises:
-        ArgumentError: There is none.
+        ArgumentError: There is none, or it is none of a model.
     """
     file = folder / "config.json"
     if not file.is_file():
@@ -185,4 +186,4 @@ def read_config(folder: Path) -> dict[str, Any]:
             place="--base_model_name_or_path",
             fix="give the folder or Hub name of the base",
         )
-    return json.loads(file.read_text(encoding="utf-8"))
+    return check_config(folder, "--base_model_name_or_path")

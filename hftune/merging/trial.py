@@ -10,6 +10,7 @@ from typing import Any
 from hftune.distributed.launch import prepare_environment
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice
+from hftune.models.pretrained import pretrained
 
 prepare_environment()
 
@@ -31,9 +32,10 @@ def try_out(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, A
     Raises:
         ManifestError: It does not load strictly, or says something else.
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=plan.trust_remote_code)
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=plan.trust_remote_code)
     in_gguf = plan.base.gguf_file and plan.tokenizer == plan.base.folder
-    source = AutoTokenizer.from_pretrained(
+    source = pretrained(
+        AutoTokenizer,
         plan.tokenizer,
         trust_remote_code=plan.trust_remote_code,
         **({"gguf_file": plan.base.gguf_file} if in_gguf else {}),
@@ -45,7 +47,7 @@ def try_out(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, A
         notice("the merged model loads strictly; peft cannot weigh what these adapters trained in full, so no logits")
         return None
     if plan.quantised is not None:
-        return _both_bases(plan, said, tokenizer, max_shard_size)
+        return _both_bases(plan, folder.parent, said, tokenizer, max_shard_size)
     comparison = compare(answer(load_adapted(plan), tokenizer), said)
     get_logger().info("verified: %s", comparison)
     judge(comparison, half=_is_half(plan))
@@ -60,14 +62,14 @@ def _answers(plan: Plan, folder: Path, tokenizer: Any) -> Answers:
     return said
 
 
-def _both_bases(plan: Plan, said: Answers, tokenizer: Any, max_shard_size: str | None) -> dict[str, Any]:
+def _both_bases(plan: Plan, room: Path, said: Answers, tokenizer: Any, max_shard_size: str | None) -> dict[str, Any]:
     """What training saw beside this merge and the one into the other form of the base; both are said."""
     from hftune.merging.merge import write_model
 
     trained = answer(load_adapted(plan, quantised=True), tokenizer)
     own = compare(trained, said)
     other_plan = plan.with_base(dequantise=not plan.dequantise)
-    with tempfile.TemporaryDirectory(dir=plan.output.parent, prefix=f".{plan.output.name}.") as other:
+    with tempfile.TemporaryDirectory(dir=room, prefix="other-") as other:
         write_model(other_plan, Path(other), max_shard_size)
         compared = compare(trained, _answers(other_plan, Path(other), tokenizer))
     names = ("dequantized", "original") if plan.dequantise else ("original", "dequantized")

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ManifestError
+from hftune.models.pretrained import pretrained
 
 PROMPTS = (
     "Who are you?",
@@ -128,8 +129,8 @@ def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code:
     import transformers
 
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
-    model, info = auto.from_pretrained(
-        folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
+    model, info = pretrained(
+        auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:

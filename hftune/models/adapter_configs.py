@@ -13,6 +13,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.model_files import read_checked
 
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Beginnings of `init_lora_weights` that take a part out of the base."""
@@ -85,13 +86,7 @@ def _read(file: Path, flag: str) -> dict[str, Any]:
         raise ArgumentError(
             f"{file.parent} holds no adapter (adapter_config.json is missing)", place=flag, fix="give an adapter folder"
         )
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ArgumentError(
-            f"not valid JSON: {error.msg}", place=f"{flag}: {file}:{error.lineno}", fix="save the adapter again"
-        ) from error
-    return values
+    return read_checked(file, error=ArgumentError, fix=f"save the adapter again, or give another one with {flag}")
 
 
 def _written_by(values: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tokenizers import AddedToken
@@ -11,6 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.vocabulary import GrowthArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import LIMIT, parse_json
 
 
 def named_tokens(value: str | None, flag: str) -> list[str]:
@@ -34,13 +35,14 @@ def named_tokens(value: str | None, flag: str) -> list[str]:
 
 
 def _tokens_in(file: Path, flag: str) -> list[str]:
-    try:
-        text = file.read_text(encoding="utf-8")
-        if file.suffix != ".json":
-            return [line for line in text.split("\n") if line.strip()]
-        found = json.loads(text)
-    except ValueError as error:
-        raise ArgumentError(f"{file} cannot be read: {error}", place=flag, fix="write UTF-8, a token a line") from error
+    content = read_bytes(file, limit=LIMIT, error=ArgumentError)
+    if file.suffix != ".json":
+        try:
+            return [line for line in content.decode("utf-8").split("\n") if line.strip()]
+        except UnicodeDecodeError as error:
+            fix = "write UTF-8, a token a line"
+            raise ArgumentError(f"{file} cannot be read: {error}", place=flag, fix=fix) from error
+    found = parse_json(content, str(file), kind=None, error=ArgumentError, fix=f'write ["<a>", "<b>"] for {flag}')
     if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
         raise ArgumentError(f"{file} is no list of texts", place=flag, fix='write ["<a>", "<b>"]')
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hftune.models.vocabulary import (
     recorded_growth,
     vocabulary_rows,
 )
+from hftune.opening.model_files import read_checked
 
 
 def agree_with_tokenizer(
@@ -83,4 +83,4 @@ def trained_tokens(model: PreTrainedModel, folder: str | Path | None) -> list[in
 def _manifest(folder: str | Path | None) -> dict[str, Any] | None:
     """The manifest of a folder. Preflight has read it before, and spoken of what is wrong with it."""
     file = Path(folder or "") / MANIFEST_NAME
-    return json.loads(file.read_text(encoding="utf-8")) if folder and file.is_file() else None
+    return read_checked(file) if folder and file.is_file() else None

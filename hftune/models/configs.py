@@ -15,7 +15,9 @@ from transformers import AutoConfig, PreTrainedConfig
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.models.config_sizes import check_config
 from hftune.models.dropout import set_dropout_fields
+from hftune.models.pretrained import pretrained
 from hftune.models.rope import scale_rope
 
 _PROBE_SECONDS = 5.0
@@ -25,10 +27,12 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     """The config of `--model_name_or_path` with rope scaling and dropout as asked for. A new one each time.
 
     Raises:
-        ArgumentError: There is none, it cannot be read, or it has no room for what was asked.
+        ArgumentError: There is none, it cannot be read, says what no model has, or has no room for what was asked.
     """
+    check_config(model_args.model_name_or_path)
     try:
-        config = AutoConfig.from_pretrained(
+        config = pretrained(
+            AutoConfig,
             model_args.model_name_or_path,
             trust_remote_code=training_args.trust_remote_code,
             **source(model_args),

@@ -14,6 +14,7 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.imports import without_quantisers
 from hftune.models.adapter_configs import read_lora_config
+from hftune.models.pretrained import telling_faults
 
 
 def load_adapter(
@@ -31,13 +32,14 @@ def load_adapter(
     with warnings.catch_warnings(record=True) as said, without_quantisers(model):
         warnings.simplefilter("always")
         try:
-            adapted = PeftModel.from_pretrained(
-                model,
-                folder,
-                config=config,
-                is_trainable=is_trainable,
-                autocast_adapter_dtype=autocast_adapter_dtype,
-            )
+            with telling_faults(folder):
+                adapted = PeftModel.from_pretrained(
+                    model,
+                    folder,
+                    config=config,
+                    is_trainable=is_trainable,
+                    autocast_adapter_dtype=autocast_adapter_dtype,
+                )
         except (ValueError, RuntimeError) as error:
             first = str(error).strip().splitlines()
             raise ArgumentError(

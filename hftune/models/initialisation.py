@@ -15,9 +15,11 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from hftune.errors import ArgumentError
+from hftune.opening.model_files import read_checked
+from hftune.opening.safetensors_file import load_tensors
 
 Tensors = dict[str, torch.Tensor]
 _ROWS, _COLUMNS = (".lora_A.", ".lora_embedding_A"), (".lora_B.", ".lora_embedding_B")
@@ -66,14 +68,14 @@ def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
     for name, config in model.peft_config.items() if start else ():
         place = Path(folder) if name == "default" else Path(folder) / name
         weights = place / "adapter_model.safetensors"
-        trained = load_file(weights)
+        trained = load_tensors(weights)
         if name != "default" and not start.keys() <= trained.keys():
             continue  # a copy for reference, which peft (0.21) misnames under ZeRO-3 and which nobody reads
         aside = weights.with_suffix(".partial")
         save_file(plain_factors(trained, start), aside, metadata={"format": "pt"})
         os.replace(aside, weights)
         file = place / "adapter_config.json"
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_checked(file)
         # The scale alpha / r, or alpha / sqrt(r) for rsLoRA, stays what it was.
         factor = 2**0.5 if config.use_rslora else 2
         values |= {"r": 2 * values["r"], "lora_alpha": factor * values["lora_alpha"], "init_lora_weights": True}
@@ -84,7 +86,7 @@ def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
 
 def load_trained(model: PeftModel, folder: str | Path) -> None:
     """Put what `rewrite_as_plain` wrote back into the adapter in training."""
-    trained, _ = trained_factors(load_file(Path(folder) / "adapter_model.safetensors"))
+    trained, _ = trained_factors(load_tensors(Path(folder) / "adapter_model.safetensors"))
     set_peft_model_state_dict(model, trained, adapter_name="default")
 
 
@@ -97,7 +99,7 @@ def check_same_start(model: PeftModel, folder: str | Path) -> None:
     file = Path(folder) / "adapter_model.safetensors"
     if not started_from(model) or not file.is_file():
         return
-    _, then = trained_factors(load_file(file))
+    _, then = trained_factors(load_tensors(file))
     for name, now in started_from(model).items():
         other = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
         if other == name:

@@ -32,8 +32,10 @@ from hftune.models.configs import first_line, model_config, source
 from hftune.models.experts import is_mixture
 from hftune.models.float8 import state_float8, to_float8
 from hftune.models.gguf import forget_gguf
+from hftune.models.pretrained import from_config, pretrained
 from hftune.models.quantization import keep_differentiable, quantization_config
 from hftune.models.reward_rows import settle_padding
+from hftune.models.stored import check_loaded
 from hftune.weight_files import weight_shapes
 
 
@@ -161,7 +163,14 @@ def _from_pretrained(
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
     try:
-        model = auto.from_pretrained(model_args.model_name_or_path, config=config, **source(model_args), **given)
+        model, info = pretrained(
+            auto,
+            model_args.model_name_or_path,
+            config=config,
+            output_loading_info=True,
+            **source(model_args),
+            **given,
+        )
     except OSError as error:
         raise ArgumentError(
             f"no model could be loaded from {model_args.model_name_or_path}: {first_line(error)}",
@@ -172,6 +181,9 @@ def _from_pretrained(
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:
         forget_gguf(model)
+    elif not is_deepspeed_zero3_enabled():  # which transformers takes to fit
+        scores = auto is not AutoModelForCausalLM
+        check_loaded(info, model, str(model_args.model_name_or_path), flag="--model_name_or_path", scores=scores)
     return model
 
 
@@ -190,7 +202,7 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
     set_seed(seed)
     partitions = is_deepspeed_zero3_enabled()
     with nullcontext() if partitions else no_init_weights():
-        model = auto.from_config(config, **options)
+        model = from_config(auto, config, **options)
     if not partitions:
         set_seed(seed)
         model.init_weights()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -11,6 +10,7 @@ from transformers import PreTrainedConfig
 from hftune.arguments import ModelArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.opening.json_file import parse_json
 
 BY_NAME: dict[str, dict[str, float]] = {
     "linear": {},
@@ -93,10 +93,9 @@ def _named(kind: str, text: PreTrainedConfig, model_args: ModelArguments, rows: 
 
 
 def _inline(asked: Any, text: PreTrainedConfig) -> dict[str, Any]:
-    try:
-        given = dict(asked) if isinstance(asked, dict) else json.loads(asked)
-    except json.JSONDecodeError as error:
-        raise _problem(f"not valid JSON: {error.msg}", 'write {"rope_type": "yarn", "factor": 4.0}') from error
+    fix = 'write {"rope_type": "yarn", "factor": 4.0}'
+    parsed = asked if isinstance(asked, dict) else parse_json(asked, "--rope_scaling", error=ArgumentError, fix=fix)
+    given = dict(parsed)
     kind = given.pop("type", None)  # the name before transformers 5
     given.setdefault("rope_type", kind)
     if given["rope_type"] is None:

@@ -16,6 +16,8 @@ from transformers.initialization import no_init_weights
 
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.distributed import zero
+from hftune.models.config_sizes import check_config
+from hftune.models.pretrained import from_config, pretrained
 
 
 def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores: bool = False) -> PreTrainedModel:
@@ -31,7 +33,7 @@ def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores:
     if scores:
         config.num_labels = 1
     with zero.not_partitioned(), torch.device("meta"), no_init_weights():
-        model = auto.from_config(config, trust_remote_code=training_args.trust_remote_code)
+        model = from_config(auto, config, trust_remote_code=training_args.trust_remote_code)
     model.tie_weights()  # or tied embeddings would count twice
     return model
 
@@ -49,8 +51,10 @@ def skeleton_of(model_args: ModelArguments, training_args: StageArguments, *, sc
     """
     if model_args.gguf_file or not model_args.model_name_or_path:
         return None
+    check_config(model_args.model_name_or_path)
     try:
-        config = AutoConfig.from_pretrained(
+        config = pretrained(
+            AutoConfig,
             model_args.model_name_or_path,
             revision=model_args.model_revision,
             cache_dir=model_args.cache_dir,

@@ -10,7 +10,8 @@ from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.added_tokens import add_named_tokens
-from hftune.models.configs import source
+from hftune.models.configs import first_line, source
+from hftune.models.pretrained import pretrained
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -33,14 +34,15 @@ def load_plain_tokenizer(
     """The tokenizer in `named`, else the model's own, as it lies there."""
     name = str(named or model_args.model_name_or_path)
     try:
-        return AutoTokenizer.from_pretrained(
+        return pretrained(
+            AutoTokenizer,
             name,
             trust_remote_code=training_args.trust_remote_code,
             **source(model_args, name),
         )
     except (OSError, ValueError) as error:
         raise ArgumentError(
-            f"no tokenizer could be loaded from {name}: {str(error).splitlines()[0]}",
+            f"no tokenizer could be loaded from {name}: {first_line(error)}",
             place="--tokenizer_name_or_path" if named else "--model_name_or_path",
             fix="name a folder or Hub name that has one with --tokenizer_name_or_path",
         ) from error

@@ -15,13 +15,14 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.distributed import zero
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.logging import notice
 
 INITS = ("pieces", "mean", "normal")
 """How rows of new tokens begin; see `resized_rows`."""
 
 _BLOCK = 8192
+_MOST_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,40 @@ class Growth:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Growth:
         """The opposite of `to_json`."""
-        ids = [number for first, last in value["ids"] for number in range(first, last + 1)]
+        ids = _numbers(value["ids"])
         return cls(**value | {"ids": ids, "pieces": [[int(one) for one in text.split()] for text in value["pieces"]]})
 
 
 def recorded_growth(manifest: dict[str, Any] | None) -> Growth | None:
     """The growth that an adapter's `hftune.json` records: what its base needs before the adapter fits; or None."""
     value = ((manifest or {}).get("vocabulary") or {}).get("growth")
-    return Growth.from_json(value) if value and (manifest or {}).get("kind") == "adapter" else None
+    if not value or (manifest or {}).get("kind") != "adapter":
+        return None
+    try:
+        return Growth.from_json(value)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged("growth", error) from error
 
 
 def new_tokens(manifest: dict[str, Any] | None) -> list[int]:
     """Ids of the tokens that a folder's `hftune.json` says were added; later stages may train only them."""
     spans = ((manifest or {}).get("vocabulary") or {}).get("new_tokens") or []
+    try:
+        return _numbers(spans)
+    except (TypeError, ValueError) as error:
+        raise _damaged("new_tokens", error) from error
+
+
+def _numbers(spans: list[list[int]]) -> list[int]:
+    """The opposite of `_spans`. A manifest may come from anywhere: ten digits there must not fill the memory."""
+    if sum(last - first for first, last in spans) > _MOST_TOKENS or not all(first <= last for first, last in spans):
+        raise ValueError("no vocabulary has such spans of tokens")
     return [number for first, last in spans for number in range(first, last + 1)]
+
+
+def _damaged(name: str, why: object) -> ManifestError:
+    cause = f"the manifest's vocabulary.{name} is not as hftune writes it: {shown(why)}"
+    return ManifestError(cause, place="hftune.json", fix="copy the folder again from where it is whole")
 
 
 def resized_rows(old: torch.Tensor, growth: Growth) -> torch.Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.errors import ArgumentError
+from hftune.checkpoints.intact import folder_problems
+from hftune.errors import ArgumentError, raise_together
 from hftune.logging import get_logger, notice
+from hftune.models.config_sizes import check_config
+from hftune.models.pretrained import pretrained
 from hftune.models.vocabulary import describe_vocabulary, grow, plan_growth, vocabulary_rows
+from hftune.publishing.folder import published_folder
+from hftune.secrets import without_secrets
 from hftune.vocabulary.model_file import NAME, grow_model_file
 from hftune.weight_files import fingerprint
 
@@ -45,8 +48,11 @@ def load_base_tokenizer(args: VocabArguments, *, named: bool = False) -> PreTrai
     name = (args.tokenizer_name_or_path if named else None) or args.model_name_or_path or args.tokenizer_name_or_path
     if not name:
         raise ArgumentError("no model was named", place="--model_name_or_path", fix="give a folder or a Hub name")
+    check_config(name)
+    flag = "--tokenizer_name_or_path" if name == args.tokenizer_name_or_path else "--model_name_or_path"
+    raise_together(folder_problems(name, flag))
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+        return pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"no tokenizer could be loaded from {name}: {str(error).splitlines()[0]}",
@@ -55,14 +61,16 @@ def load_base_tokenizer(args: VocabArguments, *, named: bool = False) -> PreTrai
         ) from error
 
 
-def with_content(tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], folder: Path) -> PreTrainedTokenizerBase:
+def with_content(
+    tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], folder: Path, *, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """The tokenizer whose `tokenizer.json` is `content`, written into `folder` and read again as anyone will."""
     tokenizer.save_pretrained(folder)
     for name in _STALE:
         (folder / name).unlink(missing_ok=True)
     grow_model_file(tokenizer.name_or_path, content, folder / NAME)
     (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    grown = AutoTokenizer.from_pretrained(folder)
+    grown = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
     vocabulary = grown.get_vocab()
     moved = [token for token, number in tokenizer.get_vocab().items() if vocabulary.get(token) != number]
     assert not moved, f"ids of {len(moved)} tokens have moved: {moved[:5]}"
@@ -72,7 +80,7 @@ def with_content(tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], fo
 def write_result(
     args: VocabArguments, command: str, make: Callable[[Path], Result], base: PreTrainedTokenizerBase | None
 ) -> Path:
-    """Write tokenizer, model and manifest beside the output folder, then rename: nothing half made looks finished.
+    """Write tokenizer, model and manifest; they appear in the output folder together, or not at all.
 
     Args:
         make: Given the folder that is written to; returns what goes there.
@@ -81,17 +89,11 @@ def write_result(
     Raises:
         ArgumentError: No output folder, or one that holds a finished result.
     """
-    output = _output_folder(args)
-    aside = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    named = (args.model_name_or_path, args.tokenizer_name_or_path, args.domain_tokenizer, args.train_file_dir)
+    inputs = [Path(name) for name in named if name and Path(name).exists()]
+    with published_folder(str(args.output_dir or ""), overwrite=args.overwrite_output_dir, inputs=inputs) as aside:
         _fill(aside, args, command, make(aside), base)
-        shutil.rmtree(output, ignore_errors=True)
-        os.replace(aside, output)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-    return output
+    return Path(str(args.output_dir))
 
 
 def _fill(
@@ -102,30 +104,15 @@ def _fill(
     model = None if base is None or args.tokenizer_only else _grown_model(args, base, result.tokenizer)
     if model is not None:
         model.save_pretrained(folder)
-    manifests.write_manifest(folder, _manifest(args, command, result.tokenizer, model, result.figures))
-
-
-def _output_folder(args: VocabArguments) -> Path:
-    if not args.output_dir:
-        raise ArgumentError("no folder for the result was named", place="--output_dir", fix="give one")
-    output = Path(args.output_dir)
-    if manifests.is_complete(output) and not args.overwrite_output_dir:
-        raise ArgumentError(
-            f"{output} already holds a finished result",
-            place="--output_dir",
-            fix="choose another folder, or add --overwrite_output_dir",
-        )
-    if output.is_dir() and any(output.iterdir()) and not manifests.is_complete(output):
-        raise ArgumentError(f"{output} is not empty", place="--output_dir", fix="give a new folder")
-    return output
+    manifests.finish_manifest(folder, _manifest(args, command, result.tokenizer, model, result.figures))
 
 
 def _grown_model(
     args: VocabArguments, base: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            args.model_name_or_path, dtype="auto", trust_remote_code=args.trust_remote_code
+        model = pretrained(
+            AutoModelForCausalLM, args.model_name_or_path, dtype="auto", trust_remote_code=args.trust_remote_code
         )
     except OSError as error:
         raise ArgumentError(
@@ -163,7 +150,7 @@ def _manifest(
         "stage": "vocab",
         "status": manifests.COMPLETE,
         "command": ["hftune", "vocab", command],
-        "arguments": manifests.without_secrets(vars(args)),
+        "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
         "base": {"name": name, "fingerprint": fingerprint(name)} if name else None,
         "parents": [{"folder": name, "fingerprint": fingerprint(name)}]

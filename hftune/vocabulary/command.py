@@ -22,6 +22,7 @@ from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.models.added_tokens import add_named_tokens, named_tokens
 from hftune.preflight.vocabulary_checks import check_growth
+from hftune.visible import say
 from hftune.vocabulary.build import Result, load_base_tokenizer, with_content, write_result
 from hftune.vocabulary.corpus import read_corpus, tokens_per_character
 from hftune.vocabulary.domain import domain_tokens
@@ -41,7 +42,7 @@ def run(name: str, args: VocabArguments) -> Path:
             problems.append(ArgumentError(f"hftune vocab {name} needs it", place=f"--{flag}", fix=f"give --{flag}"))
     raise_together(problems)
     folder = COMMANDS[name](args)
-    print(f"{folder}: {_what_next(args)}")
+    say(f"{folder}: {_what_next(args)}")
     return folder
 
 
@@ -76,7 +77,7 @@ def extend(args: VocabArguments) -> Path:
             min_frequency=args.min_frequency,
             max_length=args.max_token_length,
         )
-        grown = with_content(tokenizer, content, folder)
+        grown = with_content(tokenizer, content, folder, trust_remote_code=args.trust_remote_code)
         return Result(grown, content, _figures(tokenizer, grown, held_out))
 
     return _grown(args, "extend", make)
@@ -84,14 +85,14 @@ def extend(args: VocabArguments) -> Path:
 
 def merge(args: VocabArguments) -> Path:
     """Words of another tokenizer or of a list."""
-    domain = domain_tokens(str(args.domain_tokenizer))
+    domain = domain_tokens(str(args.domain_tokenizer), trust_remote_code=args.trust_remote_code)
     held_out: list[str] = []
     if args.validation_file_dir:
         _, held_out = read_corpus(args.validation_file_dir, args.validation_file_dir, args.max_characters)
 
     def make(tokenizer: PreTrainedTokenizerBase, folder: Path) -> Result:
         content = extend_from_tokens(tokenizer, domain, args.new_tokens)
-        grown = with_content(tokenizer, content, folder)
+        grown = with_content(tokenizer, content, folder, trust_remote_code=args.trust_remote_code)
         return Result(grown, content, _figures(tokenizer, grown, held_out) if held_out else {})
 
     return _grown(args, "merge", make)
@@ -110,7 +111,7 @@ def train(args: VocabArguments) -> Path:
             train_sentencepiece(learnt, args.vocab_size, special, args.tokenizer_type, file)
             tokenizer = from_sentencepiece(read_sentencepiece(file))
         after = tokens_per_character(tokenizer, held_out)
-        print(f"tokens per character on held-out text: {after:.3f}")
+        say(f"tokens per character on held-out text: {after:.3f}")
         return Result(
             tokenizer, None, {"tokens_per_character": {"after": after}, "characters": sum(map(len, held_out))}
         )
@@ -138,7 +139,7 @@ def _own_tokenizer(args: VocabArguments) -> PreTrainedTokenizerBase | None:
 
 def _figures(before: PreTrainedTokenizerBase, after: PreTrainedTokenizerBase, texts: list[str]) -> dict[str, object]:
     old, new = tokens_per_character(before, texts), tokens_per_character(after, texts)
-    print(f"tokens per character on {sum(map(len, texts))} held-out characters: {old:.3f} before, {new:.3f} after")
+    say(f"tokens per character on {sum(map(len, texts))} held-out characters: {old:.3f} before, {new:.3f} after")
     saved = 1 - new / old if old else 0.0
     return {
         "tokens_per_character": {"before": old, "after": new, "saved": saved},

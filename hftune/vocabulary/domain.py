@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hftune.errors import ArgumentError
+from hftune.models.pretrained import pretrained, telling_faults
+from hftune.opening.json_file import LARGE, read_json
 from hftune.vocabulary.kinds import SPACE, kind_of
 from hftune.vocabulary.train import read_sentencepiece
 
 FLAG = "--domain_tokenizer"
 
 
-def domain_tokens(given: str) -> list[str]:
+def domain_tokens(given: str, *, trust_remote_code: bool = False) -> list[str]:
     """Texts of the tokens of a tokenizer folder, a `tokenizer.json`, a SentencePiece `.model` or a list of words.
 
     In the order of their ids or lines: that in which they were learnt. Special tokens, bytes and pieces of characters
@@ -25,7 +26,7 @@ def domain_tokens(given: str) -> list[str]:
     """
     path = Path(given).expanduser()
     if path.is_dir() or not path.exists():
-        return _texts(_tokenizer(given))
+        return _texts(_tokenizer(given, trust_remote_code))
     if path.name.endswith(".json"):
         return _texts(_fast(path))
     if path.name.endswith(".model"):
@@ -35,23 +36,20 @@ def domain_tokens(given: str) -> list[str]:
     return _listed(path)
 
 
-def _tokenizer(given: str) -> PreTrainedTokenizerBase:
+def _tokenizer(given: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(given)
+        return pretrained(AutoTokenizer, given, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         cause = f"no tokenizer could be loaded from {given}: {str(error).splitlines()[0]}"
         raise ArgumentError(cause, place=FLAG, fix="give a folder, a tokenizer.json, a .model or a list") from error
 
 
 def _fast(file: Path) -> PreTrainedTokenizerBase:
-    # The tokenizers package has one exception for everything, Exception itself: so the file is read as JSON before.
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ArgumentError(f"{file} is not valid JSON: {error}", place=FLAG, fix="give a tokenizer.json") from error
-    if not isinstance(content, dict) or "model" not in content:
+    content = read_json(file, limit=LARGE, error=ArgumentError, fix=f"give {FLAG} a tokenizer.json")
+    if "model" not in content:
         raise ArgumentError(f"{file} is no tokenizer.json", place=FLAG, fix="give a file that `tokenizers` wrote")
-    return PreTrainedTokenizerFast(tokenizer_file=str(file))
+    with telling_faults(file, descriptions=True):
+        return PreTrainedTokenizerFast(tokenizer_file=str(file))
 
 
 def _texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -17,11 +17,13 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.export import ServedAdapterArguments
 from hftune.checkpoints.chain import recorded_chain
+from hftune.checkpoints.intact import folder_problems
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, Part, read_adapter
 from hftune.merging.export.compared import distance, load, logits_of
 from hftune.merging.tensors import close_files, read_tensor
+from hftune.models.pretrained import pretrained
 from hftune.models.vocabulary import recorded_growth
 from hftune.preflight.bases import check_adapter_fits
 from hftune.weight_files import StoredTensor, stored_tensors
@@ -45,6 +47,7 @@ def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator
             f"the adapter in {folder} names no base", place="--base_model_name_or_path", fix="name its base"
         )
         return
+    yield from folder_problems(base, "--base_model_name_or_path")
     yield from check_adapter_fits(base, str(folder), "--base_model_name_or_path")
     if reasons := list(_reasons(adapter, base)):
         yield ArgumentError(
@@ -137,7 +140,7 @@ def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArgument
     has_tokenizer = (folder / "tokenizer_config.json").is_file()
     if has_tokenizer or local:
         source = folder if has_tokenizer else base
-        AutoTokenizer.from_pretrained(source, trust_remote_code=args.trust_remote_code).save_pretrained(output)
+        pretrained(AutoTokenizer, source, trust_remote_code=args.trust_remote_code).save_pretrained(output)
     _say(adapter, base, rank, str(args.output_dir))
     figures = {"rank": rank, "alpha": alpha, "modules": len(modules), "dtype": "float32", "base": base}
     return figures | (_difference(base, folder, output, args) if args.verify and local else {})
@@ -193,5 +196,6 @@ def _difference(base: str, folder: Path, output: Path, args: ServedAdapterArgume
     said = []
     for adapter in (folder, output):
         model = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(adapter))
-        said.append(logits_of(model.eval(), Path(output if (output / "tokenizer_config.json").is_file() else base)))
+        speaker = Path(output if (output / "tokenizer_config.json").is_file() else base)
+        said.append(logits_of(model.eval(), speaker, args.trust_remote_code))
     return distance(*said)

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from hftune.errors import UserError
 from hftune.logging import notice
+from hftune.models.pretrained import pretrained
 
 TEXTS = ("Who are you?", "The capital of France is", "为什么天空是蓝色的？", "def add(a, b):\n    return")
 # Of the logits' standard deviation. Rounding to 8 bits costs a few hundredths.
@@ -23,13 +24,13 @@ _NOT_READ = ("mixtral",)  # by transformers 5.23's reader of GGUF files
 def load(folder: Path, trust_remote_code: bool = False, **options: Any) -> PreTrainedModel:
     """A causal LM in float32, ready to answer."""
     options = {"dtype": torch.float32} | options
-    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=trust_remote_code, **options).eval()
+    return pretrained(AutoModelForCausalLM, folder, trust_remote_code=trust_remote_code, **options).eval()
 
 
 def compare(folder: Path, result: Path, trust_remote_code: bool = False) -> dict[str, float]:
     """The difference of two folders' logits, the second as it is stored."""
-    before = logits_of(load(folder, trust_remote_code), folder)
-    return distance(before, logits_of(load(result, trust_remote_code, dtype="auto"), folder))
+    before = logits_of(load(folder, trust_remote_code), folder, trust_remote_code)
+    return distance(before, logits_of(load(result, trust_remote_code, dtype="auto"), folder, trust_remote_code))
 
 
 def read_back(folder: Path, file: Path, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -38,10 +39,10 @@ def read_back(folder: Path, file: Path, trust_remote_code: bool = False) -> dict
     The file is read by llama.cpp where `llama_cpp` is installed, else its tensors are read by transformers into the
     model that they came from, of whose config transformers' reader knows but a part.
     """
-    before = logits_of(load(folder, trust_remote_code), folder)
+    before = logits_of(load(folder, trust_remote_code), folder, trust_remote_code)
     if importlib.util.find_spec("llama_cpp") is not None:
-        return {"read_by": "llama.cpp", **distance(before, _llama_cpp_logits(file, folder))}
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return {"read_by": "llama.cpp", **distance(before, _llama_cpp_logits(file, folder, trust_remote_code))}
+    config = pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code)
     if config.model_type in _NOT_READ:
         notice(f"not read back: transformers reads no GGUF of {config.model_type}; install llama-cpp-python for that")
         return {}
@@ -50,7 +51,7 @@ def read_back(folder: Path, file: Path, trust_remote_code: bool = False) -> dict
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=".") as room:
         whole = file if "-of-" not in file.name else join(file, Path(room) / "whole.gguf")
         model = load(whole.parent, gguf_file=whole.name, config=config)
-    return {"read_by": "transformers", **distance(before, logits_of(model, folder))}
+    return {"read_by": "transformers", **distance(before, logits_of(model, folder, trust_remote_code))}
 
 
 def join(first: Path, target: Path) -> Path:
@@ -78,9 +79,9 @@ def join(first: Path, target: Path) -> Path:
     return target
 
 
-def logits_of(model: Any, tokenizer_folder: Path) -> list[torch.Tensor]:
+def logits_of(model: Any, tokenizer_folder: Path, trust_remote_code: bool = False) -> list[torch.Tensor]:
     """Float32 logits of every position of `TEXTS`, (length, rows) each."""
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+    tokenizer = pretrained(AutoTokenizer, tokenizer_folder, trust_remote_code=trust_remote_code)
     with torch.no_grad():
         ids = [torch.tensor([tokenizer(text).input_ids], device=model.device) for text in TEXTS]
         return [model(input_ids=row).logits[0].float().cpu() for row in ids]
@@ -118,10 +119,10 @@ def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
         )
 
 
-def _llama_cpp_logits(file: Path, folder: Path) -> list[torch.Tensor]:
+def _llama_cpp_logits(file: Path, folder: Path, trust_remote_code: bool) -> list[torch.Tensor]:
     from llama_cpp import Llama
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
     model = Llama(str(file), logits_all=True, n_ctx=512, verbose=False)
     found = []
     for text in TEXTS:

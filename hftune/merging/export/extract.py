@@ -5,7 +5,6 @@ The truncated SVD is the nearest matrix of a given rank (Eckart and Young, 1936)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,15 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers import AutoConfig
 
+from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
+from hftune.models.pretrained import pretrained
+from hftune.opening.safetensors_file import opened
 from hftune.weight_files import read_header, weight_files, weight_shapes
 
 EMBEDDINGS = ("embed_tokens", "lm_head", "score")
@@ -89,9 +90,11 @@ def extract_lora(base: Path, tuned: Path, rank: int, *, keep_other_changes: bool
     return found
 
 
-def save_extracted(found: Extracted, folder: Path, base: str, rank: int, *, scores: bool) -> None:
+def save_extracted(
+    found: Extracted, folder: Path, base: str, rank: int, *, scores: bool, trust_remote_code: bool = False
+) -> None:
     """Write the adapter as peft does: `adapter_config.json` and `adapter_model.safetensors`."""
-    tied = _is_tied(Path(base)) and "embed_tokens" in found.whole
+    tied = _is_tied(Path(base), trust_remote_code) and "embed_tokens" in found.whole
     if tied:  # peft keeps the tied head beside the embedding
         embedding = next(tensor for name, tensor in found.tensors.items() if name.endswith("embed_tokens.weight"))
         found.tensors["base_model.model.lm_head.weight"] = embedding.clone()
@@ -165,16 +168,17 @@ def _check_alike(base: Path, tuned: Path) -> None:
         )
 
 
-def _is_tied(folder: Path) -> bool:
-    return bool(AutoConfig.from_pretrained(folder).get_text_config().tie_word_embeddings)
+def _is_tied(folder: Path, trust_remote_code: bool) -> bool:
+    return bool(
+        pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code).get_text_config().tie_word_embeddings
+    )
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as stored:
+    with opened(file) as stored:
         return stored.get_tensor(name)
 
 
 def base_of(tuned: Path) -> str | None:
     """The model that a folder's manifest says it was trained from."""
-    file = tuned / "hftune.json"
-    return json.loads(file.read_text(encoding="utf-8")).get("base", {}).get("name") if file.is_file() else None
+    return ((read_manifest(tuned) or {}).get("base") or {}).get("name")

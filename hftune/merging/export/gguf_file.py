@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import quants
-from safetensors import safe_open
 from tqdm import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
@@ -26,6 +25,8 @@ from hftune.merging.export.architectures import Architecture
 from hftune.merging.export.limits import check_llama_cpp
 from hftune.merging.export.vocabulary import read_vocabulary
 from hftune.merging.shards import parse_size
+from hftune.models.pretrained import pretrained
+from hftune.opening.safetensors_file import opened
 from hftune.weight_files import read_header, weight_files
 
 TYPES: dict[str, Type] = {
@@ -106,10 +107,10 @@ def write_gguf(
     Raises:
         ArgumentError: An architecture, tokenizer or tensor that hftune does not write.
     """
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
+    config = pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code).get_text_config()
     known = architectures.architecture_of(config)
     raise_together(check_llama_cpp(config))
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
     chosen = TYPES[outtype] if outtype != "auto" else _checkpoint_type(folder)
     pieces = list(_pieces(folder, config, known, chosen))
     rows = next(piece.shape[0] for piece in pieces if piece.name == "token_embd.weight")
@@ -191,7 +192,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Reader]]:
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
-    with safe_open(file, framework="pt") as stored:
+    with opened(file) as stored:
         return stored.get_tensor(name)
 
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
-
 from hftune.arguments.export import HubArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError
+from hftune.publishing.files import write_page
+from hftune.publishing.uploads import push_folder
 from hftune.reporting.model_card import model_card
-
-# Checkpoints hold optimizer states, logs hold host names: neither is part of the model.
-LEFT_OUT = ["checkpoint-*/*", "runs/*", "logs/*", "*.partial", "trainer_state.json", "training_args.bin", "hftune.json"]
 
 
 def write_card(folder: Path, name: str) -> Path:
@@ -27,7 +23,7 @@ def write_card(folder: Path, name: str) -> Path:
             fix="give a folder of hftune",
         )
     file = folder / "README.md"
-    file.write_text(model_card(manifest, name, lineage(manifest)), encoding="utf-8")
+    write_page(file, model_card(manifest, name, lineage(manifest)), "card")
     return file
 
 
@@ -50,19 +46,7 @@ def push(folder: Path, args: HubArguments) -> dict[str, Any]:
         ArgumentError: The Hub cannot be reached, or refuses.
     """
     assert args.hub_model_id is not None
-    api = HfApi(token=args.hub_token)
-    try:
-        api.create_repo(args.hub_model_id, private=args.hub_private_repo, exist_ok=True)
-        done = api.upload_folder(
-            repo_id=args.hub_model_id,
-            folder_path=folder,
-            commit_message=args.commit_message,
-            ignore_patterns=LEFT_OUT,
-        )
-    except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
-        raise ArgumentError(
-            f"the Hub did not take {args.hub_model_id}: {str(error).splitlines()[0]}",
-            place="--hub_model_id",
-            fix="check the name, the network and the token (`hf auth login` or --hub_token)",
-        ) from error
-    return {"hub_model_id": args.hub_model_id, "commit": str(done)}
+    done = push_folder(
+        folder, args.hub_model_id, token=args.hub_token, message=args.commit_message, private=args.hub_private_repo
+    )
+    return {"hub_model_id": args.hub_model_id, "commit": done}

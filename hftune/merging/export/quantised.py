@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from hftune.arguments.export import QuantisedArguments
+from hftune.models.pretrained import pretrained
 
 
 def write_quantised(folder: Path, output: Path, args: QuantisedArguments) -> dict[str, Any]:
@@ -29,11 +30,16 @@ def write_quantised(folder: Path, output: Path, args: QuantisedArguments) -> dic
         else BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head"])
     )
     device = {"": 0} if torch.cuda.is_available() else {"": "cpu"}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, quantization_config=config, device_map=device, trust_remote_code=args.trust_remote_code
+    model = pretrained(
+        AutoModelForCausalLM,
+        folder,
+        dtype=dtype,
+        quantization_config=config,
+        device_map=device,
+        trust_remote_code=args.trust_remote_code,
     )
     model.save_pretrained(output)
-    AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code).save_pretrained(output)
+    pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code).save_pretrained(output)
     kind = args.bnb_4bit_quant_type if args.bits == 4 else "int8"
     size = sum(file.stat().st_size for file in output.glob("*.safetensors"))
     return {"bits": args.bits, "type": kind, "bytes": size}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,16 @@ from hftune.arguments.export import (
     ServingArguments,
 )
 from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.intact import folder_problems
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.merging.export.compared import compare, distance, load, logits_of, read_back, refuse_if_apart
+from hftune.models.config_sizes import check_config
+from hftune.models.layers import check_layers
+from hftune.models.pretrained import pretrained
+from hftune.publishing.folder import published_folder
+from hftune.publishing.ownership import output_problems
+from hftune.secrets import without_secrets
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -38,22 +43,27 @@ def export(args: ExportArguments) -> dict[str, Any]:
     if isinstance(args, HubArguments):
         return _publish(folder, args)
     output = Path(str(args.output_dir))
-    aside = output.with_name(f".{output.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    figures = _write(folder, aside, args)
-    refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
-    manifest = _manifest(folder, args, figures)
-    manifests.write_manifest(aside, manifest)
-    shutil.rmtree(output, ignore_errors=True)
-    os.replace(aside, output)
+    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args)) as aside:
+        figures = _write(folder, aside, args)
+        refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
+        manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
     return manifest
+
+
+def _other_model(folder: Path) -> Iterator[UserError]:
+    """What is wrong with config.json, or with the layers that are stored beside it."""
+    try:
+        flag = "--model_name_or_path"
+        check_layers(check_config(folder, flag), weight_shapes(folder), str(folder), flag)
+    except UserError as problem:
+        yield problem
 
 
 def check_export(args: ExportArguments) -> Iterator[UserError]:
     """A full model is named; what is to be written has a name and replaces nothing by accident."""
     folder = Path(args.model_name_or_path or "")
+    yield from folder_problems(folder, "--model_name_or_path", whole=not isinstance(args, HubArguments))
     if not args.model_name_or_path or not folder.is_dir():
         yield ArgumentError(
             f"there is no folder {args.model_name_or_path}",
@@ -73,6 +83,8 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
         )
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
+    else:
+        yield from _other_model(folder)
     if isinstance(args, HubArguments):
         if not args.hub_model_id and not args.card_only:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
@@ -83,14 +95,13 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
             place=f"--max_shard_size {args.max_shard_size}",
             fix="leave it out",
         )
-    if not args.output_dir:
-        yield ArgumentError("no output folder was named", place="--output_dir", fix="give one")
-    elif manifests.is_complete(args.output_dir) and not args.overwrite_output_dir:
-        yield ArgumentError(
-            f"{args.output_dir} already holds a finished result",
-            place="--output_dir",
-            fix="choose another folder, or add --overwrite_output_dir",
-        )
+    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args))
+
+
+def _inputs(folder: Path, args: ExportArguments) -> list[Path]:
+    """The local folders that are read."""
+    base = getattr(args, "base_model_name_or_path", None)
+    return [folder, *([Path(base)] if base else [])]
 
 
 def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
@@ -127,7 +138,7 @@ def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
         trust_remote_code=args.trust_remote_code,
     )
     if isinstance(args, OllamaArguments):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
+        tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
         write_modelfile(aside, name, tokenizer, folder, args.system)
     first = aside / figures["files"][0]
     return figures | (read_back(folder, first, args.trust_remote_code) if args.verify else {})
@@ -145,15 +156,16 @@ def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any
             place="--base_model_name_or_path",
             fix="name the model that training began with",
         )
+    raise_together(folder_problems(base, "--base_model_name_or_path", whole=True))
     found = extract_lora(Path(base), folder, args.lora_r, keep_other_changes=args.keep_other_changes)
     scores = "score.weight" in weight_shapes(folder)
-    save_extracted(found, aside, base, args.lora_r, scores=scores)
-    AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
+    save_extracted(found, aside, base, args.lora_r, scores=scores, trust_remote_code=args.trust_remote_code)
+    pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
     figures = found.to_dict() | {"base": base}
     if args.verify and not scores:
         adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
         tuned = load(folder, args.trust_remote_code)
-        figures |= distance(logits_of(tuned, folder), logits_of(adapted, folder))
+        figures |= distance(*(logits_of(model, folder, args.trust_remote_code) for model in (tuned, adapted)))
     return figures
 
 
@@ -176,7 +188,7 @@ def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> m
         "stage": "export",
         "format": FORMATS_BY_CLASS[type(args)],
         "status": manifests.COMPLETE,
-        "arguments": manifests.without_secrets(vars(args)),
+        "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
         "base": {"name": base, "fingerprint": fingerprint(base)},
         "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -18,6 +16,9 @@ from hftune.logging import notice
 from hftune.merging.export.turns import terminator
 from hftune.merging.shards import parse_size
 from hftune.merging.tensors import FLOATS
+from hftune.models.pretrained import pretrained
+from hftune.opening.folders import copy_file
+from hftune.opening.safetensors_file import opened
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
 
 
@@ -31,9 +32,9 @@ def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> 
         `dtype`, `ends` (the tokens that end an answer) and `bytes` of the weights.
     """
     output.mkdir(parents=True, exist_ok=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
     tokenizer.save_pretrained(output)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=args.trust_remote_code)
+    config = pretrained(AutoConfig, folder, trust_remote_code=args.trust_remote_code)
     dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
     size = _write_weights(folder, output, dtype, args.max_shard_size)
     if dtype is not None:
@@ -87,7 +88,7 @@ def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
 def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in {tensor.file for tensor in tensors.values()}:
-        with safe_open(file, framework="pt") as stored:
+        with opened(file) as stored:
             for name in (name for name, tensor in tensors.items() if tensor.file == file):
                 tensor = stored.get_tensor(name)
                 found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
@@ -112,5 +113,5 @@ def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTo
     settings.save_pretrained(output)
     for extra in ("chat_template.jinja",):
         if (folder / extra).is_file() and not (output / extra).is_file():
-            shutil.copy(folder / extra, output / extra)
+            copy_file(folder / extra, output / extra, within=folder)
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]

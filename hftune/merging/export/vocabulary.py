@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import gguf
 
 from hftune.errors import ArgumentError
+from hftune.opening.json_file import LARGE, read_json
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -77,7 +77,7 @@ def read_vocabulary(folder: Path, rows: int) -> Vocabulary:
         raise ArgumentError(
             f"{folder} has no tokenizer.json", place="--model_name_or_path", fix="save a fast tokenizer"
         )
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file, limit=LARGE)
     if content["model"].get("type", "BPE") != "BPE":
         raise _unknown(f"a {content['model'].get('type')} model")
     tokens, kinds = _tokens(content, rows)

@@ -10,7 +10,6 @@ from hftune.checkpoints.manifest import (
     is_complete,
     library_versions,
     read_manifest,
-    without_secrets,
     write_manifest,
 )
 from hftune.errors import ManifestError
@@ -29,17 +28,6 @@ def test_a_broken_one_is_said(tmp_path: Path) -> None:
     (tmp_path / "hftune.json").write_text('{\n"stage": \n')
     with pytest.raises(ManifestError, match=r"hftune\.json:3"):
         read_manifest(tmp_path)
-
-
-def test_secrets_are_left_out() -> None:
-    values = {"hub_token": "s", "hf_hub_token": "s", "pad_token": "<pad>", "max_tokens": 3, "vllm_api_key": "s"}
-    assert without_secrets(values) == {
-        "hub_token": None,
-        "hf_hub_token": None,
-        "pad_token": "<pad>",
-        "max_tokens": 3,
-        "vllm_api_key": None,
-    }
 
 
 def test_versions_name_what_shapes_a_result() -> None:

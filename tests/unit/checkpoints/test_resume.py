@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, what_is_wrong, write_record
 from hftune.checkpoints.resume import PARTIAL, newest_whole, remove_leftovers, remove_old, steps_done
+from hftune.errors import ArgumentError
 
 
 def make(output: Path, step: int, *, record: bool = True, engine: bool = False) -> Path:
@@ -122,3 +124,42 @@ def test_leftovers(tmp_path: Path) -> None:
     (tmp_path / ".checkpoint-2.old").mkdir()
     remove_leftovers(tmp_path)
     assert [folder.name for folder in tmp_path.iterdir()] == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "below/notes.txt", "no record"])
+def test_checkpoints_with_something_of_somebody_else_are_never_deleted(tmp_path: Path, foreign: str) -> None:
+    folders = [make(tmp_path, step, record=foreign != "no record" or step != 2) for step in (1, 2, 3, 4)]
+    if foreign != "no record":
+        (folders[1] / foreign).parent.mkdir(exist_ok=True)
+        (folders[1] / foreign).write_text("mine")
+    gone = remove_old(tmp_path, 1, None)
+    assert gone == [folders[2], folders[0]] and folders[1].is_dir() and folders[3].is_dir()
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "somebody's folder"])
+def test_what_has_the_name_of_the_work_folder_is_left_alone(tmp_path: Path, kind: str) -> None:
+    victim, aside = tmp_path / "victim", tmp_path / "out" / PARTIAL
+    victim.mkdir()
+    (victim / "thesis").write_text("mine")
+    aside.parent.mkdir()
+    if kind == "link":
+        aside.symlink_to(victim)
+    elif kind == "file":
+        aside.write_text("mine")
+    else:
+        victim.rename(aside)
+    with pytest.raises(ArgumentError, match="in the way"):
+        remove_leftovers(aside.parent)
+    assert [path.read_text() for path in tmp_path.rglob("thesis")] == ["mine"] and aside.exists()
+
+
+def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) -> None:
+    make(tmp_path, 1).rename(tmp_path / ".checkpoint-1.old")
+    half = make(tmp_path, 2)
+    half.rename(tmp_path / ".checkpoint-2.old")
+    (tmp_path / ".checkpoint-2.old" / "model.safetensors").unlink()
+    make(tmp_path, 3)
+    shutil.copytree(tmp_path / "checkpoint-3", tmp_path / ".checkpoint-3.old")
+    remove_leftovers(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
+    assert what_is_wrong(tmp_path / "checkpoint-1") is None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from deepspeed.utils.tensor_fragment import fragment_address
 from torch import Tensor
 
 PARAMETERS = [
@@ -51,7 +51,7 @@ def _stage_2(groups: list[dict[str, Tensor]], rank: int, world: int, stage: int)
         for name, value in group.items():
             first, last = max(offset, rank * size), min(offset + value.numel(), (rank + 1) * size)
             if first < last:
-                starts[name] = SimpleNamespace(start=first - rank * size, numel=last - first)
+                starts[name] = fragment_address(start=first - rank * size, numel=last - first)
             offset += value.numel()
         mappings.append(starts)
     return {

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hftune.errors import UserError
-from hftune.merging import folders
+from hftune.publishing.folder import work_folder
 from tests.unit.merging.models import (
     ATTENTION,
     IDS,
@@ -52,7 +52,7 @@ def refused(adapter: Path | str, tmp_path: Path, *words: str, **arguments: objec
         merge(adapter, tmp_path / "merged", **arguments)
     message = str(error.value)
     assert all(word in message for word in words), message
-    assert not (tmp_path / "merged").exists() and not folders.aside_of(tmp_path / "merged").exists()
+    assert not (tmp_path / "merged").exists() and not work_folder(tmp_path / "merged").exists()
     return message
 
 
@@ -134,25 +134,28 @@ def test_several_problems_at_once(base: Path, adapter: Path, tmp_path: Path) -> 
 
 
 def test_output_folders(base: Path, adapter: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds what is merged"):
+    with pytest.raises(UserError, match="which is read"):
         merge(adapter, tmp_path)
-    with pytest.raises(UserError, match="holds what is merged"):
+    with pytest.raises(UserError, match="which is read"):
         merge(adapter, base, overwrite_output_dir=True)
     output = tmp_path / "notes"
     output.mkdir()
     (output / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="already holds files"):
-        merge(adapter, output)
-    assert (output / "mine.txt").is_file()
-    merge(adapter, output, overwrite_output_dir=True)
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"hftune did not write: mine.txt"):
+            merge(adapter, output, overwrite_output_dir=overwrite)
+        assert (output / "mine.txt").read_text() == "mine" and [*output.iterdir()] == [output / "mine.txt"]
+    (output / "mine.txt").unlink()
+    merge(adapter, output)
     with pytest.raises(UserError, match="already holds a finished result"):
         merge(adapter, output)
-    assert not (output / "mine.txt").exists() and merged_logits(output) is not None
+    merge(adapter, output, overwrite_output_dir=True)
+    assert merged_logits(output) is not None
 
 
 def test_no_room_on_the_disk(adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(folders.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("hftune.publishing.disk.shutil.disk_usage", lambda path: usage)
     refused(adapter, tmp_path, "needs 0.00 GB", "has 0.00 GB left", "--dtype bfloat16")
 
 
@@ -161,9 +164,9 @@ def test_a_disk_that_fills_up_leaves_nothing(adapter: Path, tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         merge(adapter, tmp_path / "merged")
-    assert not (tmp_path / "merged").exists() and not folders.aside_of(tmp_path / "merged").exists()
+    assert not (tmp_path / "merged").exists() and not work_folder(tmp_path / "merged").exists()
 
 
 # --- what peft has to do ---------------------------------------------------------------------------------------------
@@ -327,9 +330,31 @@ def test_killed_at_twenty_random_points(base: Path, adapter: Path, tmp_path: Pat
         merge_in_a_child(adapter, output, point)
         seen.append(output.exists())
         if output.exists():
-            assert settings(output, "hftune.json")["status"] == "complete"
-        else:
-            assert folders.aside_of(output).exists()
-            merge(adapter, output)
-        assert digests(output) == wanted and not folders.aside_of(output).exists()
+            assert settings(output, "hftune.json")["status"] == "complete" and digests(output) == wanted
+        assert work_folder(output).exists()
+        merge(adapter, output, overwrite_output_dir=output.exists())
+        assert digests(output) == wanted and not work_folder(output).exists()
     assert seen == [False] * 18 + [True] * 2
+
+
+def with_layers(base: Path, folder: Path, layers: int) -> str:
+    """The base with another number of layers in its config.json."""
+    shutil.copytree(base, folder)
+    config = settings(folder) | {"num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(("layers", "words"), [(1, "model.layers.1."), (3, "nothing is stored of layer 2")])
+def test_a_base_with_the_config_of_another_model(
+    layers: int, words: str, base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    other = with_layers(base, tmp_path / "other", layers)
+    said = f"config.json says {layers} layers"
+    refused(adapter, tmp_path, "different models", said, words, "--base_model", base_model_name_or_path=other)
+
+
+def test_a_base_of_more_layers_than_there_are(base: Path, adapter: Path, tmp_path: Path) -> None:
+    other = with_layers(base, tmp_path / "other", 10**9)
+    words = "num_hidden_layers is 1000000000, at most 10,000"
+    refused(adapter, tmp_path, words, base_model_name_or_path=other)

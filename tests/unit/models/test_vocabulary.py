@@ -299,7 +299,6 @@ def test_a_second_table_is_refused(tiny_model: Path) -> None:
     [
         ("rl", ("--pad_vocab_to_multiple_of", "64"), "reference model"),
         ("sft", ("--train_new_tokens_only",), "no token is new"),
-        ("sft", ("--make_vocab_size_divisible_by", "0"), "0 is no multiple"),
         ("sft", ("--new_special_tokens", "<a>", ""), "blank token"),
     ],
 )

@@ -186,10 +186,11 @@ def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "hftune.json").write_text(json.dumps(manifest))
     asked: dict[str, Any] = {}
     monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: asked.update(name=name, **options))
-    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: asked.update(options) or "commit")
+    monkeypatch.setattr(HfApi, "create_commit", lambda self, *args, **more: asked.update(added=args[1], **more) or "c")
     export(HubArguments(model_name_or_path=str(model), hub_model_id="me/mine", hub_private_repo=True))
-    assert asked["name"] == "me/mine" and asked["private"] and asked["folder_path"] == model
-    assert "checkpoint-*/*" in asked["ignore_patterns"] and "hftune.json" in asked["ignore_patterns"]
+    assert asked["name"] == "me/mine" and asked["private"]
+    sent = {added.path_in_repo for added in asked["added"]}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= sent and "hftune.json" not in sent
     card = (model / "README.md").read_text()
     assert "base_model: org/base" in card and "1,200 records" in card and "| eval_loss | 1.25 |" in card
     assert "chat.jsonl" in card and "/home/me" not in card

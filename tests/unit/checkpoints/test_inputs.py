@@ -1,0 +1,81 @@
+"""What a run was made from: the values of arguments that name paths, and of no others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.inputs import READ, paths_of, record_inputs
+from tests.unit.arguments.test_ranges import CLASSES
+
+_OTHERS = """
+activation_checkpointing activation_checkpointing_kwargs activation_checkpointing_layers adapter_weights alpha_pattern
+attn_implementation bnb_4bit_quant_storage cache_dir cache_implementation chat_template_kwargs checkpoint columns
+commit_message data_cache_dir dataset_kwargs dataset_name dataset_text_field datasets debug ds_resolved eos_token
+eval_strategy exclude_modules experts_implementation f_divergence_type fp8 freeze_extra_modules freeze_parameters
+freeze_parameters_regex freeze_trainable_modules fsdp generation_kwargs gguf_file gradient_checkpointing_kwargs
+hf_hub_model_id hf_hub_token hub_model_id hub_revision hub_strategy hub_token importance_sampling_level
+include_for_metrics include_num_input_tokens_seen init_lora_weights input label_names length_column_name
+liger_kernel_config log_completions_hub_repo logging_strategy lora_modules_to_save lora_target_modules
+lora_target_parameters loss_type lr_scheduler_kwargs lr_scheduler_type max_shard_size metric_for_best_model model
+model_init_kwargs model_revision multi_objective_aggregation nvme_path optim optim_args optim_target_modules output
+output_dir pad_to_multiple_of pad_token project questions rank_pattern report_to resume_from_checkpoint rope_scaling
+run_name save_strategy scale_rewards step_separator system target_regex torch_compile_backend torch_compile_mode
+trackio_bucket_id trackio_space_id trackio_static_space_id train_dataset_prob trainable_parameters
+trainable_parameters_regex transformers_continuous_batching_config vllm_importance_sampling_mode vllm_mode
+vllm_model_impl vllm_server_base_url vllm_server_host vllm_structured_outputs_regex weights
+"""
+OTHERS = _OTHERS.split()
+"""Texts that name no file a manifest's `inputs` should hold: words, names on the Hub, and what is written to. `score`
+and `consolidate` write no inputs: `model` is theirs, and another tool's name for a path elsewhere."""
+
+
+def texts() -> set[str]:
+    """Arguments whose value may be a text other than one of a few words."""
+    found = (entry for cls in CLASSES for entry in fields(cls) if "choices" not in entry.metadata)
+    return {entry.name for entry in found if re.search(r"\bstr\b|dict|Path|Any", str(entry.type))}
+
+
+def test_each_text_either_names_a_path_or_does_not() -> None:
+    assert not READ & {*OTHERS}
+    assert texts() - READ - {*OTHERS} == set(), "say of a new argument which it is"
+    assert READ - texts() == set()
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*OTHERS} - {"model"} | {"lr_decay_style", "hub-token", "output-dir", "save", "tracker"})
+)
+def test_a_folder_of_the_name_of_a_value_is_no_input(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "linear" / "thesis.txt").write_text("x")
+    assert record_inputs([f"--{name}", "linear", f"--{name}=linear", f"--{name}", "./linear"]) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        [*READ, "model", "dataset", "train_dataset_path", "val_dataset", "sft_model_path", "ckpt_load_path"]
+        + [name.replace("_", "-") for name in READ]
+    ),
+)
+def test_what_a_path_names_is_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "linear" / "rows.txt").write_text("x")
+    assert [*record_inputs([f"--{name}", "linear"])] == ["linear"]
+
+
+def test_the_config_file_is_one_and_names_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("cosine", "data"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "rows.txt").write_text("x")
+    (tmp_path / "run.yaml").write_text("lr_scheduler_type: cosine\ntrain_file_dir: [data#5, none]\nseed: 3\n")
+    assert [*record_inputs(["--config", "run.yaml"])] == ["run.yaml", "data"]
+    assert [*paths_of(["--deepspeed", "zero2", "--reward_funcs", "own.py:f"])][-1] == "own.py"

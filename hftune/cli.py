@@ -23,7 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hftune.children import leave_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_script
+from hftune.visible import as_json, say
 
 PLAN = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
 
@@ -48,6 +50,7 @@ ENCODERS = {
 
 def main() -> None:
     """Run the subcommand that the command line names."""
+    leave_working_folder()
     run_script(lambda: dispatch(sys.argv[1:]))
 
 
@@ -58,7 +61,7 @@ def dispatch(argv: list[str]) -> None:
         ArgumentError: No such subcommand or script.
     """
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(__doc__)
+        say(__doc__)
         return
     command = COMMANDS.get(argv[0])
     if command is None:
@@ -78,7 +81,7 @@ def preview(argv: list[str]) -> None:
     files = [Path(file) for file in data.about["train"]["files"]]
     if not data_args.columns and all(file.is_file() for file in files):
         stage, _ = _stage(argv, "preview")
-        print("\n".join(recognised(files, f"run_{stage}.py", samples)))
+        say("\n".join(recognised(files, f"run_{stage}.py", samples)))
     accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
     show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
 
@@ -86,18 +89,26 @@ def preview(argv: list[str]) -> None:
 def tokenize(argv: list[str]) -> None:
     """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, data_args, training_args = _encoder(argv, "tokenize")
+    from hftune.checkpoints import manifest as manifests
     from hftune.data.packing import packings
     from hftune.data.parts import join
     from hftune.data.saved import save_tokenised
     from hftune.data.splits import encoders_of, load_sources
+    from hftune.errors import raise_together
+    from hftune.publishing.folder import published_folder
+    from hftune.publishing.ownership import output_problems
+    from hftune.secrets import command_without_secrets
 
-    if not training_args.output_dir:
-        raise ArgumentError("no folder for the result was named", place="--output_dir", fix="give one")
-    folder = Path(training_args.output_dir)
+    folder, overwrite = training_args.output_dir, training_args.overwrite_output_dir
+    raise_together(output_problems(folder, overwrite=overwrite, inputs=[]))  # before hours of tokenising
     encoders = encoders_of(encoder, packings(training_args, encoder.row_length) if encoder.row_length else {})
     sources = load_sources(encoders, data_args, training_args.seed)
-    save_tokenised(folder, {name: join(parts) for name, parts in sources.items()}, encoders)
-    print(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
+    with published_folder(folder, overwrite=overwrite) as aside:
+        save_tokenised(aside, {name: join(parts) for name, parts in sources.items()}, encoders)
+        manifest: manifests.Manifest = {"hftune": manifests.library_versions().get("hftune"), "stage": "tokenize"}
+        manifest["command"] = command_without_secrets(["hftune", "tokenize", *argv])
+        manifests.finish_manifest(aside, manifest | {"status": manifests.COMPLETE})
+    say(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
 
 
 def plan(argv: list[str]) -> None:
@@ -105,7 +116,7 @@ def plan(argv: list[str]) -> None:
     if not argv or {"-h", "--help"} & {*argv}:
         from hftune.preflight.planning.devices import DEVICES
 
-        print(PLAN.format(devices=", ".join(DEVICES)))
+        say(PLAN.format(devices=", ".join(DEVICES)))
         return
     stage, rest = _stage(argv, "plan")
     from hftune.preflight.planning.command import plan as show
@@ -119,7 +130,7 @@ def explain(argv: list[str]) -> None:
         raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
     from hftune.arguments.names.explain import explain as meaning
 
-    print("\n\n".join(meaning(name) for name in argv))
+    say("\n\n".join(meaning(name) for name in argv))
 
 
 def export(argv: list[str]) -> None:
@@ -174,7 +185,7 @@ def ask(argv: list[str]) -> None:
 
     (args,) = HftuneParser([AskArguments]).parse(argv)
     found = run(args, argv)
-    print("\n\n".join(section.render() for section in answer_sections(found, shown=len(found["questions"]))))
+    say("\n\n".join(section.render() for section in answer_sections(found, shown=len(found["questions"]))))
 
 
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
@@ -215,7 +226,7 @@ def vocab(argv: list[str]) -> None:
 
     name, rest = (argv[0], argv[1:]) if argv else ("help", [])
     if name in ("-h", "--help", "help"):
-        print(command.__doc__)
+        say(command.__doc__)
         return
     if name not in command.COMMANDS:
         near = did_you_mean(name, command.COMMANDS, written="`hftune vocab {}`")
@@ -235,8 +246,6 @@ def pipeline(argv: list[str]) -> None:
 
 def lineage(argv: list[str]) -> None:
     """The chain from base to a model."""
-    import json
-
     from hftune.reporting.lineage import draw, trace
 
     folders = [word for word in argv if not word.startswith("-")]
@@ -244,7 +253,7 @@ def lineage(argv: list[str]) -> None:
     if len(folders) != 1 or strangers:
         raise ArgumentError("`hftune lineage` needs one folder", fix="hftune lineage outputs/sft-merged [--json]")
     origin = trace(folders[0])
-    print(json.dumps(origin.to_dict(), indent=2, ensure_ascii=False) if "--json" in argv else draw(origin))
+    say(as_json(origin.to_dict(), indent=2) if "--json" in argv else draw(origin))
     if origin.all_faults():
         raise SystemExit(1)
 
@@ -255,7 +264,7 @@ def report(argv: list[str]) -> None:
 
     if len(argv) != 1 or argv[0].startswith("-"):
         raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
-    print("\n".join(str(file) for file in write_pages(argv[0])))
+    say("\n".join(str(file) for file in write_pages(argv[0])))
 
 
 def doctor(argv: list[str]) -> None:

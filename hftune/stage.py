@@ -23,7 +23,7 @@ from hftune.checkpoints.warm import settle_warm_start
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
-from hftune.errors import Preempted
+from hftune.errors import Preempted, UserError
 from hftune.imports import collect_as_usual
 from hftune.logging import get_logger, notice, notices
 from hftune.models.attention import settle_batches
@@ -32,9 +32,12 @@ from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.vocabulary_checks import follow_adapter
+from hftune.publishing.disk import disk_errors, write_file
+from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.preemption import PreemptionCallback
 from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile
+from hftune.trainers.result import hold_output, release_output, save_result
 from hftune.weight_files import fingerprint
 
 
@@ -62,6 +65,7 @@ def start_run(
     watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
+    hold_output(Path(str(training_args.output_dir)), create=False)
     if training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
     keep_global_batch(training_args, data_args)
@@ -81,7 +85,15 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
 
     Returns:
         The manifest as written.
+
+    Raises:
+        ArgumentError: The disk does not take what is written.
     """
+    with disk_errors(str(run.training_args.output_dir)):
+        return _finish_run(run, trainer, data)
+
+
+def _finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     args = run.training_args
     assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
     if run.data_args.preview and ranks.is_main():
@@ -89,7 +101,10 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         preview(data, trainer.processing_class, run.data_args.preview, rows_per_step=rows)
     manifest = describe_run(run, trainer, data)
     if args.do_train:
-        _write(args, manifest)
+        hold_output(Path(str(args.output_dir)), create=True)
+        if not manifests.is_complete(args.output_dir):
+            # A finished result keeps its manifest until the new one replaces it (`save_result`).
+            _write(args, manifest)
         _write_samples(args, trainer, data)
         manifest["metrics"] |= _train(trainer, args, manifest)
     if data.evaluation is not None:
@@ -103,6 +118,9 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     _write(args, manifest)
     ranks.barrier()
     watchdog.stop()
+    if args.push_to_hub and args.do_train:
+        trainer.push_to_hub(commit_message="Model trained with hftune")
+    release_output()
     _say_goodbye(run, manifest)
     return manifest
 
@@ -120,6 +138,7 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
 
     Raises:
         Preempted: A signal asked for an end, and a checkpoint is there.
+        UserError: No step was trained.
     """
     resume = find_checkpoint(args)
     if resume:
@@ -137,13 +156,27 @@ def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest)
         raise Preempted(
             f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
         )
+    check_trained(trainer.state.global_step)
     if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
         trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
-    trainer.save_model(args.output_dir)
-    trainer.save_state()
+    save_result(trainer, manifest)
     return result.metrics
+
+
+def check_trained(steps: int) -> None:
+    """Let no run end as complete that has no step behind it; one that is resumed at its end has.
+
+    Raises:
+        UserError: It has none.
+    """
+    if steps == 0:
+        raise UserError(
+            "no step was trained: the data ended before the first one",
+            place="training data",
+            fix="give more records, smaller batches or fewer --gradient_accumulation_steps; nothing was saved",
+        )
 
 
 def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:
@@ -160,7 +193,7 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
         "hftune": manifests.library_versions().get("hftune"),
         "stage": run.stage,
         "status": manifests.RUNNING,
-        "command": [Path(sys.argv[0]).name, *manifests.command_without_secrets(sys.argv[1:])],
+        "command": [Path(sys.argv[0]).name, *command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
         "versions": manifests.library_versions(),
         "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
@@ -223,9 +256,9 @@ def _rope(run: Run, config: Any) -> dict[str, Any] | None:
 
 def _arguments(run: Run) -> dict[str, Any]:
     groups = {"model": run.model_args, "data": run.data_args, "adapter": run.adapter_args}
-    resolved = {name: manifests.without_secrets(vars(group)) for name, group in groups.items()}
+    resolved = {name: without_secrets(vars(group)) for name, group in groups.items()}
     training = {name: value for name, value in run.training_args.to_dict().items() if name != "ds_resolved"}
-    return {**resolved, "training": manifests.without_secrets(training)}
+    return {**resolved, "training": without_secrets(training)}
 
 
 def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
@@ -239,7 +272,7 @@ def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None
     if ranks.is_main():
         found = segments(data, trainer.processing_class, 2)
         text = json.dumps(found, ensure_ascii=False, indent=1)
-        (Path(str(args.output_dir)) / "samples.json").write_text(text + "\n", encoding="utf-8")
+        write_file(Path(str(args.output_dir)) / "samples.json", text + "\n")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

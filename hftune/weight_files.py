@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.errors import ManifestError
+from hftune.opening.folders import stray
+from hftune.opening.safetensors_file import read_index, read_safetensors_header
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 _SAMPLE_BYTES = 1 << 16
@@ -38,62 +38,52 @@ def weight_files(folder: str | Path) -> list[Path]:
 
     Where an index or a `model.safetensors` says which files are the model, other ones beside them (an adapter, weights
     in the format of another tool) are none of it.
+
+    Raises:
+        ManifestError: The index is damaged, names what is not there, or a file is a link that leads out of the folder.
     """
     path = Path(folder)
     if (path / INDEX_NAME).is_file():
-        named = json.loads((path / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"].values()
-        return sorted(file for file in {path / name for name in named} if file.is_file())
-    if (path / WEIGHTS_NAME).is_file():
-        return [path / WEIGHTS_NAME]
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        found = [path / name for name in sorted(set(read_index(path / INDEX_NAME).values()))]
+        _check_all_there(path, found)
+    elif (path / WEIGHTS_NAME).is_file():
+        found = [path / WEIGHTS_NAME]
+    else:
+        found = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    for problem in (stray(file, path) for file in found):
+        if problem is not None:
+            raise problem
+    return found
 
 
 def read_header(file: Path) -> dict[str, dict]:
-    """The header of a safetensors file: tensor name to dtype, shape and offsets."""
-    return _read_header(file)[0]
-
-
-def _read_header(file: Path) -> tuple[dict[str, dict], int]:
-    with file.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    header.pop("__metadata__", None)
-    return header, 8 + length
+    """The header of a safetensors file, checked: tensor name to dtype, shape and offsets, in the order of the bytes."""
+    return read_safetensors_header(file).tensors
 
 
 def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder's safetensors, file by file in the order of their bytes.
 
     Raises:
-        ManifestError: A shard that the index names is missing, or a file is shorter than its header says.
+        ManifestError: A shard that the index names is missing, or a file is not what its header says.
     """
-    files = weight_files(folder)
-    _check_index(Path(folder), files)
     found: dict[str, StoredTensor] = {}
-    for file in files:
-        header, data = _read_header(file)
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+    for file in weight_files(folder):
+        header = read_safetensors_header(file)
+        for name, entry in header.tensors.items():
             start, end = entry["data_offsets"]
-            found[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), data + start, end - start)
-            if data + end > file.stat().st_size:
-                raise ManifestError(
-                    f"{file} is cut off: {name} ends at byte {data + end}, the file at {file.stat().st_size}",
-                    place=str(file),
-                    fix="copy or download it again",
-                )
+            found[name] = StoredTensor(file, entry["dtype"], tuple(entry["shape"]), header.data + start, end - start)
     return found
 
 
-def _check_index(folder: Path, files: list[Path]) -> None:
-    if (folder / INDEX_NAME).is_file():
-        named = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"].values()
-        missing = sorted({*named} - {file.name for file in files})
-        if missing:
-            raise ManifestError(
-                f"{folder} lacks {', '.join(missing)}, which its index names",
-                place=str(folder / INDEX_NAME),
-                fix="copy or download the model again",
-            )
+def _check_all_there(folder: Path, files: list[Path]) -> None:
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ManifestError(
+            f"{folder} lacks {', '.join(missing)}, which its index names",
+            place=str(folder / INDEX_NAME),
+            fix="copy or download the model again",
+        )
 
 
 def weight_shapes(folder: str | Path | None) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from hftune.distributed import launch
 from hftune.doctor import devices, launching, libraries, surroundings
 from hftune.doctor.findings import WRONG, Finding, render, to_json
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.visible import say
 
 HELP = """What this machine has for a run, and what is wrong with it. Nothing is changed, nothing downloaded.
 
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> None:
         SystemExit: With code 2, something is wrong.
     """
     if {"-h", "--help"} & {*argv}:
-        print(HELP)
+        say(HELP)
         return
     unknown = [word for word in argv if word.startswith("-") and word not in FLAGS]
     if unknown:
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
         raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)
     folders = [word for word in argv if not word.startswith("-")]
     found = list(examine(folders, quick="--quick" in argv))
-    print(to_json(found) if "--json" in argv else render(found))
+    say(to_json(found) if "--json" in argv else render(found))
     if any(one.level == WRONG for one in found):
         raise SystemExit(USER_ERROR_EXIT_CODE)
 

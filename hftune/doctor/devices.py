@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from hftune import children
 from hftune.distributed import building
 from hftune.doctor.findings import NOTE, WRONG, Finding
 from hftune.models.varlen import has_varlen
@@ -84,10 +84,10 @@ def gpus() -> Gpus:
 
 def _driver() -> str | None:
     """The version of NVIDIA's driver."""
-    if shutil.which("nvidia-smi"):
-        with suppress(OSError, subprocess.TimeoutExpired):
+    if children.program("nvidia-smi"):
+        with suppress(OSError, children.TimeoutExpired):
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=30)
+            done = children.run(asked, capture_output=True, timeout=30)
             if done.returncode == 0 and done.stdout.strip():
                 return done.stdout.split()[0]
     return None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+
+from hftune.secrets import redact
+from hftune.visible import as_json
 
 FINE, NOTE, WRONG = "fine", "note", "wrong"
 MARKS = {FINE: "  ok ", NOTE: "note ", WRONG: "WRONG"}
@@ -41,10 +43,10 @@ def render(findings: Iterable[Finding]) -> str:
         wrong, notes = wrong + (found.level == WRONG), notes + (found.level == NOTE)
     verdict = f"{wrong} thing(s) wrong" if wrong else "nothing is wrong"
     lines.append(f"{verdict}, {notes} note(s)" if notes else verdict)
-    return "\n".join(lines)
+    return redact("\n".join(lines))
 
 
 def to_json(findings: Iterable[Finding]) -> str:
     """The same for programs: one object with all findings."""
     found = [asdict(one) for one in findings]
-    return json.dumps({"wrong": sum(one["level"] == WRONG for one in found), "findings": found}, ensure_ascii=False)
+    return as_json({"wrong": sum(one["level"] == WRONG for one in found), "findings": found})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from hftune import children
 from hftune.doctor.findings import FINE, WRONG, Finding
 from hftune.doctor.surroundings import LAUNCHED
 
@@ -38,32 +37,28 @@ def check_launch(processes: int) -> Iterator[Finding]:
 def find_launcher() -> list[str] | None:
     """The launcher of this environment, else the first on PATH; by its module where it is no command."""
     own = Path(sys.executable).with_name("deepspeed")
-    command = str(own) if own.is_file() else shutil.which("deepspeed")
+    command = str(own) if own.is_file() else children.program("deepspeed")
     if command is not None:
         return [command]
-    return [sys.executable, "-m", "deepspeed.launcher.runner"] if find_spec("deepspeed") else None
+    return children.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
 
 
 def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
     """Run the command, and read what its processes say."""
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
-    # DeepSpeed's launcher looks for its programs on PATH, and its processes for hftune where it was found here.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    roots = [str(Path(__file__).resolve().parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
-    environment["PYTHONPATH"] = os.pathsep.join(roots)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "met.json"
-        with subprocess.Popen(
+        with children.start(
             [*command, str(result)],
             env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=children.PIPE,
+            stderr=children.STDOUT,
             text=True,
             start_new_session=True,
         ) as process:
             try:
                 output, _ = process.communicate(timeout=patience)
-            except subprocess.TimeoutExpired:
+            except children.TimeoutExpired:
                 os.killpg(process.pid, 9)
                 output, _ = process.communicate()
                 output += f"\nnothing within {patience:g} s"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from hftune import children
 from hftune.doctor.findings import NOTE, WRONG, Finding
 
 TOPIC = "libraries"
@@ -105,7 +104,7 @@ def check_optional(version_of: Callable[[str], str | None] = installed) -> Itera
 def check_loading(names: Iterable[str]) -> Iterator[Finding]:
     """Whether these packages can be imported, in a process of their own: one that crashes takes nothing with it."""
     there = [name for name in names if installed(name.replace("_", "-"))]
-    done = subprocess.run([sys.executable, "-c", LOAD, *there], capture_output=True, text=True)
+    done = children.run(children.python("-c", LOAD, *there), capture_output=True)
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in there)
     loaded = [name for name in there if said.get(name) == "loads"]
     if loaded:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hftune import children
 from hftune.arguments.light import parse_merge_arguments
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.pipeline.steps import ASK, MERGE, Step
+from hftune.visible import say
 
 
 def check_steps(steps: Iterable[Step]) -> None:
@@ -45,8 +46,8 @@ def _asked_apart(steps: list[Step]) -> list[UserError]:
         }
         for step in steps
     ]
-    finished = subprocess.run(
-        [sys.executable, "-m", "hftune.pipeline.checking"], input=json.dumps(asked), capture_output=True, text=True
+    finished = children.run(
+        children.python("-m", "hftune.pipeline.checking"), input=json.dumps(asked), capture_output=True
     )
     if finished.returncode in (-2, 130):
         raise Preempted("stopped before anything started")
@@ -153,7 +154,7 @@ def main() -> None:
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):  # libraries greet
         found = [problem for entry in asked for problem in stage_problems(**entry)]
-    print(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))
+    say(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))
 
 
 if __name__ == "__main__":

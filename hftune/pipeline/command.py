@@ -22,6 +22,7 @@ from hftune.pipeline.references import Names
 from hftune.pipeline.runner import Choice, Runner
 from hftune.pipeline.spec import Spec, read_spec
 from hftune.pipeline.steps import steps_of
+from hftune.visible import say
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str]) -> None:
     """The subcommand that the first word names."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(__doc__)
+        say(__doc__)
         return
     parser = _Parser(prog="hftune pipeline", allow_abbrev=False)
     parser.add_argument("action", choices=["run", "plan", "check"])
@@ -68,7 +69,7 @@ def run(spec: Spec, options: argparse.Namespace) -> None:
         return
     with scratch_folder(folder) as scratch:
         Runner(scratch).run(in_small(steps, folder, scratch), choice)
-    print("the dry run found nothing wrong; its results are removed")
+    say("the dry run found nothing wrong; its results are removed")
 
 
 def output_folder(spec: Spec) -> Path:

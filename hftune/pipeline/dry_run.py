@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from hftune.pipeline.steps import ASK, MERGE, Step
+from hftune.publishing.folder import clear, held, make_work
 
 RECORDS, STEPS = 8, 2
 _SMALL = {
@@ -59,10 +58,13 @@ def _moved(value: str, made: dict[str, str]) -> str:
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
-    """A folder beside the pipeline's; removed if all goes well, left to look at if not."""
-    scratch = folder.with_name(f"{folder.name}.dry_run")
-    if scratch.is_dir():
-        shutil.rmtree(scratch)
-    os.makedirs(scratch)
-    yield scratch
-    shutil.rmtree(scratch)
+    """A folder alongside the pipeline's; removed if all goes well, left to look at if not.
+
+    Raises:
+        ArgumentError: Something that no dry run made has its name, or another one is at work in it.
+    """
+    work = folder.with_name(f"{folder.name}.dry_run")
+    with held(work, work, "output_dir"):
+        clear(work)
+        yield make_work(work)
+        clear(work)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from hftune.arguments.bounded_yaml import BoundedLoader, read_text, yaml_faults
 from hftune.errors import ArgumentError, UserError
 
 
@@ -51,16 +52,14 @@ def read_yaml(file: Path) -> Placed:
     """
     if not file.is_file():
         raise ArgumentError(f"there is no file {file}", fix="hftune pipeline run PIPELINE.yaml; see examples/pipelines")
-    loader = yaml.SafeLoader(file.read_text(encoding="utf-8"))
-    try:
-        node = loader.get_single_node()
-        return Placed({}, f"{file}:1") if node is None else _placed(loader, node, str(file))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(f"not valid YAML: {error.problem or error}", place=place, fix="mend the file") from error
-    finally:
-        loader.dispose()
+    text = read_text(file)
+    with yaml_faults(file):
+        loader = BoundedLoader(text)
+        try:
+            node = loader.get_single_node()  # type: ignore[no-untyped-call]
+            return Placed({}, f"{file}:1") if node is None else _placed(loader, node, str(file))
+        finally:
+            loader.dispose()  # type: ignore[no-untyped-call]
 
 
 def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = "") -> Placed:

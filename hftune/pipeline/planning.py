@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hftune import children
 from hftune.pipeline.progress import Screen, clock
 from hftune.pipeline.runner import environment, shown
 from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
@@ -66,11 +65,10 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
     processes = step.launcher.processes
     more = ["--nodes", str(processes[0] // processes[1])] if processes else []
     more += ["--gpus", gpus] if gpus else []
-    finished = subprocess.run(
-        [sys.executable, "-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"],
+    finished = children.run(
+        children.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
         env=environment(step),
         capture_output=True,
-        text=True,
         timeout=_PLAN_SECONDS,
     )
     found = _last_json(finished.stdout)

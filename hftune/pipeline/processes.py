@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,8 @@ from types import FrameType
 from typing import NoReturn, Protocol
 
 import psutil
+
+from hftune import children
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -90,7 +91,7 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int
         os._exit(1)
     try:
         with log.open("ab") as stream:
-            child = subprocess.Popen(command, env=dict(env), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+            child = children.start(command, env=env, stdin=children.DEVNULL, stdout=stream, stderr=stream)
         code = child.wait()
     except OSError as error:
         with log.open("a") as stream:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+
+from hftune.errors import ManifestError
+from hftune.opening.json_file import parse_json
+from hftune.secrets import redact
+from hftune.visible import visible
 
 NAME = "progress.jsonl"
 _PLAIN_SECONDS = 30.0
@@ -53,12 +57,21 @@ class Follower:
             added = stream.read()
         whole = added[: added.rfind(b"\n") + 1]
         self.offset += len(whole)
-        new = [json.loads(line) for line in whole.splitlines() if line.strip()]
+        new = [entry for line in whole.splitlines() if (entry := _entry(line)) is not None]
         if new:
             # Speed over the last few logs: the first steps compile and warm up.
             self.lines = [*self.lines, *new][-20:]
             self.moment = _moment(self.lines)
         return bool(new)
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """A line as a run logs it; None for anything else, which is no reason to end what runs."""
+    try:
+        found: dict[str, Any] = parse_json(line, NAME, finite=False)
+    except ManifestError:
+        return None
+    return found if all(isinstance(found.get(key), int | float) for key in ("step", "max_steps", "time")) else None
 
 
 def _moment(lines: list[dict[str, Any]]) -> Moment:
@@ -92,7 +105,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        self.console.print(text)
+        self.console.print(visible(redact(text)))
 
     def begin(self, title: str) -> None:
         """A step starts."""
@@ -109,7 +122,7 @@ class Screen:
             self._live.update(self._line(moment), refresh=True)
         elif new and now - self._spoken >= _PLAIN_SECONDS:
             self._spoken = now
-            self.console.print(f"{self.title}: {moment}")
+            self.console.print(visible(f"{self.title}: {moment}"))
 
     def end(self) -> None:
         """The step has ended."""
@@ -119,7 +132,7 @@ class Screen:
 
     def _line(self, moment: Moment) -> Text:
         done = round(_BAR * moment.step / moment.max_steps) if moment.max_steps else 0
-        line = Text.assemble((f"{self.title} ", "bold"), ("━" * done, "green"), ("━" * (_BAR - done), "dim"))
+        line = Text.assemble((visible(f"{self.title} "), "bold"), ("━" * done, "green"), ("━" * (_BAR - done), "dim"))
         line.append(f" {moment}, {clock(time.monotonic() - self.began)}")
         line.truncate(self.console.width, overflow="ellipsis")
         return line

@@ -8,23 +8,25 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hftune.checkpoints.manifest import command_without_secrets, is_complete, without_secrets
+from hftune import children
+from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.pipeline import failure, processes
 from hftune.pipeline.checking import check_steps
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Follower, Screen, clock
-from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
+from hftune.pipeline.state import AGAIN, DAMAGED, DONE, HUB_TOKENS, RESUME, START, State, damage, state_of
 from hftune.pipeline.steps import ASK, MERGE, Step
+from hftune.secret_names import MASK
+from hftune.secrets import command_without_secrets, variables_without_secrets
 
 LOGS, PREVIOUS = "logs", "previous"
 _LOOK_SECONDS = 0.2
@@ -150,7 +152,8 @@ class Runner:
         """Start a step and wait for it; returns its exit code, its log, and where in the log it begins."""
         log = self.folder / LOGS / f"{step.name.replace('/', '_').replace(' ', '-')}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = command_of(step.with_port())
+        step = with_quiet_token(step.with_port())
+        command = command_of(step)
         offset = log.stat().st_size if log.is_file() else 0
         self.screen.say(f"{title}\n  {shown(step.env, command)}\n  log: {log}")
         follower = Follower(step.folder)
@@ -205,18 +208,28 @@ def command_of(step: Step) -> list[str]:
     return step.command(*(("--resume_from_checkpoint", "auto") if goes_on else ()))
 
 
+def with_quiet_token(step: Step) -> Step:
+    """The same with the Hub's token in a variable: launchers print the commands they start, and `ps` shows them."""
+    tokens = [values[-1] for name, values in step.arguments.items() if name in HUB_TOKENS and values]
+    arguments = {name: values for name, values in step.arguments.items() if name not in HUB_TOKENS}
+    return replace(step, arguments=arguments, env={**step.env, "HF_TOKEN": tokens[-1]}) if tokens else step
+
+
 def shown(env: Mapping[str, str], command: Sequence[str]) -> str:
     """A command to copy, with the variables that the pipeline sets; secrets are `***`."""
-    known = without_secrets({name.lower(): value for name, value in env.items()})
-    told = {name: "***" if known[name.lower()] is None else shlex.quote(value) for name, value in env.items()}
-    masked = [word if word == "***" else shlex.quote(word) for word in command_without_secrets(list(command))]
-    return " ".join([*(f"{name}={value}" for name, value in told.items()), *masked])
+    told = {name: _quoted(value) for name, value in variables_without_secrets(env).items()}
+    words = [_quoted(word) for word in command_without_secrets(list(command))]
+    return " ".join([*(f"{name}={value}" for name, value in told.items()), *words])
+
+
+def _quoted(word: str) -> str:
+    """For a shell; what stands for a secret is to be replaced anyway."""
+    return word if word == MASK else shlex.quote(word)
 
 
 def environment(step: Step) -> dict[str, str]:
-    """The runner's own, with the interpreter's folder first: launchers and `python` are those beside this one."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, **step.env}
+    """The runner's own and the step's: launchers and `python` are those beside this one, modules never the folder's."""
+    return children.environment({**os.environ, **step.env})
 
 
 def set_aside(folder: Path, pipeline: Path) -> Path:

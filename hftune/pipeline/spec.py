@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
+from hftune.pipeline.names import check_name
 from hftune.pipeline.placed import Placed, read_yaml
 
 SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
@@ -103,10 +104,7 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
         fix = f"{did_you_mean(text, SCRIPTS)} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or name.startswith("."):
-        problems.append(
-            ArgumentError(f"{name} cannot be the name of a folder", place=placed.named, fix="letters, digits, - _ .")
-        )
+    problems += check_name(name, placed, "a stage")
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
     problems += _folders(arguments, f"stage {name}")
     return StageSpec(name, text, placed.named, settings, arguments)

@@ -10,17 +10,23 @@ from typing import Any
 import hftune
 from hftune.arguments.given import given_on_command_line
 from hftune.arguments.light import parse_merge_arguments
-from hftune.checkpoints.contents import changed_files, changed_input
+from hftune.checkpoints.contents import changed_input
 from hftune.checkpoints.inputs import paths_of
-from hftune.checkpoints.manifest import COMPLETE, Manifest, command_without_secrets, read_manifest, without_secrets
+from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
+from hftune.digests import changed_files
 from hftune.pipeline.steps import ASK, MERGE, Step
+from hftune.secrets import command_without_secrets, without_secrets
 from hftune.weight_files import fingerprint
 
 DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damaged"
 
+HUB_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token")
+"""Arguments of scripts that take the Hub's token, which is found in HF_TOKEN as well."""
+
 _WITHOUT_EFFECT = {
+    *HUB_TOKENS,
     *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
-    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview", "hub_token"),
+    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview"),
 }
 """Arguments that change nothing of what a stage learns."""
 

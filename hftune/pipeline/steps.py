@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from hftune import children
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.pipeline.launchers import Launcher, read_launcher
 from hftune.pipeline.placed import Placed
 from hftune.pipeline.references import Names
 from hftune.pipeline.spec import ANSWERS, Spec, StageSpec
 from hftune.pipeline.sweep import Combination, combinations
+from hftune.secrets import learn_command, learn_variables
 
-ROOT = Path(__file__).parents[2]
 MERGE, ASK = "merge", "ask"
 """What a step is that trains nothing."""
 _ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
@@ -60,8 +61,7 @@ class Step:
         if self.script == ASK:
             return ["hftune", "ask", *self.argv, *more]
         name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
-        script = name if Path(name).is_file() else str(ROOT / name)
-        return self.launcher.wrap(script, [*self.argv, *more])
+        return self.launcher.wrap(_own(name), [*self.argv, *more])
 
     def with_port(self) -> Step:
         """The same, meeting at a port that is free now."""
@@ -70,6 +70,18 @@ class Step:
     def given(self, **arguments: str) -> Step:
         """The same with other arguments."""
         return replace(self, arguments={**self.arguments, **{name: [value] for name, value in arguments.items()}})
+
+
+def _own(name: str) -> str:
+    """One of hftune's scripts: never a file of that name in the working folder."""
+    path = children.script(name)
+    if not Path(path).is_file():
+        raise ArgumentError(
+            f"{name} is not beside the installed hftune package, so that no stage can be started",
+            place=str(children.ROOT),
+            fix="install hftune from its sources, which hold the scripts: pip install -e FOLDER",
+        )
+    return path
 
 
 @dataclass
@@ -106,6 +118,9 @@ def steps_of(spec: Spec) -> list[Step]:
                 problems.append(problem)
                 break  # later ones may need it
         roads.append(made)
+    for step in found.values():
+        learn_variables(step.env)
+        learn_command(step.argv)
     raise_together({problem.render(): problem for problem in problems}.values())
     return [*found.values(), *_ask(spec, roads)]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hftune.errors import ArgumentError, UserError
+from hftune.pipeline.names import check_name
 from hftune.pipeline.placed import Placed
 
 
@@ -51,6 +52,8 @@ def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combi
             )
         )
         return [Combination()]
+    # Both become folders: names of combinations as they are, those of values as `NAME=VALUE`.
+    problems += [problem for name, child in found.items() for problem in check_name(name, child, "a combination")]
     problems += _incomplete(named)
     empty = [child for child in lists.values() if not child.value]
     problems += [

@@ -43,19 +43,7 @@ def check_adapters(
 
 
 def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Rank, scale, dropout, patterns and the share to freeze are numbers that mean something."""
-    if adapter_args.lora_r < 1:
-        yield ArgumentError(f"{adapter_args.lora_r} is no rank", place="--lora_r", fix="give 1 or more, such as 8")
-    if adapter_args.lora_alpha <= 0:
-        yield ArgumentError(f"{adapter_args.lora_alpha} is no scale", place="--lora_alpha", fix="give 1 or more")
-    if not 0 <= adapter_args.lora_dropout < 1:
-        yield ArgumentError(
-            f"{adapter_args.lora_dropout} is no probability", place="--lora_dropout", fix="give 0 to below 1"
-        )
-    if not 0 <= adapter_args.freeze_parameters_ratio <= 1:
-        yield ArgumentError(
-            f"{adapter_args.freeze_parameters_ratio} is no share", place="--freeze_parameters_ratio", fix="give 0 to 1"
-        )
+    """The patterns hold numbers that mean something."""
     for name in ("rank_pattern", "alpha_pattern"):
         try:
             adapter_args.patterns(name)

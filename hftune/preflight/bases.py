@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.logging import notice
+from hftune.opening.model_files import read_checked
 from hftune.weight_files import fingerprint, weight_shapes
 
 _PEFT_PREFIX = "base_model.model."
@@ -43,9 +43,7 @@ def check_recorded_base(base: str, adapter: str, flag: str) -> Iterator[UserErro
                 fix=f"use the base it was trained on: {recorded.get('name')}",
             )
         return
-    named = json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")).get(
-        "base_model_name_or_path"
-    )
+    named = read_checked(Path(adapter) / "adapter_config.json").get("base_model_name_or_path")
     if named and Path(named).name != Path(base).name:
         notice(f"the adapter in {adapter} names the base {named}, here it is used on {base}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +14,12 @@ from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
+from hftune.opening.model_files import read_checked
 from hftune.preflight.adapter_checks import check_adapters
+from hftune.preflight.content_checks import check_contents
 from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
 from hftune.preflight.expert_checks import check_experts
+from hftune.preflight.hub_checks import check_hub
 from hftune.preflight.kernel_checks import check_device, check_liger
 from hftune.preflight.model_checks import check_model
 from hftune.preflight.node_checks import check_nodes
@@ -31,6 +33,19 @@ from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
 from hftune.preflight.sequence_checks import check_sequence
 from hftune.preflight.vocabulary_checks import check_vocabulary
+from hftune.publishing.disk import free_room, is_there, writing_problem
+from hftune.weight_files import weight_files
+
+# What a run writes into its output folder under these names. Checkpoints, logs and the folders of trackers never
+# replace anything.
+_OF_A_RUN = (
+    *("*.safetensors", "*.safetensors.index.json", "*config.json", "*.jinja", "tokenizer*", "special_tokens_map.json"),
+    *("vocab*", "merges.txt", "added_tokens.json", "training_args.bin", "trainer_state.json", "samples.json"),
+    *("README.md", "completions.jsonl", "progress.jsonl", "critic", "profile"),
+)
+
+
+_LEAST_ROOM = 1 << 24
 
 
 def check_run(
@@ -44,7 +59,10 @@ def check_run(
         [
             *check_nodes(model_args, data_args, adapter_args, training_args),
             *check_model_folder(model_args),
+            *check_contents(model_args, adapter_args, training_args),
             *check_output_folder(training_args),
+            *check_room(model_args, adapter_args, training_args),
+            *check_hub(training_args),
             *check_data_flags(data_args, training_args),
             *check_tokenized(data_args, training_args),
             *check_streaming(data_args, training_args),
@@ -96,15 +114,57 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
 
 
 def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
-    """An output folder is named, and holds no finished run."""
+    """An output folder is named, can be written to, and holds no finished run and no files of somebody else's."""
     if not training_args.output_dir:
         yield ArgumentError("no output folder was named", place="--output_dir", fix="give the folder for the result")
-    elif is_complete(training_args.output_dir) and not training_args.overwrite_output_dir:
+        return
+    folder = Path(training_args.output_dir)
+    problem = writing_problem(folder)
+    if problem is not None:
+        yield problem
+        return
+    if is_complete(folder) and not training_args.overwrite_output_dir:
         yield ArgumentError(
             f"{training_args.output_dir} already holds a finished run (see its {MANIFEST_NAME})",
             place="--output_dir",
             fix="choose another folder, or add --overwrite_output_dir to replace it",
         )
+    foreign = _in_the_way(folder)
+    if foreign:
+        yield ArgumentError(
+            f"{training_args.output_dir} holds {', '.join(foreign[:3])}, which a run would replace and hftune did not "
+            "write",
+            place="--output_dir",
+            fix="choose another folder",
+        )
+
+
+def check_room(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """The disk of the output folder holds the result, as far as it is known: a full model is as large as its base."""
+    folder = Path(str(model_args.model_name_or_path))
+    output = Path(str(training_args.output_dir or ""))
+    if not training_args.do_train or not folder.is_dir() or writing_problem(output) is not None:
+        return  # the last is said by `check_output_folder`
+    needed = _LEAST_ROOM
+    if not adapter_args.use_peft:
+        needed += sum(file.stat().st_size for file in weight_files(folder))
+    free = free_room(output)
+    if free < needed:
+        yield ArgumentError(
+            f"the result needs {needed / 1e9:.2f} GB, the disk of {training_args.output_dir} has {free / 1e9:.2f} GB "
+            "left",
+            place="--output_dir",
+            fix="make room, or name a folder on another disk; checkpoints with the optimizer's state need more",
+        )
+
+
+def _in_the_way(folder: Path) -> list[str]:
+    """Files of the kinds that a run leaves, in a folder that has no manifest of a run; checkpoints may be continued."""
+    if not folder.is_dir() or is_there(folder / MANIFEST_NAME):
+        return []
+    return sorted(entry.name for entry in folder.iterdir() if any(entry.match(kind) for kind in _OF_A_RUN))
 
 
 def check_processes(training_args: StageArguments) -> Iterator[UserError]:
@@ -134,5 +194,5 @@ def check_attention(model_args: ModelArguments, training_args: StageArguments) -
 
 def adapter_base(folder: str | Path) -> str:
     """The base that an adapter names."""
-    config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    config = read_checked(Path(folder) / "adapter_config.json")
     return str(config.get("base_model_name_or_path") or "BASE")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from hftune.arguments import DataArguments, PTArguments, SFTArguments, StageArguments
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.hub import is_there_or_on_the_hub
-from hftune.data.readers.specs import parse_sources
-from hftune.errors import ArgumentError, UserError
+from hftune.data.readers.specs import parse_sources, path_exists
+from hftune.data.sources import find_files
+from hftune.errors import ArgumentError, DataError, UserError
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -28,12 +29,6 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
             place="--eval_strategy",
             fix="give --validation_file_dir, or --validation_split_percentage 5",
         )
-    if not 0 <= data_args.validation_split_percentage < 100:
-        yield ArgumentError(
-            f"{data_args.validation_split_percentage} is no percentage to hold out",
-            place="--validation_split_percentage",
-            fix="give a number from 0 to below 100",
-        )
 
 
 def check_sources(data_args: DataArguments) -> Iterator[UserError]:
@@ -49,9 +44,19 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
         for spec in specs:
             if not is_there_or_on_the_hub(spec.path):
                 yield ArgumentError(f"there is no file or folder {spec.path}", place=flag, fix="check the path")
+            elif path_exists(spec.path):
+                yield from _unusable_files(spec.path, flag)
     try:
         parse_columns(data_args.columns)
     except ArgumentError as problem:
+        yield problem
+
+
+def _unusable_files(path: str, flag: str) -> Iterator[UserError]:
+    """What is wrong with the files of a source before anything in them is read."""
+    try:
+        find_files(path, flag, say=False)
+    except DataError as problem:
         yield problem
 
 
@@ -150,10 +155,6 @@ def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> It
 
 
 def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    for name, least in (("logical_shards", 1), ("shuffle_buffer", 0), ("num_samples_each_epoch", 1)):
-        value = getattr(data_args, name)
-        if value is not None and value < least:
-            yield ArgumentError(f"{value} is too small", place=f"--{name}", fix=f"give {least} or more")
     accelerate = training_args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         if getattr(accelerate, name, False):

@@ -24,6 +24,7 @@ from hftune.models.dropout import find_dropouts, to_place
 from hftune.models.experts import is_mixture, scores_of
 from hftune.models.reward_rows import reward_class
 from hftune.models.skeleton import skeleton
+from hftune.models.stored import check_stored
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import estimate, shortfall, table
 from hftune.preflight.planning.beforehand import say_plan
@@ -58,10 +59,23 @@ def check_model(
     yield from check_reference(config, model_args, adapter_args, training_args)
     yield from check_adapter_rope(config, adapter_args)
     bare = skeleton(config, training_args, scores=scores)
+    if not model_args.from_config:
+        yield from check_weights(bare, model_args, training_args)
     yield from check_dropout_places(bare, training_args)
     yield from check_recomputation(bare, training_args)
     yield from check_packed(bare, adapter_args)
     yield from check_memory(bare, model_args, adapter_args, training_args)
+
+
+def check_weights(
+    bare: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """The weights beside a config are those of the model that it builds."""
+    try:
+        scores = isinstance(training_args, RMArguments)
+        check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=scores)
+    except UserError as problem:
+        yield problem
 
 
 def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
@@ -162,15 +176,12 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
 
 
 def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
-    """Probabilities are ones, and the trainer does not switch dropout off again."""
+    """Its warm-up warms something up, and the trainer does not switch dropout off again."""
     asked = {
         "--hidden_dropout_prob": training_args.hidden_dropout_prob,
         "--attention_probs_dropout_prob": training_args.attention_probs_dropout_prob,
     }
     given = {flag: value for flag, value in asked.items() if value is not None}
-    for flag, value in given.items():
-        if not 0.0 <= value < 1.0:
-            yield ArgumentError(f"{value:g} is no probability of dropping", place=flag, fix="give 0 up to below 1")
     if training_args.dropout_warmup_steps and not any(given.values()):
         yield ArgumentError(
             "a warm-up of no dropout",

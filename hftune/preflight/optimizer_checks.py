@@ -159,8 +159,6 @@ def check_muon(training_args: StageArguments) -> Iterator[UserError]:
             place="--optim, --deepspeed: zero_optimization.offload_optimizer",
             fix="use a config without offload, or --optim adamw_torch",
         )
-    if training_args.muon_extra_scale_factor <= 0:
-        yield ArgumentError("a factor of 0 or less trains nothing", place="--muon_extra_scale_factor", fix="use 0.2")
 
 
 def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -196,23 +194,15 @@ def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def check_group_rates(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """LoRA+ needs an adapter; rates and bounds are in range."""
+    """LoRA+ needs an adapter, and its rate for embeddings LoRA+."""
     ratio, embedding = training_args.loraplus_lr_ratio, training_args.loraplus_lr_embedding
     if ratio is not None and not adapter_args.use_peft:
         yield ArgumentError("LoRA+ is for adapters", place="--loraplus_lr_ratio", fix="add --use_peft, or leave it out")
-    if ratio is not None and ratio <= 0:
-        yield ArgumentError(f"{ratio:g} is no ratio of learning rates", place="--loraplus_lr_ratio", fix="try 16")
     if embedding is not None and ratio is None:
         yield ArgumentError(
             "a rate for adapters on embeddings is a part of LoRA+",
             place="--loraplus_lr_embedding",
             fix="add --loraplus_lr_ratio 16, or leave it out",
-        )
-    if not 0 < training_args.layerwise_lr_decay_bound <= 1:
-        yield ArgumentError(
-            f"{training_args.layerwise_lr_decay_bound:g} is no share of the learning rate",
-            place="--layerwise_lr_decay_bound",
-            fix="give more than 0 and at most 1, such as 0.5; 1 is the same rate everywhere",
         )
 
 

@@ -138,12 +138,6 @@ def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
             "--normalize_logps",
             "leave it out",
         ),
-        (
-            args.ld_alpha is not None and not 0 <= args.ld_alpha <= 1,
-            f"ld_alpha {args.ld_alpha}",
-            "--ld_alpha",
-            "give a number from 0 to 1",
-        ),
     ]
     for wrong, cause, place, fix in rules:
         if wrong:

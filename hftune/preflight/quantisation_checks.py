@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.opening.model_files import read_checked
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
@@ -119,7 +119,7 @@ def stored_method(folder: str) -> str | None:
     file = Path(folder) / "config.json"
     if not file.is_file():
         return None
-    found = json.loads(file.read_text(encoding="utf-8")).get("quantization_config")
+    found = read_checked(file).get("quantization_config")
     if not found:
         return None
     method = str(found.get("quant_method"))

@@ -17,17 +17,11 @@ def check_reward(training_args: StageArguments) -> Iterator[UserError]:
     """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
     if not isinstance(training_args, RMArguments):
         return
-    if not 0 <= training_args.label_smoothing < 0.5:
+    if not 0 <= training_args.label_smoothing < 0.5:  # --label_smoothing_factor means the same, and takes more
         yield ArgumentError(
             f"with {training_args.label_smoothing} of the labels wrong, nothing can be learned from them",
             place="--label_smoothing",
             fix="give a share from 0 to below 0.5",
-        )
-    if not training_args.score_difference_scale > 0:
-        yield ArgumentError(
-            f"a difference of scores times {training_args.score_difference_scale} says nothing, or the opposite",
-            place="--score_difference_scale",
-            fix="give a number above 0, or --score_difference none",
         )
     if training_args.reward_kind == "process" and not training_args.step_separator:
         yield ArgumentError(

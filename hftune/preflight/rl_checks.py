@@ -106,8 +106,6 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
         )
     elif args.use_transformers_continuous_batching and (args.bf16 or args.fp16):
         notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
-    if args.sample_completions < 0:
-        yield ArgumentError(f"{args.sample_completions} samples", place="--sample_completions", fix="0 writes none")
 
 
 def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
@@ -140,16 +138,9 @@ def _check_dynamic_sampling(args: GRPOArguments) -> Iterator[UserError]:
             place="--dynamic_sampling",
             fix="use --scale_rewards group or none with --multi_objective_aggregation sum_then_normalize",
         )
-    if args.max_sampling_rounds < 1:
-        yield ArgumentError(
-            f"{args.max_sampling_rounds} rounds make no answers", place="--max_sampling_rounds", fix="give 10, say"
-        )
 
 
 def _check_ppo(args: PPOArguments) -> Iterator[UserError]:
-    for name in ("gamma", "lam"):
-        if not 0.0 <= getattr(args, name) <= 1.0:
-            yield ArgumentError(f"{getattr(args, name):g} is not from 0 to 1", place=f"--{name}", fix="give 0.95, say")
     if args.critic_init == "reward" and not args.reward_model_path:
         yield ArgumentError(
             "there is no reward model that the critic could begin as",

@@ -73,8 +73,6 @@ def check_unread_flags(args: StageArguments) -> Iterator[UserError]:
             place=f"--{name}, --lr_scheduler_type",
             fix="leave it out, or change the schedule",
         )
-    if args.lr_decay_steps is not None and args.lr_decay_steps < 1:
-        yield ArgumentError("a schedule has at least one step", place="--lr_decay_steps", fix="give a number of steps")
 
 
 def check_polynomial(args: StageArguments) -> Iterator[UserError]:

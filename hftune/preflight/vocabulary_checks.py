@@ -37,10 +37,7 @@ def check_vocabulary(
 
 
 def check_growth(args: GrowthArguments) -> Iterator[UserError]:
-    """Tokens that are named, and the multiple; shared with `hftune vocab`."""
-    multiple = args.pad_vocab_to_multiple_of
-    if multiple is not None and multiple < 1:
-        yield ArgumentError(f"{multiple} is no multiple", place="--pad_vocab_to_multiple_of", fix="give 64, say")
+    """Tokens that are named; shared with `hftune vocab`."""
     for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
         try:
             named_tokens(value, flag)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from hftune.reporting.tables import Section
+from hftune.visible import html
 
 SHOWN = 6
 """Questions that a report shows at once: what `hftune ask` wrote may be many."""
@@ -63,7 +63,7 @@ def reward_section(found: Mapping[str, Any]) -> Section | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+    known = [value for value in values if isinstance(value, int | float)]
     return sum(known) / len(known) if known else None
 
 
@@ -109,7 +109,7 @@ def html_answers(found: Mapping[str, Any]) -> str:
     more = "".join(cards[SHOWN:])
     folded = f"<details><summary>{len(cards) - SHOWN} more questions</summary>{more}</details>" if more else ""
     limit = found.get("max_new_tokens")
-    note = f"<p>Greedy, at most {limit} tokens.</p>" if limit else ""
+    note = f"<p>Greedy, at most {html(limit)} tokens.</p>" if limit else ""
     return f"<h3>Answers</h3>{note}{''.join(cards[:SHOWN])}{folded}"
 
 
@@ -124,13 +124,13 @@ def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _reward(rewards: Mapping[str, Sequence[float | None]], model: str, number: int) -> str:
-    value = rewards[model][number] if model in rewards else None
-    return "" if value is None else f"reward {value:.3g}"
+    value: Any = rewards[model][number] if model in rewards else None
+    return "" if value is None else f"reward {value:.3g}" if isinstance(value, int | float) else f"reward {value}"
 
 
 def _card(question: str, entries: Sequence[Said]) -> str:
     rows = "".join(
-        f"<dt>{escape(who)}{f'<small>{escape(note)}</small>' if note else ''}</dt><dd>{escape(text)}</dd>"
+        f"<dt>{html(who)}{f'<small>{html(note)}</small>' if note else ''}</dt><dd>{html(text)}</dd>"
         for who, note, text in entries
     )
-    return f'<div class="asked"><p>{escape(question)}</p><dl>{rows}</dl></div>'
+    return f'<div class="asked"><p>{html(question)}</p><dl>{rows}</dl></div>'

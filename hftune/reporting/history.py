@@ -5,7 +5,6 @@ Anything may be missing: a stage may have been stopped, or have logged nothing. 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.errors import ManifestError
+from hftune.opening.model_files import read_checked
 
 STATE_NAME = "trainer_state.json"
 """The file in which the Trainer keeps its log."""
@@ -45,14 +45,11 @@ def read_history(folder: Path) -> list[dict[str, Any]]:
         if found is None:
             return []
         path = found
-    try:
-        return list(json.loads(path.read_text(encoding="utf-8"))["log_history"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ManifestError(
-            f"not a Trainer's state: {type(error).__name__}: {error}",
-            place=str(path),
-            fix="train the stage again, or copy the file back from its checkpoint",
-        ) from error
+    fix = "train the stage again, or copy the file back from its checkpoint"
+    found = read_checked(path, fix=fix).get("log_history")
+    if found is None:
+        raise ManifestError(f"{path} is no Trainer's state: it has no log_history", place=str(path), fix=fix)
+    return list(found)
 
 
 def series(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.contents import changed_files, changed_input
+from hftune.checkpoints.contents import changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
+from hftune.digests import changed_files
 from hftune.errors import ManifestError
 from hftune.reporting.stages import ASKED
 from hftune.weight_files import fingerprint

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from hftune.visible import code, markdown
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
 
 TASKS = {"pt": "pre-training", "sft": "supervised fine-tuning", "rm": "reward modelling", "dpo": "DPO", "rl": "RL"}
 _SHOWN = (
@@ -34,7 +39,7 @@ def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] 
         chain: Manifests of the stages behind it, the latest first.
     """
     stages = [entry for entry in [manifest, *(chain or [])] if entry.get("stage") in TASKS]
-    parts = [_header(manifest), f"# {name}", _summary(manifest, stages)]
+    parts = [_header(manifest), f"# {markdown(name)}", _summary(manifest, stages)]
     parts += [part for stage in stages for part in _stage(stage)]
     parts += [_use(manifest), _versions(manifest)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -57,7 +62,9 @@ def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
     base = manifest.get("base", {}).get("name", "a base model")
     what = "LoRA adapter for" if manifest.get("kind") == "adapter" else "Model trained from"
     road = " → ".join(TASKS[stage["stage"]] for stage in reversed(stages))
-    return f"{what} `{_hub_name(base) or Path(str(base)).name}`, made with hftune" + (f" ({road})." if road else ".")
+    return f"{what} {code(_hub_name(base) or Path(str(base)).name)}, made with hftune" + (
+        f" ({road})." if road else "."
+    )
 
 
 def _stage(manifest: dict[str, Any]) -> list[str]:
@@ -77,7 +84,7 @@ def _data(manifest: dict[str, Any]) -> str:
     if not train.get("used"):
         return ""
     tokens = f", {train['trained_tokens']:,} trained tokens an epoch" if train.get("trained_tokens") else ""
-    files = ", ".join(sorted({Path(file).name for file in train.get("files", [])})[:8])
+    files = ", ".join(sorted({markdown(Path(file).name) for file in train.get("files", [])})[:8])
     return f"{train['used']:,} records{tokens}" + (f" ({files})." if files else ".")
 
 
@@ -87,7 +94,7 @@ def _table(titles: tuple[str, str], rows: dict[str, Any]) -> str:
     lines = [
         f"| {titles[0]} | {titles[1]} |",
         "| --- | --- |",
-        *(f"| {key} | {value} |" for key, value in rows.items()),
+        *(f"| {markdown(key)} | {markdown(value)} |" for key, value in rows.items()),
     ]
     return "\n".join(lines)
 
@@ -107,10 +114,11 @@ def _use(manifest: dict[str, Any]) -> str:
 
 def _versions(manifest: dict[str, Any]) -> str:
     versions = manifest.get("versions", {})
-    return "## Versions\n\n" + ", ".join(f"{name} {number}" for name, number in versions.items()) if versions else ""
+    told = ", ".join(f"{markdown(name)} {markdown(number)}" for name, number in versions.items())
+    return f"## Versions\n\n{told}" if versions else ""
 
 
 def _hub_name(name: Any) -> str | None:
     """The name if it is one on the Hub: owner/name, and no folder of this machine."""
     text = str(name or "")
-    return text if text.count("/") == 1 and not text.startswith((".", "/", "~")) and not Path(text).exists() else None
+    return text if _HUB_NAME.fullmatch(text) and not Path(text).exists() else None

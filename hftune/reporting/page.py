@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from hftune.publishing.files import write_page
 from hftune.reporting import lineage
 from hftune.reporting.answers import (
     answer_sections,
@@ -21,6 +21,7 @@ from hftune.reporting.stages import ASKED, Points, Stage, read_stages
 from hftune.reporting.style import CSS
 from hftune.reporting.svg import chart, short
 from hftune.reporting.tables import Section, format_cell, stages_section
+from hftune.visible import code, html, markdown, visible
 
 NAME = "report"
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -37,8 +38,9 @@ def write_pages(folder: str | Path) -> tuple[Path, Path]:
     stages = _asked_first(read_stages(folder))
     title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
     written = folder / f"{NAME}.html", folder / f"{NAME}.md"
-    written[0].write_text(html_page(title, stages), encoding="utf-8")
-    written[1].write_text(markdown_page(title, stages), encoding="utf-8")
+    pages = html_page(title, stages), markdown_page(title, stages)
+    for file, text in zip(written, pages, strict=True):
+        write_page(file, text, "report")
     return written
 
 
@@ -103,9 +105,9 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
     """The page: no script, no font, no picture is loaded from anywhere."""
     trained = [stage for stage in stages if _trained(stage)]
     overview = stages_section([_named(stage) for stage in trained]) if trained else None
-    links = "".join(f'<a href="#s{number}">{escape(_title(stage))}</a>' for number, stage in enumerate(stages))
+    links = "".join(f'<a href="#s{number}">{html(_title(stage))}</a>' for number, stage in enumerate(stages))
     body = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{html(title)}</h1>",
         f"<nav>{links}</nav>",
         *([_html_table(overview)] if overview else []),
         *(_html_stage(number, stage) for number, stage in enumerate(stages)),
@@ -113,8 +115,11 @@ def html_page(title: str, stages: Sequence[Stage]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Nothing is loaded and nothing runs, whatever found its way in here.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">'
         '<link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{CSS}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
+        f"<title>{html(title)}</title><style>{CSS}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
@@ -124,23 +129,23 @@ def _named(stage: Stage) -> Any:
 
 def _html_stage(number: int, stage: Stage) -> str:
     status = stage.manifest.get("status")
-    badge = "" if status == "complete" else f'<span class="badge">{escape(str(status))}</span>'
+    badge = "" if status == "complete" else f'<span class="badge">{html(str(status))}</span>'
     base = (stage.manifest.get("base") or {}).get("name")
-    origin = f'<p class="from">from <code>{escape(str(base))}</code></p>' if base else ""
+    origin = f'<p class="from">from <code>{html(str(base))}</code></p>' if base else ""
     charts = "".join(
-        f"<figure><figcaption>{escape(title)}</figcaption>{chart(curves, title)}</figure>"
+        f"<figure><figcaption>{html(title)}</figcaption>{chart(curves, title)}</figure>"
         for title, curves in stage.curves.items()
     )
     wide = ' class="whole"'
     tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{_html_table(s)}</div>" for s in sections(stage))
     parts = [
-        f'<section id="s{number}"><h2>{escape(_title(stage))}{badge}</h2>{origin}',
+        f'<section id="s{number}"><h2>{html(_title(stage))}{badge}</h2>{origin}',
         f'<div class="charts">{charts}</div>' if charts else "",
         f'<div class="tables">{tables}</div>',
         _html_samples(stage),
         _html_said(stage),
         _html_notices(stage),
-        f"<h3>Command</h3><pre>{escape(stage.command)}</pre>" if stage.command else "",
+        f"<h3>Command</h3><pre>{html(stage.command)}</pre>" if stage.command else "",
         "</section>",
     ]
     return "".join(parts)
@@ -160,14 +165,14 @@ def _html_table(section: Section) -> str:
         bool(section.rows) and all(isinstance(row[column], int | float | None) for row in section.rows)
         for column in range(len(section.headers))
     ]
-    heads = "".join(f"<th{_right(n)}>{escape(head)}</th>" for head, n in zip(section.headers, numeric, strict=True))
+    heads = "".join(f"<th{_right(n)}>{html(head)}</th>" for head, n in zip(section.headers, numeric, strict=True))
     rows = "".join(
         "<tr>" + "".join(f"<td{_right(n)}>{_cell(cell)}</td>" for cell, n in zip(row, numeric, strict=True)) + "</tr>"
         for row in section.rows
     )
-    note = f"<p>{escape(section.note)}</p>" if section.note else ""
+    note = f"<p>{html(section.note)}</p>" if section.note else ""
     table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-    return f"<h3>{escape(section.title)}</h3>{note}{table}"
+    return f"<h3>{html(section.title)}</h3>{note}{table}"
 
 
 def _right(numeric: bool) -> str:
@@ -176,7 +181,7 @@ def _right(numeric: bool) -> str:
 
 def _cell(value: object) -> str:
     # Text goes in as it is; only numbers are formatted as in Markdown, whose escapes mean nothing here.
-    return escape(value if isinstance(value, str) else format_cell(value))
+    return html(value if isinstance(value, str) else format_cell(value))
 
 
 def _html_samples(stage: Stage) -> str:
@@ -184,7 +189,7 @@ def _html_samples(stage: Stage) -> str:
         return ""
     shown = "".join(
         "<pre class=sample>"
-        + "".join(f"<mark>{escape(text)}</mark>" if trained else escape(text) for text, trained in sample)
+        + "".join(f"<mark>{html(text)}</mark>" if trained else html(text) for text, trained in sample)
         + "</pre>"
         for sample in stage.samples
     )
@@ -195,7 +200,7 @@ def _html_notices(stage: Stage) -> str:
     told = stage.manifest.get("notices") or []
     if not told:
         return ""
-    entries = "".join(f"<li>{escape(str(notice))}</li>" for notice in told)
+    entries = "".join(f"<li>{html(str(notice))}</li>" for notice in told)
     return f"<details><summary>Notices ({len(told)})</summary><ul>{entries}</ul></details>"
 
 
@@ -205,11 +210,11 @@ def _html_notices(stage: Stage) -> str:
 def markdown_page(title: str, stages: Sequence[Stage]) -> str:
     """The same in Markdown; curves as a line of blocks with their first, lowest, highest and last value."""
     trained = [_named(stage) for stage in stages if _trained(stage)]
-    parts = [f"# {title}", *([stages_section(trained).render()] if trained else [])]
+    parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
     for stage in stages:
-        parts.append(f"## {_title(stage)}")
+        parts.append(f"## {markdown(_title(stage))}")
         base = (stage.manifest.get("base") or {}).get("name")
-        parts += [f"From `{base}`, {stage.manifest.get('status')}."] if base else []
+        parts += [f"From {code(base)}, {markdown(stage.manifest.get('status'))}."] if base else []
         if stage.curves:
             parts.append(_curves(stage).render().replace("## ", "### ", 1))
         found = [*sections(stage), *_answers(stage)]
@@ -249,7 +254,7 @@ def spark(points: Points) -> str:
 
 def _fenced(text: str) -> str:
     """A block whose fence is longer than any in the text."""
-    fence = "```"
+    text, fence = visible(text), "```"
     while fence in text:
         fence += "`"
     return f"{fence}\n{text}\n{fence}"

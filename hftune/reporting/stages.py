@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +12,8 @@ from typing import Any
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.reporting.history import StageSummary, read_history, series, summary
 
 PROGRESS, SAMPLES, ANSWERS, COMPLETIONS = "progress.jsonl", "samples.json", "answers.json", "completions.jsonl"
@@ -131,7 +132,13 @@ def _in_order(stages: list[Stage]) -> list[Stage]:
 def _parents(stage: Stage) -> set[Path]:
     named = [parent.get("folder") for parent in stage.manifest.get("parents") or []]
     named += [(stage.manifest.get("base") or {}).get("name")]
-    return {Path(name).resolve() for name in named if name} - {stage.folder.resolve()}
+    return {place for name in named if name for place in _places(name)} - {stage.folder.resolve()}
+
+
+def _places(name: Any) -> Iterator[Path]:
+    """A folder that a manifest names; none where it names what cannot be one (zero bytes, halves of characters)."""
+    with suppress(ValueError, OSError, RuntimeError):
+        yield Path(str(name)).resolve()
 
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
@@ -153,9 +160,9 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file that a run appends to; a line that a kill cut off is none."""
     if file.is_file():
-        for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(json.JSONDecodeError):
-                yield json.loads(text)
+        for line in read_bytes(file, limit=LARGE).splitlines():
+            with suppress(ManifestError):
+                yield parse_json(line, str(file), finite=False, halves=True)
 
 
 def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -167,7 +174,4 @@ def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _json(file: Path) -> Any:
     if not file.is_file():
         return None
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ManifestError(f"not valid JSON: {error.msg}", place=f"{file}:{error.lineno}", fix="delete it") from error
+    return read_json(file, limit=LARGE, kind=None, finite=False, halves=True, fix="delete it")

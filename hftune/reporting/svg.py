@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+
+from hftune.visible import html
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 12, 26
@@ -29,7 +30,7 @@ def chart(curves: Mapping[str, Points], title: str) -> str:
     ys = [y for points in finite.values() for _, y in points]
     across, up = _Scale(min(xs), max(xs), _LEFT, WIDTH - _RIGHT), _Scale(*_padded(ys), HEIGHT - _BOTTOM, _TOP)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">',
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html(title)}">',
         *_grid(across, up),
         *(_line(points, across, up, number, label) for number, (label, points) in enumerate(finite.items())),
         "</svg>",
@@ -80,14 +81,14 @@ def _line(points: Sequence[tuple[int, float]], across: _Scale, up: _Scale, numbe
     d = "M" + "L".join(f"{across(x)} {up(y)}" for x, y in points)
     dots = "".join(
         f'<circle class="c{number % 4}" cx="{across(x)}" cy="{up(y)}" r="{3 if len(points) <= 40 else 1.5}">'
-        f"<title>{escape(label)}: {short(y)} at step {x}</title></circle>"
+        f"<title>{html(label)}: {short(y)} at step {x}</title></circle>"
         for x, y in (points if len(points) <= 120 else points[-1:])
     )
     return f'<path class="line c{number % 4}" d="{d}"/>{dots}'
 
 
 def _legend(curves: Mapping[str, object]) -> str:
-    entries = (f'<span><i class="c{number % 4}"></i>{escape(label)}</span>' for number, label in enumerate(curves))
+    entries = (f'<span><i class="c{number % 4}"></i>{html(label)}</span>' for number, label in enumerate(curves))
     return f'<div class="legend">{"".join(entries)}</div>'
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hftune.reporting.history import StageSummary
+from hftune.visible import markdown
 
 WIDEST_PADDING = 60
 """Cells are padded to the widest of their column, but no further than this: one long answer must not widen all."""
@@ -26,7 +26,7 @@ class Section:
     def render(self) -> str:
         parts = [
             f"## {self.title}",
-            self.note,
+            markdown(self.note),
             format_table(self.headers, self.rows) if self.rows else "Nothing to show.",
         ]
         return "\n\n".join(part for part in parts if part)
@@ -57,7 +57,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
         if len(row) != len(headers):
             raise ValueError(f"a row of {len(row)} cells under {len(headers)} headers: {row!r}")
     numeric = [_all_numbers([row[column] for row in rows]) for column in range(len(headers))]
-    lines = [[_escape(header) for header in headers], *([format_cell(cell) for cell in row] for row in rows)]
+    lines = [[markdown(header) for header in headers], *([format_cell(cell) for cell in row] for row in rows)]
     widths = [max(3, *(min(_width(line[column]), WIDEST_PADDING) for line in lines)) for column in range(len(headers))]
     rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric, strict=True)]
     return "\n".join(_join(line, widths, numeric) for line in [lines[0], rule, *lines[1:]])
@@ -73,7 +73,7 @@ def format_cell(value: object) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return _format_float(value)
-    return _escape(str(value))
+    return markdown(value)
 
 
 def _format_float(value: float) -> str:
@@ -85,13 +85,6 @@ def _format_float(value: float) -> str:
         return f"{value:.2e}"
     decimals = 4 if size < 10 else 2 if size < 100 else 1 if size < 1000 else 0
     return f"{value:,.{decimals}f}"
-
-
-def _escape(text: str) -> str:
-    """Text that stays one cell: pipes and newlines would end it, a tag such as <think> would vanish from the page."""
-    # Backslashes before a pipe are doubled, or they would undo the escape.
-    text = re.sub(r"(\\*)\|", r"\1\1\\|", text.strip())
-    return re.sub(r"\r\n|\r|\n", "<br>", text.replace("<", r"\<"))
 
 
 def _all_numbers(cells: Sequence[object]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,22 +20,32 @@ from transformers.utils import logging as transformers_logging
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.chain import whole_chain
-from hftune.checkpoints.contents import is_model, record_files
+from hftune.checkpoints.contents import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.chat import render
+from hftune.data.borders import Borders, count_borders, describe_borders, mode_for_answers
+from hftune.data.chat import Renderer
+from hftune.data.encoding import Counts
 from hftune.data.readers.base import Row
 from hftune.data.records.messages import Message
-from hftune.data.schemas import to_prompt
+from hftune.data.respelling import token_ids
+from hftune.data.schemas import Prompt, to_prompt
 from hftune.data.scored import Conversations
 from hftune.data.sources import chunks, find_files
-from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.digests import record_files
+from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
+from hftune.models.config_sizes import check_config
 from hftune.models.folding import fold_adapters
+from hftune.models.pretrained import pretrained
+from hftune.opening.json_file import LARGE, read_json
+from hftune.publishing.disk import disk_errors, write_file
+from hftune.publishing.files import file_problems
 from hftune.reporting.stages import ANSWERS, ASKED
 from hftune.scoring.run import scores_of
+from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
 from hftune.trainers.score_batches import run_batches
 from hftune.weight_files import fingerprint
@@ -63,7 +72,7 @@ def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
     prompts = list(_prompts(args))
     models = list(dict.fromkeys(args.models or []))
     said = {name: _answers(name, prompts, args) for name in models}
-    found: dict[str, Any] = {"questions": [_shown(prompt) for prompt in prompts], "answers": said}
+    found: dict[str, Any] = {"questions": [_shown(prompt.messages) for prompt in prompts], "answers": said}
     found["max_new_tokens"] = args.max_new_tokens
     if args.reward_model_path:
         found["reward_model"] = args.reward_model_path
@@ -80,33 +89,46 @@ def check_ask(args: AskArguments) -> Iterator[UserError]:
     for name in args.models or []:
         if Path(name).is_dir() and not is_model(Path(name)):
             yield ArgumentError(f"there is no model in {name}", place="--models", fix="give a model or an adapter")
-        elif Path(name).is_dir() and _scores(name):
+        elif Path(name).is_dir() and _scores(name, args.trust_remote_code):
             fix = "give language models; --reward_model_path scores their answers"
             yield ArgumentError(f"{name} is a reward model and says nothing", place="--models", fix=fix)
     if not args.questions and not args.question_file:
         yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')
-    if args.max_new_tokens < 1:
-        yield ArgumentError("an answer needs a token", place="--max_new_tokens", fix="give 1 or more")
+    if args.output_dir:
+        # Asking again replaces the answers before; asking is cheap, and the questions are in the file.
+        file = Path(args.output_dir) / ANSWERS
+        yield from file_problems(
+            file, overwrite=True, written_by_us=_are_answers, flag="--output_dir", overwrite_flag=""
+        )
 
 
-def _scores(folder: str) -> bool:
+def _are_answers(file: Path) -> bool:
+    """Whether a file is an `answers.json` of an earlier `hftune ask`."""
+    try:
+        found = read_json(file, limit=LARGE, finite=False)
+    except ManifestError:
+        return False
+    return {"questions", "answers"} <= found.keys()
+
+
+def _scores(folder: str, trust_remote_code: bool) -> bool:
     """Whether a model ends with a score head: with tied embeddings it would load as a language model all the same."""
     try:
-        return reward_head(folder, "--models") in ("score", "steps")
+        return reward_head(folder, "--models", trust_remote_code=trust_remote_code) in ("score", "steps")
     except ArgumentError:
         return False
 
 
-def _prompts(args: AskArguments) -> Iterator[list[Message]]:
+def _prompts(args: AskArguments) -> Iterator[Prompt]:
     """The questions as conversations that end with a user's turn."""
     for text in args.questions or []:
-        yield [{"role": "user", "content": text}]
+        yield Prompt([{"role": "user", "content": text}], origin="--questions")
     if args.question_file:
         for chunk in chunks(find_files(args.question_file, "--question_file")):
             for row in chunk.rows():
                 if isinstance(row, DataError):
                     raise row
-                yield to_prompt(row).messages
+                yield to_prompt(row)
 
 
 def _shown(prompt: list[Message]) -> str:
@@ -117,28 +139,19 @@ def _shown(prompt: list[Message]) -> str:
 
 
 @torch.no_grad()
-def _answers(name: str, prompts: list[list[Message]], args: AskArguments) -> list[str]:
+def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
     """The greedy answers of one model; it is gone from memory afterwards."""
     get_logger().info("asking %s", name)
     model, tokenizer = _load(name, args)
     chats = bool(tokenizer.chat_template)
     if not chats:
         notice(f"{name} has no chat template: it goes on with the bare text of the last turn")
+    texts_of_all = _texts(prompts, tokenizer, args.borders_in_text)
     said: list[str] = []
     for start in range(0, len(prompts), _BATCH):
-        batch = prompts[start : start + _BATCH]
-        texts = [
-            render(prompt, tokenizer, add_generation_prompt=True) if chats else str(prompt[-1].get("content"))
-            for prompt in batch
-        ]
-        inputs = tokenizer(
-            texts,
-            padding=True,
-            padding_side="left",
-            add_special_tokens=not chats,
-            return_token_type_ids=False,
-            return_tensors="pt",
-        ).to(model.device)
+        texts = texts_of_all[start : start + _BATCH]
+        given = token_ids(tokenizer, texts, add_special_tokens=not chats)
+        inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
         ids = model.generate(  # type: ignore[operator]
             **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
         )
@@ -146,6 +159,25 @@ def _answers(name: str, prompts: list[list[Message]], args: AskArguments) -> lis
     del model
     gc.collect()
     return [text.strip() for text in said]
+
+
+def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
+    """The prompts as a model is given them, with turn borders in them counted, or refused."""
+    render = Renderer(tokenizer) if tokenizer.chat_template else None
+    borders, counts = Borders(tokenizer, mode, render), Counts(rows=len(prompts))
+    texts: list[str] = []
+    for prompt in prompts:
+        try:
+            if render is None:
+                texts.append(borders.document(str(prompt.messages[-1].get("content"))))
+            else:
+                texts.append(borders.text(render, prompt.messages, add_generation_prompt=True))
+        except DataError as error:
+            raise error.at(prompt.origin) from error
+        count_borders(counts, texts[-1:])
+    if counts.bordered:
+        notice(describe_borders(counts, mode))
+    return texts
 
 
 def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -158,14 +190,16 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
         folders = whole_chain([name])
         recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
         base = recorded or read_lora_config(name, "--models").base_model_name_or_path
+    for folder in {name, base}:
+        check_config(folder, "--models")
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # load reports and advice on sampling, once a model
     transformers_logging.disable_progress_bar()
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=args.trust_remote_code)
+        tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
         if on_gpu:
             options["device_map"] = "auto"
-        model, info = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options)
+        model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"no language model could be loaded from {name}: {str(error).splitlines()[0]}",
@@ -191,21 +225,20 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
     return model.eval(), tokenizer
 
 
-def _rewards(
-    prompts: list[list[Message]], said: dict[str, list[str]], args: AskArguments
-) -> dict[str, list[float | None]]:
+def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:
     """What the reward model gives each answer, raw; None for an empty one."""
     path = str(args.reward_model_path)
     get_logger().info("scoring the answers with %s", path)
-    steps = reward_head(path) == "steps"
-    model, tokenizer = load_reward_model(path, torch.float32)
+    steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
+    model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if torch.cuda.is_available() and not args.use_cpu:
         model.to("cuda")  # type: ignore[arg-type]
-    make = Conversations(tokenizer, steps=steps, separator=step_separator(path))
+    mode = mode_for_answers(args.borders_in_text)
+    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders=mode)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         rows = [
-            Row({"messages": [*prompt, {"role": "assistant", "content": answer}]}, name, number)
+            Row({"messages": [*prompt.messages, {"role": "assistant", "content": answer}]}, name, number)
             for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), start=1)
         ]
         scored = [make(row) if answer else [] for row, answer in zip(rows, answers, strict=True)]
@@ -219,11 +252,9 @@ def _rewards(
 
 def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> None:
     """`answers.json`, and the manifest last; the folder of a stage keeps its own manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / ANSWERS
-    aside = file.with_suffix(f".tmp{os.getpid()}")
-    aside.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(aside, file)
+    with disk_errors(folder):
+        write_file(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     if (manifests.read_manifest(folder) or {}).get("stage", ASKED) != ASKED:
         return
     asked = [name for name in [*found["answers"], args.reward_model_path] if name and manifests.read_manifest(name)]
@@ -231,8 +262,8 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
         "hftune": manifests.library_versions().get("hftune"),
         "stage": ASKED,
         "status": manifests.COMPLETE,
-        "command": ["hftune", "ask", *manifests.command_without_secrets(argv)],
-        "arguments": manifests.without_secrets(vars(args)),
+        "command": ["hftune", "ask", *command_without_secrets(argv)],
+        "arguments": without_secrets(vars(args)),
         "versions": manifests.library_versions(),
         "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in asked],
         "inputs": record_inputs(argv),

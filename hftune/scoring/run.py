@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,16 +15,21 @@ import torch
 
 from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
+from hftune.data.borders import describe_borders
+from hftune.data.encoding import Counts
 from hftune.data.readers.base import Row
 from hftune.data.scored import CHOSEN, REJECTED, Conversations, Scored
 from hftune.data.sources import chunks, find_files
-from hftune.errors import ArgumentError, DataError, UserError, raise_together
+from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
+from hftune.opening.json_file import parse_json
+from hftune.publishing.files import file_problems, published_file
 from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
 from hftune.trainers.score_batches import run_batches
 
 WINDOW = 1024
 """Records in memory at a time; those are batched by length."""
+_LONGEST_RECORD = 1 << 24
 
 
 def score(args: ScoreArguments) -> dict[str, float]:
@@ -44,11 +49,14 @@ def score(args: ScoreArguments) -> dict[str, float]:
     raise_together(check_score(args))
     assert args.model is not None and args.input is not None
     files = find_files(args.input, "--input")
-    steps = reward_head(args.model, "--model") == "steps"
-    model, tokenizer = load_reward_model(args.model, getattr(torch, args.dtype), flag="--model")
+    steps = reward_head(args.model, "--model", trust_remote_code=args.trust_remote_code) == "steps"
+    dtype, trusted = getattr(torch, args.dtype), args.trust_remote_code
+    model, tokenizer = load_reward_model(args.model, dtype, flag="--model", trust_remote_code=trusted)
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
-    make = Conversations(tokenizer, steps=steps, separator=separator, max_length=args.max_length)
+    make = Conversations(
+        tokenizer, steps=steps, separator=separator, max_length=args.max_length, borders=args.borders_in_text
+    )
     scale, tally = read_scale(args.model), Tally()
     with _opened(args.output) as out:
         rows = _good_rows((row for chunk in chunks(files) for row in chunk.rows()), make, args, tally)
@@ -59,6 +67,8 @@ def score(args: ScoreArguments) -> dict[str, float]:
                 tally.add(scores, found)
                 out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
     tally.say(args.output)
+    if tally.counts.bordered:
+        notice(describe_borders(tally.counts, args.borders_in_text))
     return tally.figures()
 
 
@@ -68,12 +78,14 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
         yield ArgumentError("no file was named", place="--input", fix="hftune score FILE --model FOLDER")
     if not args.model:
         yield ArgumentError("no reward model was named", place="--model", fix="give an output folder of run_rm.py")
-    if args.output and Path(args.output).exists() and not args.overwrite_output:
-        yield ArgumentError(f"{args.output} is there already", place="--output", fix="add --overwrite_output")
-    if args.batch_tokens < 1:
-        yield ArgumentError(f"--batch_tokens is {args.batch_tokens}", place="--batch_tokens", fix="give 1 or more")
-    if args.max_length is not None and args.max_length < 1:
-        yield ArgumentError(f"--max_length is {args.max_length}", place="--max_length", fix="give 1 or more")
+    if args.output:
+        yield from file_problems(
+            Path(args.output),
+            overwrite=args.overwrite_output,
+            written_by_us=_are_scores,
+            flag="--output",
+            overwrite_flag="--overwrite_output",
+        )
 
 
 def _good_rows(
@@ -93,20 +105,20 @@ def _good_rows(
         yield row, found
 
 
-@contextmanager
-def _opened(output: str | None) -> Iterator[TextIO]:
+def _opened(output: str | None) -> AbstractContextManager[TextIO]:
     """The output, published under its name once it is whole; standard output for none."""
-    if output is None:
-        yield sys.stdout
-        return
-    aside = Path(output).with_name(f".{Path(output).name}.partial")
-    aside.parent.mkdir(parents=True, exist_ok=True)
+    return nullcontext(sys.stdout) if output is None else published_file(Path(output), flag="--output")
+
+
+def _are_scores(file: Path) -> bool:
+    """Whether a file is an output of `hftune score`: its first record has a score."""
+    with file.open("rb") as stream:
+        line = stream.readline(_LONGEST_RECORD)
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            yield file
-        aside.replace(output)
-    finally:
-        aside.unlink(missing_ok=True)
+        record = parse_json(line or b"{}", str(file), finite=False)
+    except ManifestError:
+        return False
+    return any(name.startswith("score") for name in record)
 
 
 def scores_of(found: list[Scored], scale: RewardScale | None) -> dict[str, Any]:
@@ -131,10 +143,13 @@ class Tally:
         self.total = self.margin = 0.0
         self.conversations = 0
         self.dropped: Counter[str] = Counter()
+        self.counts = Counts()
 
     def add(self, scores: dict[str, Any], found: list[Scored]) -> None:
         """Count a record in."""
         self.records += 1
+        self.counts.rows += 1
+        self.counts.note_borders(token for one in found for token in one.borders)
         self.truncated += sum(one.truncated for one in found)
         values = [scores[f"score{one.name}"] for one in found]
         self.total += sum(value for value in values if value is not None)

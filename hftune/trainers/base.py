@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import has_length
 
 from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, DataError, UserError
 from hftune.models.heads import without_tied
 from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.models.vocabulary import vocabulary_rows
@@ -23,6 +24,7 @@ from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
 from hftune.trainers.experts import ExpertParallelMixin
 from hftune.trainers.finite import FiniteMixin
 from hftune.trainers.grad_norms import GradNormMixin
+from hftune.trainers.leaving import LeavingMixin
 from hftune.trainers.metrics import load_metric
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
@@ -51,6 +53,7 @@ class HftuneTrainerMixin(
     SharedRowsMixin,
     SequenceMixin,
     TilingMixin,
+    LeavingMixin,
 ):
     """Put before a `Trainer` subclass.
 
@@ -130,6 +133,16 @@ class HftuneTrainerMixin(
             return len(sampler)
         return super().num_examples(dataloader)  # type: ignore[misc]
 
+    def set_initial_training_values(self: Any, args: StageArguments, dataloader: DataLoader) -> Any:
+        """Overrides the Trainer's, which goes through an empty loader and calls that training.
+
+        Raises:
+            DataError: There is no whole batch.
+        """
+        if has_length(dataloader) and len(dataloader) == 0:
+            raise no_batch(self)
+        return super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
+
     def _run_epoch(self: Any, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
         """Tell the sampler its epoch before the Trainer does.
 
@@ -179,6 +192,17 @@ class HftuneTrainerMixin(
 def causal_collator(args: StageArguments, tokenizer: PreTrainedTokenizerBase) -> CausalCollator | FlatCollator:
     """The collator of PT and SFT: documents side by side in one row, or padded."""
     return FlatCollator() if args.flat_batches else CausalCollator(tokenizer.pad_token_id)
+
+
+def no_batch(trainer: Any) -> DataError:
+    """The error for training records that fill no batch."""
+    args, records = trainer.args, len(trainer.train_dataset)
+    dropping = ", --dataloader_drop_last" if args.dataloader_drop_last else ""
+    return DataError(
+        f"{records} training records fill no batch of {args.train_batch_size}, so that nothing would be trained",
+        place=f"--per_device_train_batch_size{dropping}",
+        fix="give more records or smaller batches" + (", or leave --dataloader_drop_last out" if dropping else ""),
+    )
 
 
 def own_words(error: UserError) -> UserError:

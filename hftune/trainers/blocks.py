@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from hftune.data.corpus.loader import BlockDataset, InOrder
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.logging import get_logger, notice
+from hftune.opening.model_files import read_checked
 
 LOADER_STATE_NAME = "loader_state.json"
 """The file of a checkpoint that says which documents have been trained. The same for all ranks."""
@@ -69,7 +72,9 @@ class BlocksMixin:
             return
         assert isinstance(checkpoint, str), "finish_run names the folder"
         state, steps = read_state(checkpoint)
-        for change in data.resume(state):
+        with telling_faults(checkpoint):
+            changes = list(data.resume(state))
+        for change in changes:
             notice(f"going on with changed data: {change}")
         self._origin = state["blocks"] - steps * step_size
         if self._origin != 0 or state["block_size"] != data.block_size:
@@ -129,6 +134,20 @@ def _refuse_state(checkpoint: str) -> None:
         )
 
 
+@contextmanager
+def telling_faults(checkpoint: str | Path) -> Iterator[None]:
+    """Around what takes the state of the data apart: other keys and values than it wrote become the one message."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        file = Path(checkpoint) / LOADER_STATE_NAME
+        raise ManifestError(
+            f"{file} is no state of the data: {type(error).__name__} {shown(error)}",
+            place=str(file),
+            fix="resume from another checkpoint, or start anew from its weights: --warm_start",
+        ) from error
+
+
 def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
     """The state of the data in a checkpoint, and the steps made by then.
 
@@ -144,6 +163,6 @@ def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
             fix="Go on with the data that it was made with (without --tokenized_dir or --streaming), or give the "
             "folder as --model_name_or_path to start anew from its weights.",
         )
-    state = json.loads((folder / LOADER_STATE_NAME).read_text(encoding="utf-8"))
-    steps = json.loads((folder / TRAINER_STATE_NAME).read_text(encoding="utf-8"))["global_step"]
+    state = read_checked(folder / LOADER_STATE_NAME)
+    steps = read_checked(folder / TRAINER_STATE_NAME)["global_step"]
     return state, int(steps)

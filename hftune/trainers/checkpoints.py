@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file
-
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.everywhere import send_common_files
-from hftune.checkpoints.integrity import TRAINER_STATE, what_is_wrong, write_record
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, what_is_wrong, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.distributed import nodes, ranks, zero
 from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
 from hftune.models.initialisation import started_from, trained_factors
+from hftune.opening.safetensors_file import load_tensors
+from hftune.publishing.disk import flush, free_name, is_there
+from hftune.publishing.folder import make_work
 from hftune.trainers.publishing import Publisher
 from hftune.weight_files import weight_files
 
@@ -132,7 +133,8 @@ class CheckpointMixin:
     def _writing_aside(self: Any, folder: Path) -> Iterator[None]:
         if ranks.local_rank() == 0:
             remove_leftovers(folder.parent)
-            folder.mkdir(parents=True, exist_ok=True)
+            if not is_there(folder):
+                make_work(folder)
         ranks.barrier()
         self._aside = folder
         try:
@@ -163,7 +165,7 @@ class CheckpointMixin:
             super()._load_best_model()  # type: ignore[misc]
             return
         get_logger().info("going back to the best weights, %s", best)
-        tensors = {name: tensor for file in weight_files(best) for name, tensor in load_file(file).items()}
+        tensors = {name: tensor for file in weight_files(best) for name, tensor in load_tensors(file).items()}
         if started_from(self.model):  # saved as an adapter of the whole base
             tensors, _ = trained_factors(tensors)
         missing = load_exported(self.model, tensors)
@@ -196,11 +198,19 @@ def _publish(aside: Path, final: Path, about: dict[str, Any]) -> None:
     write_record(aside, about)
     fault = what_is_wrong(aside)
     assert fault is None, f"the checkpoint just written is not whole: {fault}"
-    if final.exists():  # an unfinished one of this step, or the same step again after resuming
-        old = final.with_name(f".{final.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-        os.replace(aside, final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        os.replace(aside, final)
+    if is_there(final):  # the same step again after resuming, or another tool's checkpoint
+        foreign = added_files(final)
+        if foreign:
+            kept = free_name(final.with_name(f"{final.name}.replaced"))
+            final.rename(kept)
+            notice(f"{kept} is what was {final.name}: hftune did not write {', '.join(foreign[:3])}")
+        else:
+            old = final.with_name(f".{final.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+            os.replace(aside, final)
+            flush(final.parent)
+            shutil.rmtree(old, ignore_errors=True)
+            return
+    os.replace(aside, final)
+    flush(final.parent)

@@ -13,10 +13,14 @@ from trl.trainer.utils import RepeatSampler
 
 from hftune.data.corpus.mixing import LookedUp, MixtureSampler
 from hftune.distributed import phases, ranks
+from hftune.errors import ManifestError, shown
 from hftune.logging import notice
+from hftune.opening.model_files import read_checked
 from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.guards import Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
+from hftune.trainers.text_keeping import KeepsTextMixin
+from hftune.trainers.watching import passes_heard
 
 SAMPLES_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""
@@ -25,7 +29,7 @@ STATE_NAME = "online_state.json"
 """The file of a checkpoint with what the guards compare with."""
 
 
-class OnlineMixin:
+class OnlineMixin(KeepsTextMixin):
     """Put before `HftuneTrainerMixin` and one of TRL's trainers that generate.
 
     Attributes:
@@ -80,14 +84,24 @@ class OnlineMixin:
     def _generate(self: Any, prompts: list[Any]) -> Any:
         """As TRL's (1.16), as a phase that the watchdog times; what follows it is scoring."""
         phases.enter(phases.GENERATION, self.state.global_step)
-        result = super()._generate(prompts)  # type: ignore[misc]
+        with passes_heard(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
+            result = super()._generate(prompts)  # type: ignore[misc]
         phases.enter(phases.REWARDS)
         return result
+
+    def _get_per_token_logps_and_entropies(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """As TRL's (1.16), which goes through a batch of answers in pieces; each is a sign of life."""
+        compute = super()._get_per_token_logps_and_entropies  # type: ignore[misc]
+        if torch.is_grad_enabled() or self.args.torch_compile:
+            return compute(model, *args, **kwargs)
+        with passes_heard(self.accelerator.unwrap_model(model)):
+            return compute(model, *args, **kwargs)
 
     def _calculate_rewards(
         self: Any, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], ids: list[list[int]]
     ) -> torch.Tensor:
         """As TRL's (completions of all ranks, functions), with the guards measured on the way."""
+        phases.enter(phases.REWARDS)  # what reads log-probabilities before may have taken long
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)  # type: ignore[misc]
         metrics = self._metrics["train" if self.model.training else "eval"]
         distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=self.accelerator.device)
@@ -95,6 +109,7 @@ class OnlineMixin:
         if self.mask_truncated_completions:
             self._say_if_all_are_cut(ids)
         if self.judges[0]:
+            phases.enter(phases.REWARDS)
             judged = self._judge(inputs, prompts, completions, ids)
             weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
             for column, name in enumerate(self._judge_names):
@@ -174,8 +189,7 @@ class OnlineMixin:
             samples.unlink(missing_ok=True)
         state = Path(str(resume_from_checkpoint)) / STATE_NAME
         if resumes and self.judges[0] and state.is_file():
-            first = json.loads(state.read_text(encoding="utf-8"))["first"]
-            self._drift = Drift({name: (mean, std) for name, (mean, std) in first.items()})
+            self._drift = Drift(first_judgement(state))
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
     def _save_beside(self: Any, folder: Path) -> None:
@@ -189,3 +203,17 @@ def _shown(completion: Any) -> Any:
     if isinstance(completion, str) or len(completion) != 1 or completion[0].get("tool_calls"):
         return completion
     return completion[0]["content"]
+
+
+def first_judgement(file: Path) -> dict[str, tuple[float, float]]:
+    """Mean and deviation of each judge's first scores, as a checkpoint has them.
+
+    Raises:
+        ManifestError: The file holds something else.
+    """
+    found = read_checked(file)["first"]
+    for name, pair in found.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, int | float) for number in pair):
+            cause = f"{file}: {shown(ascii(name))} has no mean and deviation"
+            raise ManifestError(cause, place=str(file), fix="resume from another checkpoint")
+    return {name: (mean, std) for name, (mean, std) in found.items()}

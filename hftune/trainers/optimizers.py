@@ -16,6 +16,7 @@ from hftune.logging import notice
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
 from hftune.trainers.muon import muon_class, must_run_eagerly, tag
 from hftune.trainers.schedules import make_schedule
+from hftune.visible import say
 
 SMALLEST_8BIT = 4096
 """bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
@@ -39,7 +40,7 @@ class OptimizerMixin:
             for _, parameter in group.members:
                 tag(parameter, use_muon=group.rule == MUON)
         if args.print_groups and ranks.is_main():
-            print(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
+            say(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
         return chosen, {**kwargs, "params": [group.as_dict() for group in self.groups]}
 
     def _optimizer_class(self: Any, args: StageArguments, model: nn.Module) -> tuple[Any, dict[str, Any], dict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,22 +14,28 @@ import torch
 import xxhash
 from datasets import Dataset, concatenate_datasets
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
-from hftune.data.cache import cache_root
 from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
+from hftune.opening.safetensors_file import load_tensors
+from hftune.user_cache import read_sealed, write_sealed
 
+_KEY = "key"
+"""Member of a kept reference that says what it belongs to: a file may have been given another name."""
 RENEWED_NAME = "reference.safetensors"
 """In a checkpoint, the reference as it was renewed."""
 
 COPY = "ref"
 """The name of an adapter that is a copy of the trained one as it was."""
+
+_FOLDER = "reference"
+"""Of the cache."""
 
 _NOT_WEIGHTS = ("_name_or_path", "transformers_version", "use_cache", "_attn_implementation")
 
@@ -119,7 +126,7 @@ def load_parameters(file: Path, parameters: Iterable[nn.Parameter]) -> None:
             place="--resume_from_checkpoint",
             fix="go on as it was begun, without --sync_ref_model",
         )
-    found = load_file(file)
+    found = load_tensors(file)
     for number, parameter in enumerate(parameters):
         with zero.gathered([parameter], write=True):
             parameter.data.copy_(found[str(number)])
@@ -167,18 +174,34 @@ def with_reference(dataset: Dataset, key: str, compute: Callable[[], Numbers]) -
         key: Fingerprint of all that decides the numbers.
         compute: Gives float64 columns, one number a record, the same on all ranks; called by all ranks or none.
     """
-    file = cache_root() / "reference" / f"{key}.npz"
-    if ranks.all_agree(file.is_file()):
-        get_logger().info("reference from the cache: %s", file)
-        with np.load(file) as stored:
-            columns = {name: stored[name] for name in stored.files}
+    kept = _kept(key, len(dataset))
+    if ranks.all_agree(kept is not None):
+        get_logger().info("reference from the cache: %s", key)
+        columns = kept or {}
     else:
         columns = {name: values.cpu().numpy() for name, values in compute().items()}
         if ranks.local_rank() == 0:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            aside = file.with_name(f".{file.name}.{ranks.rank()}")
-            with open(aside, "wb") as stream:
-                np.savez(stream, **columns)
-            aside.replace(file)
+            _keep(key, columns)
         ranks.barrier()
     return concatenate_datasets([dataset, Dataset.from_dict(columns)], axis=1)
+
+
+def _kept(key: str, count: int) -> dict[str, np.ndarray] | None:
+    """The columns that the cache holds under a key; None where they are not there, or not whole."""
+    found = read_sealed(_FOLDER, f"{key}.sealed")
+    if found is None:
+        return None
+    with np.load(io.BytesIO(found), allow_pickle=False) as stored:
+        columns = {name: stored[name] for name in stored.files}
+    whole = str(columns.pop(_KEY, "")) == key and all(values.shape == (count,) for values in columns.values())
+    return columns if whole and columns else None
+
+
+def _keep(key: str, columns: dict[str, np.ndarray]) -> None:
+    content = io.BytesIO()
+    members: dict[str, Any] = {**columns, _KEY: np.array(key)}
+    np.savez(content, **members)
+    try:
+        write_sealed(_FOLDER, f"{key}.sealed", content.getvalue())
+    except OSError as error:  # the numbers are there; the next run computes them again
+        get_logger().warning("cannot keep the reference in the cache: %s", error)

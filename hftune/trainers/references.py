@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from trl.models import prepare_deepspeed
 
 import hftune
-from hftune.distributed import ranks
+from hftune.distributed import phases, ranks
 from hftune.logging import notice
 from hftune.trainers.reference import (
     COPY,
@@ -214,6 +214,7 @@ class ReferenceMixin:
         found = torch.zeros(len(names), len(dataset), dtype=torch.float64, device=self.args.device)
         mine = chunks[ranks.rank() :: ranks.world_size()]
         for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or self.args.disable_tqdm):
+            phases.alive()
             batch = self._prepare_inputs(self.data_collator([dataset[row] for row in rows or order[:1]]))
             sums = [self.computed_reference(model, batch)]
             sums += [self.computed_reference(model, batch["kl"])] if "kl" in batch else []

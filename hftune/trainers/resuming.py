@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 import transformers.trainer
-from safetensors import safe_open
 from torch import Tensor
 
 from hftune.checkpoints.consolidate import exported_name
@@ -31,6 +30,8 @@ from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.initialisation import started_from, trained_factors
+from hftune.opening.safetensors_file import opened
+from hftune.opening.torch_file import load_torch, loading
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -51,7 +52,8 @@ class ResumeMixin:
 
         def load_anywhere(engine: Any, checkpoint: str, **kwargs: Any) -> None:
             if is_of_this_world(engine, checkpoint):
-                loader(engine, checkpoint, **kwargs)
+                with loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
+                    loader(engine, checkpoint, **kwargs)
             else:
                 self._deal_out(checkpoint)
 
@@ -110,7 +112,7 @@ class ResumeMixin:
             pieces = from_optimizer(about["optimizer"], grouped, _from_module(about["module"]))
             pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps")}
             return pieces
-        state = torch.load(Path(checkpoint) / OPTIMIZER, map_location="cpu", weights_only=True, mmap=True)
+        state = load_torch(Path(checkpoint) / OPTIMIZER, mmap=True)
         return from_optimizer(state, grouped, _exported(checkpoint, self.model, grouped))
 
 
@@ -250,7 +252,7 @@ def _scheduler(checkpoint: str) -> dict[str, Any]:
             place="--resume_from_checkpoint",
             fix="go on with the number of processes and the ZeRO stage that wrote it",
         )
-    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    state: dict[str, Any] = load_torch(file)
     return state
 
 
@@ -263,7 +265,7 @@ def _from_module(module: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
 
 
 def _stored(name: str, file: Path) -> Tensor:
-    with safe_open(file, "pt") as content:
+    with opened(file) as content:
         tensor: Tensor = content.get_tensor(name)
     return tensor
 

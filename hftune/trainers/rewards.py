@@ -19,15 +19,20 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
+from hftune.data.borders import mode_for_answers
 from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
+from hftune.models.config_sizes import check_config
 from hftune.models.folding import fold_adapters
+from hftune.models.pretrained import pretrained
+from hftune.models.stored import check_loaded
 from hftune.preflight.rl_checks import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
+from hftune.trainers.text_keeping import keeping_text
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
@@ -92,18 +97,21 @@ def _reward_of(
     path: str, dtype: torch.dtype, training_args: RLFields
 ) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
     """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
-    model, tokenizer = load_reward_model(path, dtype)
+    trusted = bool(getattr(training_args, "trust_remote_code", False))
+    model, tokenizer = load_reward_model(path, dtype, trust_remote_code=trusted)
     scale = _said_scale(path) if training_args.normalize_rewards else None
-    if reward_head(path) == "steps":
+    mode = mode_for_answers(training_args.borders_in_text)
+    if reward_head(path, trust_remote_code=trusted) == "steps":
         device = getattr(training_args, "device", "cpu")
         separator, name = step_separator(path), Path(path).name
-        return StepReward(model, tokenizer, separator=separator, scale=scale, device=device, name=name), None
+        options: dict[str, Any] = {"separator": separator, "scale": scale, "device": device, "borders": mode}
+        return StepReward(model, tokenizer, name=name, **options), None
     if scale is not None:
         apply_scale(model, scale)
-    return model, tokenizer
+    return model, keeping_text(tokenizer, mode)
 
 
-def reward_head(path: str, flag: str = "--reward_model_path") -> str:
+def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_code: bool = False) -> str:
     """What a reward model scores: "score" (conversations) or "steps".
 
     Raises:
@@ -113,8 +121,9 @@ def reward_head(path: str, flag: str = "--reward_model_path") -> str:
         task = read_lora_config(path, flag).task_type
         head = next((head for head, kind in TASK_TYPES.items() if kind == task), "causal_lm")
     else:
+        check_config(path, flag)
         try:
-            names = AutoConfig.from_pretrained(path).architectures or [""]
+            names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
         except (OSError, ValueError) as error:
             raise ArgumentError(
                 f"no model could be loaded from {path}: {str(error).splitlines()[0]}", place=flag, fix="check it"
@@ -129,7 +138,7 @@ def reward_head(path: str, flag: str = "--reward_model_path") -> str:
 
 
 def load_reward_model(
-    path: str, dtype: torch.dtype, *, flag: str = "--reward_model_path"
+    path: str, dtype: torch.dtype, *, flag: str = "--reward_model_path", trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A reward model whole: an adapter is folded into its base in memory. It is never trained here.
 
@@ -137,22 +146,25 @@ def load_reward_model(
         path: Of an outcome or a process reward model.
         dtype: Of the weights.
         flag: What named it, for errors.
+        trust_remote_code: Run code that comes with it.
     """
-    head = reward_head(path, flag)
+    head = reward_head(path, flag, trust_remote_code=trust_remote_code)
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
     labels = len(STEP_LABELS) if head == "steps" else 1
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
     with not_partitioned():
         if (Path(path) / "adapter_config.json").is_file():
             base = (read_manifest(path) or {}).get("base", {}).get("name")
             base = base or read_lora_config(path, flag).base_model_name_or_path
             folders = whole_chain([path])
             notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
-            model = _from_base(auto, base, labels, dtype)
+            model = _from_base(auto, base, num_labels=labels, dtype=dtype, trust_remote_code=trust_remote_code)
             grow_as_recorded(model, folders)
             model = fold_adapters(model, folders)
         else:
-            model = auto.from_pretrained(path, num_labels=labels, dtype=dtype)
+            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+            model, info = pretrained(auto, path, num_labels=labels, output_loading_info=True, **options)
+            check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
@@ -160,11 +172,11 @@ def load_reward_model(
     return model.eval(), tokenizer
 
 
-def _from_base(auto: Any, base: str, labels: int, dtype: torch.dtype) -> PreTrainedModel:
+def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
     try:
-        return auto.from_pretrained(base, num_labels=labels, dtype=dtype)
+        return pretrained(auto, base, **given)
     finally:
         hf_logging.set_verbosity(level)
 

@@ -138,7 +138,7 @@ def build_critic(
         return critic_like(policy, again)
     assert args.reward_model_path, "preflight asks for one"
     path = args.reward_model_path[0]
-    reward, _ = load_reward_model(path, torch.float32)
+    reward, _ = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if reward.config.num_labels != 1:
         raise ArgumentError(
             f"{path} scores steps, not conversations", place="--critic_init reward", fix="use --critic_init policy"

@@ -18,6 +18,7 @@ from peft import PeftModel
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, shuffle_sequence_dict, split_tensor_dict, use_adapter
 
+from hftune.distributed import phases
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.online import OnlineMixin
 
@@ -168,10 +169,11 @@ class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
         args, training = self.args, self.model.training
         size = args.per_device_train_batch_size if training else args.per_device_eval_batch_size
         rows = range(0, len(tokens["prompt_ids"]), size)
-        found = [
-            self.forward_answers(model, {key: tensor[row : row + size] for key, tensor in tokens.items()})
-            for row in rows
-        ]
+        found = []
+        for row in rows:
+            phases.alive()
+            piece = {key: tensor[row : row + size] for key, tensor in tokens.items()}
+            found.append(self.forward_answers(model, piece))
         values = [piece[2] for piece in found if piece[2] is not None]
         return torch.cat([piece[0] for piece in found]).float(), torch.cat(values) if values else None
 

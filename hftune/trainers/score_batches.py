@@ -12,6 +12,7 @@ from hftune.data.collators import CausalCollator
 from hftune.data.records.messages import Message
 from hftune.data.records.steps import Solution
 from hftune.data.scored import ONLY, Conversations, Scored
+from hftune.distributed import phases
 
 BATCH_TOKENS = 8192
 
@@ -29,6 +30,7 @@ def run_batches(model: PreTrainedModel, found: list[Scored], pad: int, batch_tok
     order = sorted(found, key=lambda one: -len(one.ids))
     collate = CausalCollator(pad)
     while order:
+        phases.alive()
         size = max(1, batch_tokens // max(1, len(order[0].ids)))
         batch, order = order[:size], order[size:]
         rows = collate([{"input_ids": one.ids, "labels": one.ids} for one in batch])
@@ -50,6 +52,7 @@ class StepReward:
         scale: Of the scores; None: they stay as they are.
         device: Where the model goes.
         name: As it is logged.
+        borders: What becomes of turn borders in contents, a mode of `Borders`.
     """
 
     def __init__(
@@ -61,10 +64,11 @@ class StepReward:
         scale: RewardScale | None,
         device: Any,
         name: str,
+        borders: str = "split",
     ) -> None:
         self.model, self.pad, self.scale = model.to(device), tokenizer.pad_token_id, scale
         self.separator = separator
-        self.conversations = Conversations(tokenizer, steps=True, separator=separator)
+        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders=borders)
         self.__name__ = name
 
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **columns: Any) -> list[float]:

@@ -16,7 +16,7 @@ from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
-from hftune.trainers.blocks import LOADER_STATE_NAME, read_state
+from hftune.trainers.blocks import LOADER_STATE_NAME, read_state, telling_faults
 
 
 class StreamMixin:
@@ -31,7 +31,8 @@ class StreamMixin:
         """As `Trainer.train`; a stream is told where it stands first, and says in the end what it had to drop."""
         if isinstance(self.train_dataset, StreamingDataset) and resume_from_checkpoint:
             state, steps = read_state(str(resume_from_checkpoint))
-            self.train_dataset.resume(state)
+            with telling_faults(str(resume_from_checkpoint)):
+                self.train_dataset.resume(state)
             self.args.ignore_data_skip = True
             get_logger().info("data: going on after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
         result = super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from peft import PeftModel
+from torch import nn
+from transformers import TrainerCallback
 
 from hftune.distributed import phases
+
+
+class EvaluationBatches(TrainerCallback):
+    """Each batch of an evaluation is a phase of its own.
+
+    The loop of the Trainer calls this after every batch, whichever trainer overrides `prediction_step`.
+    """
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin the next one."""
+        phases.enter(phases.EVALUATION)
 
 
 class PhaseMixin:
     """Put before a `Trainer` subclass, outermost: every phase of a step begins with one assignment."""
 
     _engine_step_heard = False
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_callback(EvaluationBatches())
 
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As `Trainer.train`, timed."""
@@ -44,11 +63,6 @@ class PhaseMixin:
             phases.enter(phases.BACKWARD)
         return result
 
-    def prediction_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; each batch is a phase of its own."""
-        phases.enter(phases.EVALUATION)
-        return super().prediction_step(*args, **kwargs)  # type: ignore[misc]
-
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As the Trainer's."""
         phases.enter(phases.EVALUATION, self.state.global_step)
@@ -75,3 +89,19 @@ class PhaseMixin:
             return step(*args, **kwargs)
 
         engine.step = heard
+
+
+@contextmanager
+def passes_heard(model: nn.Module) -> Iterator[None]:
+    """In the block every forward pass of the model is a sign of life: loops of TRL over many of them have no hook.
+
+    Args:
+        model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
+            compiled: a hook breaks the graph.
+    """
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    handle = plain.register_forward_pre_hook(lambda module, args: phases.alive())
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -22,6 +22,7 @@ from hftune.preflight.planning.report import Row, as_json, table, words
 from hftune.preflight.planning.selecting import settle_recomputation
 from hftune.preflight.planning.timing import Time, estimate_time
 from hftune.preflight.quantisation_checks import check_quantisation
+from hftune.visible import say
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,11 @@ def plan(stage: str, argv: list[str]) -> None:
         work = (best or rows[0]).choice.work
         steps = steps_of(data_args, training_args, work.examples * work.accumulation * cluster.count)
     if question.as_json:
-        print(json.dumps(as_json(rows, best, free, cluster, steps)))
+        say(json.dumps(as_json(rows, best, free, cluster, steps)))
         return
     if best is not None and best not in rows:
         rows.append(best)
-    print("\n".join([*table(rows, free), "", *words(rows, best, free, cluster, steps)]))
+    say("\n".join([*table(rows, free), "", *words(rows, best, free, cluster, steps)]))
 
 
 def take_own(argv: list[str]) -> tuple[Question, list[str]]:

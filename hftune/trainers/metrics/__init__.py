@@ -1,23 +1,32 @@
-"""Metrics as `evaluate` modules that ship with hftune: a metric of the hub would download code."""
+"""Metrics as `evaluate` has them, imported like all code of hftune.
+
+`evaluate.load` would copy a module's code to a cache that others may write to and run it from there; one of the Hub
+would be downloaded code.
+"""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from hftune.distributed import ranks
 
 if TYPE_CHECKING:
     import evaluate
 
+METRICS = {
+    "calibration_error": "CalibrationError",
+    "first_error": "FirstError",
+    "pairwise_accuracy": "PairwiseAccuracy",
+    "perplexity": "Perplexity",
+    "reward_margin": "RewardMargin",
+    "step_accuracy": "StepAccuracy",
+    "token_accuracy": "TokenAccuracy",
+}
+"""Modules beside this file, and their classes."""
 
-def load_metric(name: str) -> evaluate.EvaluationModule:
-    """The metric in the folder `name` beside this file.
 
-    `evaluate` copies a module's code to its cache before importing it; each process does so under an id of its own.
-    """
-    import evaluate  # heavy, and only needed where there is something to evaluate
-
-    folder = Path(__file__).parent / name
-    return evaluate.load(str(folder), experiment_id=f"{os.getpid()}-{ranks.rank()}")
+def load_metric(name: str) -> evaluate.Metric:
+    """The metric of the module `name`, one of `METRICS`. It keeps what it is given in memory, and writes no file."""
+    # Imported here: `evaluate` is heavy, and only needed where there is something to evaluate.
+    module = import_module(f"hftune.trainers.metrics.{name}")
+    metric: evaluate.Metric = getattr(module, METRICS[name])(keep_in_memory=True)
+    return metric

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
+from hftune.opening.safetensors_file import load_tensors
 
 FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
 
@@ -209,7 +210,7 @@ def load_critic(critic: Critic, folder: str | Path) -> None:
     fix = "go on with the flags that it was trained with, or start anew with --resume_from_checkpoint False"
     if not file.is_file():
         raise ArgumentError(f"{folder} holds no critic", place="--resume_from_checkpoint", fix=fix)
-    tensors = load_file(file)
+    tensors = load_tensors(file)
     if set(tensors) != set(_trained(critic)):
         raise ArgumentError(f"{file} is that of another critic", place="--critic", fix=fix)
     for name, parameter in critic.named_parameters():

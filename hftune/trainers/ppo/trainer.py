@@ -14,6 +14,7 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.checkpointing import recompute
+from hftune.opening.model_files import read_checked
 from hftune.trainers.ppo.critic import FOLDER, Critic, attach, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import (
     KLController,
@@ -191,5 +192,5 @@ class PPOTrainer(RolloutTrainer):
                     place="--resume_from_checkpoint",
                     fix="go on with the algorithm that wrote it",
                 )
-            self.controller.beta = json.loads(file.read_text(encoding="utf-8"))["beta"]
+            self.controller.beta = float(read_checked(file)["beta"])
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)

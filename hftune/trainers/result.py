@@ -1,0 +1,75 @@
+"""What a run leaves in its output folder: held by one run at a time, and replaced only by a result that is whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from hftune.checkpoints.manifest import Manifest, write_manifest
+from hftune.distributed import nodes, ranks
+from hftune.errors import ArgumentError
+from hftune.publishing.disk import disk_errors
+from hftune.publishing.into import begin_result, finish_result, recover_result, result_folder
+from hftune.publishing.locks import acquired, release
+
+LOCK_NAME = ".hftune.lock"
+_PATIENCE = 10.0
+"""Seconds. Worker processes of a run that was killed hold its lock until they notice."""
+
+_held: dict[Path, FileLock] = {}
+
+
+def hold_output(output: Path, *, create: bool) -> None:
+    """Keep other runs out of an output folder until this process ends; all ranks must call it, the first one locks.
+
+    Args:
+        output: The folder.
+        create: Make it where it is missing; else a folder that is not there is not held yet.
+
+    Raises:
+        ArgumentError: Another run is at work in it; on all ranks.
+    """
+    problems: list[ArgumentError] = []
+    if ranks.is_main() and output.resolve() not in _held and (create or output.is_dir()):
+        try:
+            with disk_errors(output):
+                output.mkdir(parents=True, exist_ok=True)
+                _held[output.resolve()] = acquired(output / LOCK_NAME, output, patience=_PATIENCE)
+                recover_result(output)
+        except ArgumentError as problem:
+            problems.append(problem)
+    nodes.raise_everywhere(problems)
+
+
+def release_output() -> None:
+    """Let other runs into the folders that this process holds."""
+    while _held:
+        release(_held.popitem()[1])
+
+
+def save_result(trainer: Any, manifest: Manifest) -> None:
+    """Write weights, tokenizer and state of a trained model; what an earlier run left is replaced once they are whole.
+
+    All ranks must call it. The folder's manifest says `running` from the moment when the first file is replaced.
+
+    Args:
+        trainer: A Trainer whose training has ended.
+        manifest: Of the run, not complete yet.
+    """
+    output = Path(str(trainer.args.output_dir))
+    apart = nodes.several() and not nodes.is_shared(output)
+    writes = ranks.is_main() or (apart and ranks.local_rank() == 0)
+    if writes:
+        begin_result(output)
+    ranks.barrier()
+    # An internal call: pushing to the Hub comes after the result is complete.
+    trainer.save_model(str(result_folder(output)), _internal_call=True)
+    ranks.barrier()
+    if writes:
+        if ranks.is_main():
+            write_manifest(result_folder(output), manifest)
+        finish_result(output)
+    ranks.barrier()
+    trainer.save_state()

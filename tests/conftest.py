@@ -205,3 +205,17 @@ def tiny_data(workspace: Path) -> Path:
 def _write_jsonl(file: Path, records: list[dict]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[pytest.TestReport]:
+    """Halves of characters, of which hostile data are made, are spelt out: pytest-xdist cannot send them."""
+    report = yield
+    report.sections = [tuple(_sendable(part) for part in section) for section in report.sections]
+    if report.longrepr is not None and not report.passed and isinstance(text := str(report.longrepr), str):
+        report.longrepr = report.longrepr if text.isprintable() or _sendable(text) == text else _sendable(text)
+    return report
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.contents import digest
 from hftune.checkpoints.integrity import what_is_wrong
+from hftune.digests import digest
 from hftune.reporting.lineage import trace
 
 STAGES = {

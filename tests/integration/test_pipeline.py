@@ -71,7 +71,7 @@ def ranks(pid: int) -> list[psutil.Process]:
     found = []
     for process in descendants(pid):
         words = process.cmdline() if process.is_running() else []
-        if len(words) > 2 and words[2] == "run_sft.py":
+        if len(words) > 2 and Path(words[2]).name == "run_sft.py":
             found.append(process)
     return found
 

@@ -95,14 +95,12 @@ def test_every_option_reaches_the_loss(
     [
         ("--loss_type nonsense", "there is no loss nonsense"),
         ("--loss_type exo_pair", "exo_pair needs a label smoothing"),
-        ("--loss_type robust --label_smoothing 0.5", "robust with label smoothing 0.5"),
         ("--loss_type hinge --label_smoothing 0.1", "hinge has no label smoothing"),
         ("--loss_type ipo --offset_alpha 1", "ipo takes no offset"),
         ("--loss_type ipo --normalize_logps", "ipo divides by the length"),
         ("--loss_type nca_pair --f_divergence_type forward_kl", "whose constant does not cancel"),
         ("--loss_type aot --use_weighting", "sorted answers"),
         ("--beta 0", "beta 0"),
-        ("--ld_alpha 2", "ld_alpha 2"),
         ("--sync_ref_model --precompute_ref_log_probs", "cannot be computed before it"),
         ("--loss_type simpo --sync_ref_model", "no loss looks at a reference"),
         ("--ref_model m --sync_ref_model", "renewed by mixing in the policy"),
@@ -113,6 +111,12 @@ def test_what_cannot_be(flags: str, words: str, tiny_model: Path, tmp_path: Path
     model_args, _, _, args = arguments(tiny_model, tmp_path, tmp_path, flags)
     (problem,) = check_preferences(model_args, args)
     assert isinstance(problem, UserError) and words in str(problem)
+
+
+@pytest.mark.parametrize("flags", ["--ld_alpha 2", "--loss_type robust --label_smoothing 0.5", "--beta -1"])
+def test_numbers_out_of_their_range(flags: str, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{flags.split()[-2]} cannot be {flags.split()[-1]}"):
+        arguments(tiny_model, tmp_path, tmp_path, flags)
 
 
 def test_each_loss_can_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_records_tokenised_ahead_are_those_of_the_run(tiny_model: Path, data: Pa
     assert found.train.to_dict() == expected.train.to_dict()
     assert found.evaluation.to_dict() == expected.evaluation.to_dict()
     assert found.about == expected.about
-    with pytest.raises(ArgumentError, match="is not empty"):
+    with pytest.raises(ArgumentError, match="already holds a finished result"):
         dispatch(["tokenize", "run_sft", *flags, *source, "--output_dir", str(folder)])
 
 

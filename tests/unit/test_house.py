@@ -9,8 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FLOORS = [
-    {"errors", "constants", "import_cache", "imports", "logging", "user_cache", "weight_files", "hftune"},
-    {"distributed"},
+    {
+        *("children", "constants", "digests", "errors", "hftune", "imports", "logging", "opening"),
+        *("secret_names", "secrets", "user_cache", "visible", "weight_files"),
+    },
+    {"distributed", "publishing"},
     {"arguments"},
     {"data", "models", "checkpoints"},
     {"preflight", "reporting"},

@@ -21,7 +21,7 @@ from hftune.errors import ArgumentError, ManifestError, Preempted
 from hftune.pipeline import processes
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Screen
-from hftune.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
+from hftune.pipeline.runner import Choice, Runner, StageFailed, command_of, shown, with_quiet_token
 from hftune.pipeline.steps import Step
 from tests.unit.pipeline.files import finish, model, steps
 
@@ -309,3 +309,30 @@ def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> 
     step = bench.steps[0]
     assert command_of(step)[-2:] == ["--resume_from_checkpoint", "auto"]
     assert "--resume_from_checkpoint" not in command_of(step.given(save_only_model="True"))
+
+
+@pytest.mark.parametrize("name", ("hub_token", "hf_hub_token", "push_to_hub_token"))
+def test_a_token_is_handed_on_in_the_environment(name: str, tmp_path: Path) -> None:
+    """A launcher prints the commands that it starts, into a log, and `ps` shows them."""
+    arguments = {"seed": ["1"], name: ["first", "the-token-1"]}
+    step = Step("a", "a", "sft", tmp_path, arguments, {}, "f:1", env={"B": "c"})
+    quiet = with_quiet_token(step)
+    assert quiet.arguments == {"seed": ["1"]} and quiet.env == {"B": "c", "HF_TOKEN": "the-token-1"}
+    assert step.arguments[name] and "the-token-1" not in " ".join(quiet.command())
+    assert with_quiet_token(quiet) is quiet
+
+
+def test_a_runner_starts_no_command_with_a_token(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    step = Step("a", "a", "sft", tmp_path / "a", {"hub_token": ["the-token-1"]}, {}, "f:1")
+
+    def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
+        told.append((" ".join(command), env["HF_TOKEN"]))
+        return Ended(0)
+
+    said = io.StringIO()
+    screen = Screen(Console(file=said, width=200, highlight=False, markup=False, soft_wrap=True))
+    Runner(tmp_path, screen, start=start)._execute(step, "a")
+    ((command, token),) = told
+    assert "the-token-1" not in command + said.getvalue() and token == "the-token-1"
+    assert "HF_TOKEN=***" in said.getvalue()

@@ -40,9 +40,6 @@ LORA = "--use_peft"
 @pytest.mark.parametrize(
     "flags, parts",
     [
-        ([LORA, "--lora_r", "0"], ["0 is no rank", "--lora_r"]),
-        ([LORA, "--lora_alpha", "0"], ["0 is no scale"]),
-        ([LORA, "--lora_dropout", "1"], ["1.0 is no probability"]),
         ([LORA, "--rank_pattern", "q_proj=8"], ["not valid JSON", "--rank_pattern", 'write {"NAME": 16}']),
         ([LORA, "--init_lora_weights", "zero"], ["is not known", "pissa_niter_N"]),
         ([LORA, "--init_lora_weights", "eva"], ["needs a pass over data first"]),
@@ -58,7 +55,6 @@ LORA = "--use_peft"
         ([LORA, "--target_modules", "none"], ["nothing is adapted"]),
         ([LORA, "--freeze_parameters", "model"], ["the base of an adapter is frozen as a whole"]),
         (["--trainable_parameters", "lm_head"], ["everything is trained already", "--freeze_parameters_ratio 1"]),
-        (["--freeze_parameters_ratio", "2"], ["2.0 is no share"]),
         (["--freeze_extra_modules", "norm"], ["no layers are named"]),
         (["--create_new_adapter"], []),
         ([LORA, "--create_new_adapter"], ["no adapter was named", "--peft_path"]),
@@ -74,7 +70,7 @@ LORA = "--use_peft"
         ([LORA, "--exclude_modules", "self_attn,mlp"], []),
         (["--freeze_parameters", "layers"], ["begins with it", "names look like model.embed_tokens.weight"]),
         (["--freeze_parameters_ratio", "1"], ["every parameter is frozen"]),
-        ([LORA, "--lora_r", "0", "--target_modules", "c_attn", "--freeze_parameters", "x"], ["2 problems"]),
+        ([LORA, "--rank_pattern", "0", "--target_modules", "c_attn", "--freeze_parameters", "x"], ["2 problems"]),
     ],
 )
 def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),
         ([], {"columns": "question"}, ["'question' is no list of columns", "--columns", "OURS=YOURS"]),
         ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
-        ([], {"validation_split_percentage": 120}, ["no percentage"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
         (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
         (["--peft_path", "nowhere"], {}, ["nowhere holds no adapter", "--peft_path"]),
@@ -59,7 +59,7 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], 
 @pytest.mark.parametrize(
     "given",
     [
-        {"train_file_dir": "tests/unit,tests#5", "train_dataset_prob": "3,1", "mix_strategy": "under"},
+        {"train_file_dir": "examples/data/sft,examples/data#5", "train_dataset_prob": "3,1", "mix_strategy": "under"},
         {"train_file_dir": "owner/name:en@train#5"},
         {"train_file_dir": None, "dataset_name": "name"},
         {"train_file_dir": None, "dummy_data": "100"},
@@ -95,6 +95,43 @@ def test_a_finished_folder_is_kept(tiny_model: Path, tmp_path: Path) -> None:
     write_manifest(tmp_path, {"status": "complete"})
     assert "already holds a finished run" in problems(tiny_model, output_dir=tmp_path)
     assert problems(tiny_model, "--overwrite_output_dir", output_dir=tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "README.md", "tokenizer.json", "adapter_config.json", "critic"]
+)
+def test_files_of_somebody_else_are_kept(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    for flags in ([], ["--overwrite_output_dir"]):
+        assert f"holds {name}, which a run would replace" in problems(tiny_model, *flags, output_dir=tmp_path)
+    write_manifest(tmp_path, {"status": "running"})
+    assert problems(tiny_model, output_dir=tmp_path) == "", "a run of hftune's that did not end"
+
+
+@pytest.mark.parametrize("name", ["train.log", "nohup.out", "notes.txt", "checkpoint-5/model.safetensors", "runs/a"])
+def test_files_that_a_run_adds_to(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    assert problems(tiny_model, output_dir=tmp_path) == ""
+
+
+def test_a_disk_without_room_for_the_result(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = (tiny_model / "model.safetensors").stat().st_size
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("hftune.publishing.disk.shutil.disk_usage", lambda _: usage._replace(free=(1 << 24) + weights))
+    assert problems(tiny_model, output_dir=tmp_path) == ""
+    monkeypatch.setattr("hftune.publishing.disk.shutil.disk_usage", lambda _: usage._replace(free=(1 << 24) + 9))
+    assert "the result needs 0.02 GB" in problems(tiny_model, output_dir=tmp_path)
+    assert problems(tiny_model, "--use_peft", output_dir=tmp_path) == ""
+
+
+def test_output_folders_that_cannot_be(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "file/below"):
+        assert "a file stands where a folder is needed" in problems(tiny_model, output_dir=tmp_path / name)
+    assert (tmp_path / "file").read_text() == "mine" and len([*tmp_path.iterdir()]) == 1
+    (tmp_path / "circle").symlink_to("circle")
+    assert "circle" in problems(tiny_model, output_dir=tmp_path / "circle")
 
 
 def test_all_problems_in_one_message(tiny_model: Path) -> None:

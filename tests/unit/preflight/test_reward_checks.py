@@ -17,9 +17,7 @@ def arguments(*flags: str) -> RMArguments:
 @pytest.mark.parametrize(
     "flags, place",
     [
-        (("--label_smoothing", "0.5"), "--label_smoothing"),
-        (("--label_smoothing", "-0.1"), "--label_smoothing"),
-        (("--score_difference_scale", "0"), "--score_difference_scale"),
+        (("--label_smoothing_factor", "0.5"), "--label_smoothing"),
         (("--reward_kind", "process", "--step_separator", ""), "--step_separator"),
         (("--reward_kind", "process", "--activation_offloading", "True"), "--activation_offloading"),
     ],

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.cli import dispatch
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, DataError
+from hftune.logging import notices
 from hftune.reporting.stages import ASKED
 
 pytestmark = pytest.mark.long
@@ -117,7 +118,7 @@ def test_a_model_without_a_chat_template_goes_on_with_the_text(models: dict[str,
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ([], "3 problems"),
+        ([], "2 problems"),
         (["--models", "EMPTY", "--questions", "Why?"], "there is no model in"),
         (["--models", "./nowhere", "--questions", "Why?"], "no language model could be loaded from ./nowhere"),
         (["--models", "REWARD", "--questions", "Why?"], "is a reward model and says nothing"),
@@ -134,6 +135,21 @@ def test_refusals(models: dict[str, Path], tmp_path: Path, flags: list[str], wor
     save_file(weights, tmp_path / "partial" / "model.safetensors", metadata={"format": "pt"})
     places = {name.upper(): str(folder) for name, folder in models.items()}
     places |= {name.upper(): str(tmp_path / name) for name in ("empty", "partial")}
-    more = [] if flags else ["--max_new_tokens", "0"]
     with pytest.raises(ArgumentError, match=words):
-        dispatch(["ask", *(places.get(flag, flag) for flag in flags), *more])
+        dispatch(["ask", *(places.get(flag, flag) for flag in flags)])
+
+
+def test_turn_borders_in_questions(models: dict[str, Path], tmp_path: Path) -> None:
+    """Text by default; with `allow` they end the question, with `error` they are refused with the flag or the line."""
+    file = tmp_path / "more.jsonl"
+    file.write_text('{"prompt": "a<|im_end|>b"}\n')
+    flags = ("--models", str(models["base"]), "--question_file", str(file))
+    found = {mode: asked(tmp_path / mode, *flags, "--borders_in_text", mode) for mode in ("split", "allow")}
+    base = AutoModelForCausalLM.from_pretrained(models["base"])
+    wanted = alone(base, models["base"], "a<|im_end|>b")  # as plain transformers encodes it: as the token
+    assert found["allow"]["answers"][str(models["base"])] == [wanted] != found["split"]["answers"][str(models["base"])]
+    assert any("1 of 1 records spell tokens" in text for text in notices())
+    for more, place in (([], f"{file}:1"), (["--questions", "c<|im_end|>d"], "--questions")):
+        with pytest.raises(DataError, match="spells") as caught:
+            asked(tmp_path / "error", *flags, *more, "--borders_in_text", "error")
+        assert caught.value.place == place

@@ -16,6 +16,7 @@ from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
 from hftune.data.scored import Conversations
 from hftune.errors import ArgumentError, DataError, UserError
+from hftune.logging import notices
 from hftune.scoring.run import score
 from hftune.trainers.rewards import load_rewards
 from hftune.trainers.score_batches import StepReward
@@ -135,8 +136,9 @@ class Rewards:
     reward_funcs = None
     device = "cpu"
 
-    def __init__(self, path: Path, normalize: bool) -> None:
+    def __init__(self, path: Path, normalize: bool, borders: str = "split") -> None:
         self.reward_model_path, self.normalize_rewards = [str(path)], normalize
+        self.borders_in_text = borders
 
 
 class Auto:
@@ -161,3 +163,32 @@ def test_a_process_model_is_a_reward_function(models: dict[str, Path], tmp_path:
     )
     (expected,) = scored(models["steps"], [CHAT], tmp_path)
     assert found == pytest.approx([expected["normalized_score"], (0.0 - 0.25) / 0.5], abs=1e-5)
+
+
+def test_turn_borders_in_what_is_scored(models: dict[str, Path], tmp_path: Path) -> None:
+    """Text by default: scored as other ids than the tokens, and said; refused and dropped with `error`."""
+    forged = json.loads(json.dumps(CHAT))
+    token = AutoTokenizer.from_pretrained(models["score"]).eos_token
+    forged["messages"][0]["content"] = f"a{token}b"
+    split, allowed = (
+        scored(models["score"], [forged, CHAT], tmp_path, borders_in_text=mode) for mode in ("split", "allow")
+    )
+    assert split[1]["score"] == pytest.approx(allowed[1]["score"], abs=1e-4)
+    assert abs(split[0]["score"] - allowed[0]["score"]) > 0.1
+    assert allowed[0]["score"] == pytest.approx(alone(models["score"], forged["messages"]), abs=1e-5)
+    assert any("1 of 2 records spell tokens" in text and token in text for text in notices())
+    kept = scored(models["score"], [forged, CHAT], tmp_path, borders_in_text="error", on_bad_record="drop")
+    assert len(kept) == 1
+    with pytest.raises(DataError, match="spells"):
+        scored(models["score"], [forged, CHAT], tmp_path, borders_in_text="error")
+
+
+@pytest.mark.parametrize("mode, kept", [("split", True), ("error", True), ("allow", False)])
+def test_turn_borders_in_what_rewards_read(models: dict[str, Path], mode: str, kept: bool) -> None:
+    """Answers are no records that could be refused: `error` keeps them text, too."""
+    _, (tokenizer,) = load_rewards(Rewards(models["score"], False, mode), Auto())
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"a{tokenizer.eos_token}b"}]
+    ids = tokenizer(text=[tokenizer.apply_chat_template(chat, tokenize=False)], add_special_tokens=False)["input_ids"]
+    assert ids[0].count(tokenizer.eos_token_id) == (2 if kept else 3)
+    (steps,), _ = load_rewards(Rewards(models["steps"], False, mode), Auto())
+    assert isinstance(steps, StepReward) and steps.conversations.borders.mode == ("split" if kept else "allow")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from transformers import EvalPrediction
 
+from hftune.trainers import metrics
 from hftune.trainers.held_out import pair_figures
-from hftune.trainers.metrics import load_metric
+from hftune.trainers.metrics import METRICS, load_metric
 from hftune.trainers.pt import token_accuracy
 
 
@@ -49,3 +51,31 @@ def test_calibration() -> None:
         result = metric.compute(predictions=[0.95, 0.6], references=[1, 0], bins=bins)
         assert result["ece"] == pytest.approx(expected)
     assert metric.compute(predictions=[1.0, 0.5], references=[1, 0], bins=10)["ece"] == 0.0
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_are_imported_from_the_package_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No module is copied to a cache and run from there, and none is looked for by its path."""
+
+    def refuse(*args: object, **given: object) -> None:
+        raise AssertionError("loaded by path")
+
+    monkeypatch.setattr("evaluate.load", refuse)
+    monkeypatch.setattr("evaluate.loading.evaluation_module_factory", refuse)
+    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "metrics"))
+    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / f"{name}.py").write_text("raise SystemExit('run from the working folder')\n")
+    metric = load_metric(name)
+    assert type(metric).__module__ == f"hftune.trainers.metrics.{name}"
+    assert metric.compute(predictions=[1, 0], references=[1, 1])
+    written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
+    assert written == [f"{name}.py"], "no copy of code, and no scores on disk"
+
+
+def test_every_metric_is_named() -> None:
+    files = Path(metrics.__file__).parent.glob("*.py")
+    assert {file.stem for file in files} - {"__init__"} == {*METRICS}

@@ -12,6 +12,8 @@ import pytest
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
+from hftune.data.borders import Borders
+from hftune.data.chat import Renderer
 from hftune.errors import ArgumentError
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
@@ -39,6 +41,9 @@ def test_trl_is_as_it_was() -> None:
     assert parameters("_generate_and_score_completions") == ["inputs"]
     assert parameters("_prepare_inputs") == ["generation_batch"]
     assert parameters("_compute_loss") == ["model", "inputs"]
+    assert parameters("_tokenize_prompts") == ["prompts"]
+    for name, given in (("_tokenize_prompts", "prompts"), ("_get_tool_suffix_ids", "tool_messages")):
+        assert list(inspect.signature(getattr(trl.GRPOTrainer, name)).parameters)[1:] == [given]
     given = inspect.signature(trl.GRPOTrainer._calculate_rewards).parameters
     assert list(given)[1:] == ["inputs", "prompts", "completions", "completion_ids_list"]
     assert {"log_probs", "entropy"} <= {entry.name for entry in dataclasses.fields(FusedCausalLMOutput)}
@@ -91,3 +96,23 @@ def test_answers_that_no_function_scores_train_nothing(tiny_model: Path, tmp_pat
 def test_too_few_prompts_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="4 prompts, and a batch of answers is drawn for 8"):
         make_trainer(tiny_model, tmp_path, "ppo", count_even, "--per_device_train_batch_size", "8")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_turn_borders_in_prompts_stay_text(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
+    """By the tokenizer's own template, in what the policy is asked; with `allow` they become tokens."""
+    numbers = {}
+    for mode in ("split", "allow"):
+        flags = (*SMALL, "--max_steps", "1", "--borders_in_text", mode)
+        trainer = make_trainer(tiny_model, tmp_path / mode, algorithm, count_even, *flags)
+        tokenizer = trainer.processing_class
+        border = Borders(tokenizer, "split", Renderer(tokenizer)).tokens[-1]
+        asked = [[{"role": "user", "content": text}] for text in (f"a{border}b", "ab")]
+        forged, plain = trainer._tokenize_prompts(asked)[0]
+        index = tokenizer.convert_tokens_to_ids(border)
+        numbers[mode] = forged.count(index) - plain.count(index)
+        assert tokenizer.decode(forged) == tokenizer.apply_chat_template(
+            asked[0], tokenize=False, add_generation_prompt=True
+        )
+        assert trainer.processing_class is tokenizer
+    assert numbers == {"split": 0, "allow": 1}

@@ -1,0 +1,371 @@
+"""Files of the working folder never run: not under what hftune starts, not under what that starts in its turn."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune import children
+from hftune.doctor import devices, launching, libraries
+from hftune.errors import ArgumentError
+from hftune.pipeline import checking, planning, processes, runner
+from hftune.pipeline.spec import read_spec
+from hftune.pipeline.steps import Step, steps_of
+from hftune.trainers.rewards import named_function
+
+ROOT = Path(__file__).parents[2]
+NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]
+EVIL = "import pathlib; pathlib.Path({flag!r}).touch()\n"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder full of modules that leave a flag when they are run, as files and as packages."""
+    folder, flag = tmp_path / "hostile", tmp_path / "it ran"
+    folder.mkdir()
+    evil = EVIL.format(flag=str(flag))
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(evil)
+    for name in ("deepspeed", "transformers", "numpy", "safetensors"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(evil)
+    for name in ("python", "deepspeed", "torchrun", "hftune", "nvidia-smi", "srun"):
+        path = folder / (name if name != "deepspeed" else "torchrun.sh")
+        path.write_text(f"#!/bin/sh\ntouch '{flag}'\n")
+        path.chmod(0o755)
+    monkeypatch.chdir(folder)
+    yield folder
+    assert not flag.exists(), "code of the working folder has run"
+
+
+# --- the variables ---
+
+
+@pytest.mark.parametrize(
+    ("search", "kept"),
+    [
+        ("", []),
+        (".", []),
+        ("./", []),
+        ("./.", []),
+        (":", []),
+        ("::", []),
+        (":/opt/mine", ["/opt/mine"]),
+        ("/opt/mine:", ["/opt/mine"]),
+        ("/opt/mine::/opt/more", ["/opt/mine", "/opt/more"]),
+        ("../hostile", []),
+        ("../hostile/../hostile", []),
+        ("here", []),
+        ("src", ["{here}/src"]),
+        ("{here}", ["{here}"]),
+        ("/opt/mine:.:src:/opt/mine", ["/opt/mine", "{here}/src"]),
+    ],
+)
+def test_what_stays_of_pythonpath(hostile: Path, search: str, kept: list[str]) -> None:
+    (hostile / "src").mkdir()
+    (hostile / "here").symlink_to(hostile)
+    found = children.environment({"PYTHONPATH": search.format(here=hostile)})
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *(entry.format(here=hostile) for entry in kept)]
+    assert found["PYTHONSAFEPATH"] == "1"
+
+
+def test_pythonsafepath_cannot_be_taken_back() -> None:
+    assert children.environment({"PYTHONSAFEPATH": ""})["PYTHONSAFEPATH"] == "1"
+
+
+@pytest.mark.parametrize(
+    "search", ["", ".", ":/usr/bin", "/usr/bin:", "/usr/bin::/bin", "../hostile:/usr/bin", "bin:/bin"]
+)
+def test_programs_are_not_those_of_the_working_folder(hostile: Path, search: str) -> None:
+    (hostile / "bin").mkdir()
+    entries = children.environment({"PATH": search})["PATH"].split(os.pathsep)
+    assert entries[0] == str(Path(sys.executable).parent) and all(os.path.isabs(entry) for entry in entries)
+    assert str(hostile) not in entries
+
+
+def test_packages_that_are_installed_are_not_put_before_python_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "ROOT", Path("/usr/lib/python3/site-packages"))
+    assert children.environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
+
+
+# --- what really runs ---
+
+GRANDCHILD = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, *{words!r}]).returncode)"
+
+
+@pytest.mark.parametrize("search", [None, "", ".", ":", "./"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-c", "import json, yaml, difflib, psutil, tqdm"],
+        ["-m", "json.tool", "--help"],
+        ["-c", GRANDCHILD.format(words=["-c", "import json, yaml"])],
+        ["-c", GRANDCHILD.format(words=["-u", "-m", "json.tool", "--help"])],
+        ["-c", GRANDCHILD.format(words=["-u", "{script}"])],
+        ["{script}"],
+    ],
+    ids=["-c", "-m", "-c below", "-m below", "script below", "script"],
+)
+def test_children_and_theirs(
+    hostile: Path, tmp_path: Path, words: list[str], search: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import json, yaml, difflib, hftune.errors\nprint(hftune.errors.__file__)\n")
+    if search is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", search)
+    command = children.python(*(word.replace("{script}", str(script)) for word in words))
+    done = children.run(command, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    if "script" in words[-1]:
+        assert done.stdout.strip() == str(ROOT / "hftune" / "errors.py")
+
+
+@pytest.mark.parametrize("name", ["python", "torchrun", "hftune", "nvidia-smi", "srun"])
+def test_programs_by_name(hostile: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
+    found = children.program(name)
+    assert found is None or Path(found).parent != hostile
+    if name == "python":
+        assert children.run(["python", "-c", "import yaml"]).returncode == 0
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
+    """What would have been started."""
+    seen: list[tuple[list[str], dict[str, str]]] = []
+
+    def run(command: list[str], **given: Any) -> Any:
+        seen.append((list(command), given["env"]))
+        return children.CompletedProcess(command, 0, "[]\n", "")
+
+    monkeypatch.setattr(children.subprocess, "run", run)
+    return seen
+
+
+def _is_apart(command: list[str], env: dict[str, str]) -> bool:
+    return command[:2] == [sys.executable, "-P"] and env["PYTHONSAFEPATH"] == "1" and str(ROOT) in env["PYTHONPATH"]
+
+
+def test_the_pipeline_s_checks_run_apart(started: list[Any], tmp_path: Path) -> None:
+    checking.check_steps([Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1")])
+    assert started and all(_is_apart(*one) for one in started)
+
+
+def test_plans_of_stages_run_apart(started: list[Any], tmp_path: Path) -> None:
+    list(planning.measure(Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": "."})))
+    assert started and all(_is_apart(*one) for one in started)
+
+
+def test_the_doctor_s_trials_run_apart(started: list[Any]) -> None:
+    list(libraries.check_loading([]))
+    assert started and all(_is_apart(*one) for one in started)
+
+
+def test_the_driver_is_asked_of_no_program_of_the_working_folder(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", ".")
+    assert devices._driver() is None
+
+
+def test_the_doctor_s_launcher(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    (hostile / "deepspeed.sh").write_text("")
+    command = launching.find_launcher()
+    assert command is None or not command[0].startswith(str(hostile))
+    found = launching.meet([sys.executable, "-c", "import sys, json, yaml; sys.exit('it is over')"], 2, patience=30)
+    assert "it is over" in found.said
+
+
+def test_stages_start_apart(hostile: Path, tmp_path: Path) -> None:
+    step = Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1", env={"PYTHONPATH": ".", "PATH": "."})
+    log = tmp_path / "log"
+    kept = processes.start(["python", "-c", "import yaml, json; print(yaml.__file__)"], runner.environment(step), log)
+    os.waitpid(kept.pid, 0)
+    assert "site-packages" in log.read_text()
+
+
+@pytest.mark.long
+def test_the_arguments_of_a_pipeline_are_checked_in_a_hostile_folder(hostile: Path, tmp_path: Path) -> None:
+    """The whole child, with its libraries."""
+    step = Step("sft", "sft", "sft", tmp_path, {"learning_rat": ["1"]}, {"learning_rat": "p.yaml:3"}, "x:1")
+    with pytest.raises(ArgumentError, match="learning_rat"):
+        checking.check_steps([step])
+
+
+@pytest.mark.long
+def test_the_doctor_in_a_hostile_folder(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "installed", lambda name: "1")
+    assert [finding.said for finding in libraries.check_loading(["json", "yaml"])] == ["these load: json, yaml"]
+
+
+# --- scripts ---
+
+PIPELINE = "model: m\noutput_dir: o\nstages:\n  {name}:\n    script: {script}\n    train_file_dir: d\n"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+@pytest.mark.parametrize("script", ["pt", "sft", "rm", "dpo", "rl"])
+@pytest.mark.parametrize("launcher", ["python", "torchrun", "deepspeed", "srun"])
+def test_scripts_are_hftune_s_own(hostile: Path, tmp_path: Path, script: str, kind: str, launcher: str) -> None:
+    name = f"run_{script}.py"
+    if kind == "file":
+        (hostile / name).write_text(EVIL.format(flag=str(tmp_path / "it ran")))
+    elif kind == "link":
+        (hostile / name).symlink_to(ROOT / name)  # which may be another one when the stage starts
+    else:
+        (hostile / name).mkdir()
+    (hostile / "p.yaml").write_text(PIPELINE.format(name="one", script=script) + f"launcher: {{{launcher}: {{}}}}\n")
+    (step,) = steps_of(read_spec("p.yaml"))
+    command = step.command()
+    assert str(ROOT / name) in command and name not in command
+
+
+def test_a_merge_s_script_too(hostile: Path) -> None:
+    (hostile / "merge_peft_adapter.py").write_text("")
+    (hostile / "p.yaml").write_text(PIPELINE.format(name="one", script="sft") + "    use_peft: true\n")
+    merge = steps_of(read_spec("p.yaml"))[1]
+    assert merge.command()[:2] == ["python", str(ROOT / "merge_peft_adapter.py")]
+
+
+def test_without_its_scripts_hftune_says_so(monkeypatch: pytest.MonkeyPatch, hostile: Path, tmp_path: Path) -> None:
+    (hostile / "run_sft.py").write_text("")
+    monkeypatch.setattr(children, "ROOT", tmp_path)
+    with pytest.raises(ArgumentError, match="pip install -e"):
+        Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1").command()
+
+
+# --- the command itself ---
+
+
+@pytest.mark.parametrize(
+    ("path", "search", "kept"),
+    [
+        (["", "/lib"], "", ["/lib"]),
+        (["{here}", "/lib"], "", ["/lib"]),
+        (["/bin", "{here}", ""], ":", ["/bin"]),
+        (["{here}/", "/lib", "."], ".", ["/lib"]),
+        (["{here}", "/lib"], "{here}", ["{here}", "/lib"]),
+        (["/bin", "/lib"], "", ["/bin", "/lib"]),
+    ],
+)
+def test_the_command_leaves_the_working_folder(
+    hostile: Path, path: list[str], search: str, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [entry.format(here=hostile) for entry in path])
+    monkeypatch.setenv("PYTHONPATH", search.format(here=hostile))
+    children.leave_working_folder()
+    assert sys.path == [entry.format(here=hostile) for entry in kept]
+
+
+def test_the_checkout_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", ["", "/lib"])
+    children.leave_working_folder()
+    assert sys.path == ["", "/lib"]
+
+
+def test_hftune_by_its_module(hostile: Path) -> None:
+    """As `python -m` has it: the working folder is first on the path until `main` begins."""
+    code = "import sys; from hftune.cli import main; sys.argv = ['hftune', 'lineage']; sys.path.insert(0, ''); "
+    code += "[sys.modules.pop(name, None) for name in ('json', 'yaml', 'difflib')]; main()"
+    done = children.run(children.python("-c", code), capture_output=True)
+    assert done.returncode == 2 and "needs one folder" in done.stderr
+
+
+# --- a user's own functions ---
+
+
+def test_a_function_comes_from_the_path_that_is_named(hostile: Path, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text("def mine(**given):\n    return [1.0]\n")
+    (hostile / "rewards.py").write_text(EVIL.format(flag=str(tmp_path / "it ran")))
+    function = named_function(f"{tmp_path}/rewards.py:mine", "--reward_funcs")
+    assert function() == [1.0] and "rewards" not in sys.modules
+
+
+def test_a_function_of_a_file_named_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text("def reward(**given):\n    return [2.0]\n")
+    monkeypatch.chdir(tmp_path)
+    assert named_function("mine.py:reward", "--reward_funcs")() == [2.0]
+
+
+# --- nobody goes another way ---
+
+FORBIDDEN = {
+    "subprocess": None,
+    "os": {"system", "popen", "execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe"}
+    | {"spawnv", "spawnve", "spawnvp", "spawnl", "spawnlp", "posix_spawn", "posix_spawnp", "startfile"},
+    "pty": None,
+    "runpy": None,
+    "asyncio": {"create_subprocess_exec", "create_subprocess_shell"},
+}
+"""Modules, and which of their functions start programs; None: all."""
+
+
+def ways_out(source: str) -> list[str]:
+    """Where a source could start a program."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [entry.name for entry in node.names if FORBIDDEN.get(entry.name.split(".")[0], ()) is None]
+        elif isinstance(node, ast.ImportFrom) and node.module in FORBIDDEN:
+            names = FORBIDDEN[node.module]
+            found += [f"{node.module}.{entry.name}" for entry in node.names if names is None or entry.name in names]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names = FORBIDDEN.get(node.value.id, ())
+            found += [f"{node.value.id}.{node.attr}"] if names is None or node.attr in names else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import subprocess",
+        "import subprocess as sp",
+        "from subprocess import run",
+        "import os\nos.system('x')",
+        "from os import execv",
+        "import os\nos.posix_spawn",
+        "import runpy",
+        "import pty",
+        "import asyncio\nasyncio.create_subprocess_exec",
+        "def f():\n    from subprocess import Popen as P",
+    ],
+)
+def test_the_search_finds(source: str) -> None:
+    assert ways_out(source)
+
+
+@pytest.mark.parametrize("where", ["hftune", "examples", "."])
+def test_everything_is_started_by_the_one_file(where: str) -> None:
+    files = (ROOT / where).rglob("*.py") if where != "." else ROOT.glob("*.py")
+    found = {
+        str(file.relative_to(ROOT)): ways
+        for file in files
+        if file != ROOT / "hftune" / "children.py" and (ways := ways_out(file.read_text()))
+    }
+    assert not found, json.dumps(found, indent=1)
+
+
+def test_no_interpreter_is_called_without_p() -> None:
+    """`sys.executable` within a list is a command of its own making."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("hftune", "examples")
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.List) and any("sys.executable" in ast.unparse(entry) for entry in node.elts)
+        if file.name != "children.py"
+    ]
+    assert not found

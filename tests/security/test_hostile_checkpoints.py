@@ -1,0 +1,238 @@
+"""Checkpoints of strangers: pickles that run, tags and links that lead elsewhere, state that is something else.
+
+Each is consolidated and resumed from, in this process. Nothing runs, nothing is written, and the message is the one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hftune.arguments.consolidating import ConsolidateArguments
+from hftune.checkpoints.consolidate import consolidate
+from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.resume import Found, resume_problems
+from hftune.errors import UserError, raise_together
+from tests.security.pickles import FORMS
+from tests.unit.checkpoints.zero_files import write
+
+Act = Callable[[Path, Path], Any]
+
+
+def consolidates(checkpoint: Path, output: Path) -> None:
+    consolidate(ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(output)))
+
+
+def resumes(checkpoint: Path, output: Path) -> None:
+    """What preflight asks before a model loads."""
+    raise_together(resume_problems(Found(checkpoint)))
+
+
+def opens(checkpoint: Path, output: Path) -> None:
+    """What resuming in another world does; without the look before."""
+    folder = engine_folder(checkpoint)
+    assert folder is not None
+    open_engine(folder)
+
+
+ACTS: dict[str, Act] = {"consolidate": consolidates, "resume": resumes}
+
+
+@pytest.fixture
+def flag(tmp_path: Path) -> Path:
+    return tmp_path / "flag"
+
+
+def make(folder: Path, kind: str) -> Path:
+    """A sound checkpoint of a kind: zero1 to zero3, or universal, with all that the Trainer leaves beside."""
+    checkpoint = write(folder, 2 if kind == "universal" else int(kind[-1]), 2)
+    if kind == "universal":
+        source, place = checkpoint / "global_step1", checkpoint / "global_step1_universal" / "zero"
+        for name, value in {"a": torch.arange(6.0).reshape(3, 2), "b": torch.ones(4), "c": torch.ones(1)}.items():
+            (place / name).mkdir(parents=True)
+            for key in ("fp32", "exp_avg", "exp_avg_sq"):
+                torch.save({"param": value, "cat_dim": 0}, place / name / f"{key}.pt")
+            torch.save(torch.tensor(7.0), place / name / "step.pt")
+        torch.save({}, place / "optimizer_state.pt")
+        (source / "mp_rank_00_model_states.pt").rename(place.parent / "mp_rank_00_model_states.pt")
+        (checkpoint / "latest").write_text("global_step1_universal")
+    save_file({"a": torch.arange(6.0).reshape(3, 2)}, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"numpy": numpy.random.get_state()}, checkpoint / "rng_state_0.pth")
+    for name in ("scheduler.pt", "optimizer.pt", "pytorch_model.bin"):
+        torch.save({}, checkpoint / name)
+    return checkpoint
+
+
+def files_of(kind: str) -> list[str]:
+    beside = ["rng_state_0.pth", "scheduler.pt", "optimizer.pt", "pytorch_model.bin"]
+    if kind == "universal":
+        place = "global_step1_universal"
+        inner = [f"{place}/zero/a/fp32.pt", f"{place}/zero/b/exp_avg.pt", f"{place}/zero/c/step.pt"]
+        return [*beside, *inner, f"{place}/zero/optimizer_state.pt", f"{place}/mp_rank_00_model_states.pt"]
+    model = "zero_pp_rank_0_mp_rank_00_model_states.pt" if kind == "zero3" else "mp_rank_00_model_states.pt"
+    return [*beside, f"global_step1/{model}", "global_step1/zero_pp_rank_1_mp_rank_00_optim_states.pt"]
+
+
+KINDS = ("zero1", "zero2", "zero3", "universal")
+CASES = [(kind, name) for kind in KINDS for name in files_of(kind)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sound_ones_are_taken(tmp_path: Path, kind: str) -> None:
+    checkpoint = make(tmp_path, kind)
+    resumes(checkpoint, tmp_path)
+    opens(checkpoint, tmp_path)
+    consolidates(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}-{Path(name).name}" for kind, name in CASES])
+def test_programs_in_every_file(tmp_path: Path, flag: Path, kind: str, name: str, act: str) -> None:
+    checkpoint = make(tmp_path, kind)
+    for form in FORMS:
+        FORMS[form](checkpoint / name, flag)
+        with pytest.raises(UserError) as problem:
+            ACTS[act](checkpoint, tmp_path / "out")
+        assert problem.value.place == str(checkpoint / name) and problem.value.fix, form
+        assert not flag.exists(), form
+    assert not (tmp_path / "out").exists() and not (tmp_path / ".out.partial").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_reading_alone_runs_nothing(tmp_path: Path, flag: Path, kind: str, form: str) -> None:
+    """Also where the look before was passed by, or the file exchanged after it."""
+    for name in [name for name in files_of(kind) if "/" in name]:
+        checkpoint = make(tmp_path / Path(name).name, kind)
+        FORMS[form](checkpoint / name, flag)
+        with pytest.raises(UserError):
+            opens(checkpoint, tmp_path / "out")
+        assert not flag.exists(), name
+
+
+TAGS = [
+    "../../elsewhere",
+    "/etc",
+    "..",
+    ".",
+    "",
+    "a\nb",
+    "global_step1/../../..",
+    "\x1b]0;x\x07",
+    "a" * 5000,
+    "\0",
+    "~",
+]
+
+
+@pytest.mark.parametrize("tag", TAGS, ids=[ascii(tag)[:20] for tag in TAGS])
+@pytest.mark.parametrize("name", ["latest", "latest_universal"])
+def test_tags_that_lead_elsewhere(tmp_path: Path, flag: Path, tag: str, name: str) -> None:
+    checkpoint = make(tmp_path, "zero2")
+    (checkpoint / "latest").rename(checkpoint / name)
+    (checkpoint / name).write_text(tag)
+    (tmp_path / "elsewhere").mkdir(exist_ok=True)
+    FORMS["function"](tmp_path / "elsewhere" / "zero_pp_rank_0_mp_rank_00_optim_states.pt", flag)
+    for act in (consolidates, opens):
+        with pytest.raises(UserError) as problem:
+            act(checkpoint, tmp_path / "out")
+        assert "\x1b" not in str(problem.value) and len(str(problem.value)) < 800
+    assert not flag.exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "config.json", "model.safetensors", "optimizer.pt"])
+@pytest.mark.parametrize("form", ["link", "pipe", "broken"])
+def test_strays_beside_the_state(tmp_path: Path, name: str, form: str, act: str) -> None:
+    checkpoint = make(tmp_path, "zero2")
+    (checkpoint / name).unlink(missing_ok=True)
+    (tmp_path / "secret").write_text("secret")
+    if form == "pipe":
+        os.mkfifo(checkpoint / name)
+    else:
+        (checkpoint / name).symlink_to(tmp_path / "secret" if form == "link" else "nowhere")
+    with pytest.raises(UserError):
+        ACTS[act](checkpoint, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_engines_folder_that_is_a_link(tmp_path: Path) -> None:
+    checkpoint, other = make(tmp_path / "a", "zero2"), make(tmp_path / "b", "zero2")
+    for file in (checkpoint / "global_step1").iterdir():
+        file.unlink()
+    (checkpoint / "global_step1").rmdir()
+    (checkpoint / "global_step1").symlink_to(other / "global_step1")
+    for act in (consolidates, opens):
+        with pytest.raises(UserError, match="leads out of"):
+            act(checkpoint, tmp_path / "out")
+
+
+STATES: dict[str, Any] = {
+    "nothing": {},
+    "a list": [1],
+    "a number": 3,
+    "no groups": {"optimizer_state_dict": {}},
+    "groups of texts": {"optimizer_state_dict": {"param_slice_mappings": "ab", "base_optimizer_state": "c"}},
+    "an empty tensor": {"optimizer_state_dict": torch.zeros(0)},
+    "stage 3 without groups": {"optimizer_state_dict": {"fp32_flat_groups": [], "optimizer_state_dict": {}}},
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize("kind", ["zero2", "zero3"])
+@pytest.mark.parametrize("part", ["optim", "model"])
+def test_numbers_that_are_no_state(tmp_path: Path, name: str, kind: str, part: str) -> None:
+    checkpoint = make(tmp_path, kind)
+    for file in (checkpoint / "global_step1").glob(f"*{part}*_states.pt"):
+        torch.save(STATES[name], file)
+    for act in (consolidates, opens):
+        with pytest.raises(UserError) as problem:
+            act(checkpoint, tmp_path / "out")
+        assert problem.value.fix
+    assert not (tmp_path / "out").exists()
+
+
+TRAINER_STATES = [
+    "",
+    "{",
+    "[]",
+    "null",
+    "[" * 100_000,
+    '{"global_step": "4"}',
+    '{"global_step": 1' + "0" * 99_999 + "}",
+]
+TRAINER_STATES += ['{"global_step": null}', '{"global_step": true}', '{"global_step": -1, "log_history": []}', "\xff"]
+
+
+@pytest.mark.parametrize("content", TRAINER_STATES, ids=range(len(TRAINER_STATES)))
+def test_trainer_states(tmp_path: Path, content: str) -> None:
+    checkpoint = make(tmp_path, "zero2")
+    (checkpoint / "trainer_state.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError) as problem:
+        resumes(checkpoint, tmp_path)
+    assert len(str(problem.value)) < 1000
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, '{"files": []}', '{"files": {}, "digests": 3}'])
+def test_records(tmp_path: Path, content: str) -> None:
+    checkpoint = make(tmp_path, "zero2")
+    (checkpoint / "hftune_checkpoint.json").write_text(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        resumes(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../../outside", "/etc/passwd", "a/../../x"])
+def test_records_of_files_elsewhere(tmp_path: Path, name: str) -> None:
+    checkpoint = make(tmp_path, "zero2")
+    (checkpoint / "hftune_checkpoint.json").write_text(json.dumps({"files": {name: 1}, "digests": {name: "0"}}))
+    with pytest.raises(UserError):
+        resumes(checkpoint, tmp_path)

@@ -1,0 +1,523 @@
+"""Data and configs that somebody has made to do harm: one message each, and no more memory than any file takes."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import gzip
+import json
+import os
+import pickle
+import resource
+import socket
+import struct
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from hftune.arguments import DataArguments, bounded_yaml
+from hftune.arguments.given import given_in_file
+from hftune.checkpoints.contents import record_input
+from hftune.data.readers import compressed
+from hftune.data.readers.base import MAX_RECORD_BYTES
+from hftune.data.readers.lines import LineSpan
+from hftune.data.sources import chunks, find_files
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.pipeline.placed import read_yaml
+from hftune.preflight.data_checks import check_sources
+
+FLAG = "--train_file_dir"
+GOOD = b'{"text": "hello"}\n'
+MIB = 1 << 20
+ROOM = 1 << 30
+"""What a bad file may take beside what a run takes anyway."""
+
+
+def records(file: Path) -> tuple[int, list[DataError]]:
+    """How many records a file gives, and its errors."""
+    count, errors = 0, []
+    for chunk in chunks([file]):
+        for row in chunk.rows():
+            if isinstance(row, DataError):
+                errors.append(row)
+            else:
+                count += 1
+    return count, errors
+
+
+def measured(action: Callable[[], Any]) -> tuple[Any, int]:
+    """What an action returns, in a process of its own, and by how many bytes that grew at most."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        gc.disable()  # it would look at millions of lists again and again
+        try:
+            before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+            found = action()
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+            os.write(writing, pickle.dumps((found, grown)))
+        except BaseException:
+            os.write(writing, pickle.dumps((traceback.format_exc(), -1)))
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        answer = stream.read()
+    _, status = os.waitpid(child, 0)
+    assert answer, f"the process ended with status {status}"
+    found, grown = pickle.loads(answer)
+    assert grown >= 0, found
+    return found, grown
+
+
+# --- what is no file -----------------------------------------------------------------------------------------------
+
+
+def broken_link(place: Path) -> None:
+    place.symlink_to("nowhere")
+
+
+def circle(place: Path) -> None:
+    place.symlink_to(place.name)
+
+
+def unix_socket(place: Path) -> None:
+    here = os.getcwd()
+    os.chdir(place.parent)  # the name of a socket has at most 107 characters
+    try:
+        socket.socket(socket.AF_UNIX).bind(place.name)
+    finally:
+        os.chdir(here)
+
+
+def zero(place: Path) -> None:
+    place.symlink_to("/dev/zero")
+
+
+def null(place: Path) -> None:
+    place.symlink_to("/dev/null")
+
+
+def fifo_by_link(place: Path) -> None:
+    os.mkfifo(place.with_name("pipe"))
+    place.symlink_to("pipe")
+
+
+SPECIAL = [broken_link, circle, os.mkfifo, unix_socket, zero, null, fifo_by_link]
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.txt.gz"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_no_file_is_refused_before_a_model_loads(
+    tmp_path: Path, make: Callable[[Path], None], name: str, inside: bool
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    make(tmp_path / name)
+    given = tmp_path if inside else tmp_path / name
+    with pytest.raises(DataError) as caught:
+        find_files(str(given), FLAG)
+    assert caught.value.place == FLAG and caught.value.fix
+    found = list(check_sources(DataArguments(train_file_dir=str(given))))
+    assert len(found) == 1 and FLAG in str(found[0])
+
+
+def test_all_of_them_are_said_at_once(tmp_path: Path) -> None:
+    for number in range(7):
+        broken_link(tmp_path / f"{number}.jsonl")
+    with pytest.raises(DataError, match=r"0\.jsonl is a link that leads nowhere .*; .*4\.jsonl .*, and 2 more"):
+        find_files(str(tmp_path), FLAG)
+
+
+@pytest.mark.parametrize("name", ["notes.bin", "README.md", "LICENSE"])
+def test_what_is_no_data_by_its_name_may_be_anything(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    broken_link(tmp_path / name)
+    assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl"]
+
+
+def test_links_to_data_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "real.jsonl").write_bytes(GOOD)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "link.jsonl").symlink_to("../far/real.jsonl")
+    (tmp_path / "in" / "folder.json").symlink_to("../far")
+    assert len(find_files(str(tmp_path / "in"), FLAG)) == 2
+
+
+@pytest.mark.parametrize("above", ["/", "..", "../.."])
+def test_a_link_to_what_holds_the_folder_is_not_walked(tmp_path: Path, above: str) -> None:
+    (tmp_path / "one" / "two").mkdir(parents=True)
+    (tmp_path / "secret.jsonl").write_bytes(GOOD)
+    (tmp_path / "one" / "two" / "a.jsonl").write_bytes(GOOD)
+    (tmp_path / "one" / "two" / "up").symlink_to(above)
+    assert [file.name for file in find_files(str(tmp_path / "one" / "two"), FLAG)] == ["a.jsonl"]
+
+
+def test_a_file_without_the_right_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read everything
+    with pytest.raises(DataError, match=r"a\.jsonl is a file that you may not read"):
+        find_files(str(tmp_path), FLAG)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".txt", ".csv", ".jsonl.gz", ".jsonl.zst", ".arrow", ".parquet"])
+def test_a_fifo_put_in_the_place_of_a_file_later(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(GOOD)
+    (found,) = find_files(str(tmp_path), FLAG)
+    file.unlink()
+    os.mkfifo(file)
+    count, errors = records(found)
+    assert count == 0 and [error.kind for error in errors] == ["unreadable file"]
+
+
+def test_chunks_of_a_file_that_has_become_a_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    (error,) = LineSpan(str(tmp_path / "a.jsonl"), 0, 100, 1, False).rows()
+    assert isinstance(error, DataError) and error.kind == "unreadable file"
+
+
+@pytest.mark.parametrize("make", SPECIAL)
+def test_the_record_of_a_run_passes_over_what_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD)
+    make(tmp_path / "x.jsonl")
+    recorded = record_input(str(tmp_path))
+    assert recorded is not None and [*recorded["files"]] == ["a.jsonl"]
+
+
+# --- bombs ------------------------------------------------------------------------------------------------------------
+
+
+def gzip_of(unit: bytes, size: int) -> bytes:
+    """`size` bytes or more of repeated units; each member holds 32 MiB of them."""
+    piece = unit * (32 * MIB // len(unit) + 1)
+    return gzip.compress(piece, 1) * (size // len(piece) + 1)
+
+
+def zstd_of(unit: bytes, size: int) -> bytes:
+    """The same in frames."""
+    piece = unit * (32 * MIB // len(unit) + 1)
+    return zstandard.compress(piece) * (size // len(piece) + 1)
+
+
+BOMBS: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "gzip, one line": ("a.jsonl.gz", lambda: gzip_of(b"a", 2048 * MIB)),
+    "gzip, one member": ("a.jsonl.gz", lambda: gzip.compress(b"a" * (400 * MIB), 1)),
+    "gzip, one text": ("a.txt.gz", lambda: gzip_of(b"a", 1024 * MIB)),
+    "gzip, one string": ("a.json.gz", lambda: gzip.compress(b'["') + gzip_of(b"a", 1024 * MIB)),
+    "gzip, one field": ("a.csv.gz", lambda: gzip.compress(b'a,b\n"') + gzip_of(b"a", 1024 * MIB)),
+    "gzip, no line end in CSV": ("a.csv.gz", lambda: gzip.compress(b"a,b\n") + gzip_of(b"a", 1024 * MIB)),
+    "gzip, an open quote over lines": (
+        "a.csv.gz",
+        lambda: gzip.compress(b'a,b\n"') + gzip_of(b"x" * 99 + b"\n", 512 * MIB),
+    ),
+    "gzip, fields without end": ("a.csv.gz", lambda: gzip.compress(b"a,b\n") + gzip_of(b'"\n",', 256 * MIB)),
+    "gzip, blanks": ("a.json.gz", lambda: gzip_of(b" ", 512 * MIB)),
+    "gzip, brackets": ("a.json.gz", lambda: gzip_of(b"[", 512 * MIB)),
+    "gzip, a number": ("a.json.gz", lambda: gzip_of(b"9", 512 * MIB)),
+    "gzip, small values": ("a.json.gz", lambda: gzip.compress(b'[{"a": [') + gzip_of(b"[],", 256 * MIB)),
+    "zstd, one line": ("a.jsonl.zst", lambda: zstd_of(b"a", 2048 * MIB)),
+    "zstd, one frame": ("a.jsonl.zst", lambda: zstandard.compress(b"a" * (400 * MIB))),
+    "zstd, one text": ("a.txt.zst", lambda: zstd_of(b"a", 1024 * MIB)),
+    "plain, small values": ("a.jsonl", lambda: b'{"a": [' + b"[]," * (15 * MIB) + b"1]}\n"),
+    "plain, short strings": ("a.jsonl", lambda: b'{"a": [' + b'"ab",' * (12 * MIB) + b"1]}\n"),
+    "plain, objects": ("a.jsonl", lambda: b'{"a": [' + b"{}," * (15 * MIB) + b"1]}\n"),
+    "plain, commas": ("a.csv", lambda: b"a,b\n" + b"ab," * (16 * MIB) + b"\n"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_takes_no_memory(tmp_path: Path, name: str) -> None:
+    file_name, make = BOMBS[name]
+    file = tmp_path / file_name
+    measured(lambda: file.write_bytes(make()))  # not in this process, which would keep the memory
+    (count, errors), grown = measured(lambda: records(file))
+    assert grown < ROOM, f"{grown / MIB:.0f} MiB"
+    assert not count and errors and all(error.fix and len(str(error)) < 2000 for error in errors)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".txt", ".jsonl.zst"])
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_a_line_without_end_is_one_error_and_the_others_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, where: str
+) -> None:
+    for module in ("lines", "json_array", "base"):
+        monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_RECORD_BYTES", 3000)
+        monkeypatch.setattr(f"hftune.data.readers.{module}.MAX_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(compressed, "BLOCK", 500)
+    long = b'{"text": "' + b"x" * 9000 + b'"}\n'
+    place = {"first": 0, "middle": 50, "last": 100}[where]
+    content = b"".join([*[GOOD] * place, long, *[GOOD] * (100 - place)])
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(suffix[-3:] if suffix.endswith("gz") else suffix[-4:])
+    file = tmp_path / f"a{suffix}"
+    file.write_bytes(pack(content) if pack else content)
+    count, errors = records(file)
+    assert count == 100
+    assert [(error.kind, error.place) for error in errors] == [("record too large", f"{file}:{place + 1}")]
+
+
+def frame_with_window(log: int) -> bytes:
+    """A zstd frame that wants a window of 2**log bytes and holds some lines."""
+    options = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=False, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=options).compressobj()
+    return packer.compress(GOOD * 100) + packer.flush()
+
+
+@pytest.mark.parametrize("log", [20, 27])
+def test_windows_of_the_usual_sizes_are_read(tmp_path: Path, log: int) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(frame_with_window(log))
+    assert records(tmp_path / "a.jsonl.zst") == (100, [])
+
+
+@pytest.mark.parametrize("log", [28, 30, 31])
+def test_a_small_file_gets_no_large_window(tmp_path: Path, log: int) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(frame_with_window(log))
+    count, errors = records(tmp_path / "a.jsonl.zst")
+    assert not count and [error.kind for error in errors] == ["damaged file"]
+
+
+def test_a_large_file_gets_it(tmp_path: Path) -> None:
+    with open(tmp_path / "a.jsonl.zst", "wb") as file:
+        file.write(frame_with_window(28))
+        file.truncate(32 * MIB)  # with zeros behind, which are no frame
+    count, errors = records(tmp_path / "a.jsonl.zst")
+    assert count == 100 and len(errors) == 1
+
+
+# --- Parquet and Arrow ------------------------------------------------------------------------------------------------
+
+
+def parquet(table: pa.Table, file: Path, **options: Any) -> None:
+    pq.write_table(table, file, compression="zstd", **options)
+
+
+def long_page(file: Path) -> None:
+    """One value of a gigabyte, which takes some kilobytes."""
+    parquet(pa.table({"text": pa.array(["a" * (300 * MIB)])}), file, use_dictionary=False, write_statistics=False)
+
+
+def long_dictionary(file: Path) -> None:
+    parquet(pa.table({"text": pa.array(["a" * (300 * MIB)])}), file, write_statistics=False)
+
+
+def repeated(file: Path) -> None:
+    """A long value in 4,000 rows, by its number."""
+    values = pa.DictionaryArray.from_arrays(pa.array([0] * 4000), pa.array(["a" * (16 * MIB)]))
+    parquet(pa.table({"text": values}), file)
+
+
+def in_lists(file: Path) -> None:
+    """Rows of a hundred million numbers."""
+    lists = pa.ListArray.from_arrays(
+        pa.array([0, 100_000_000], pa.int32()), pa.nulls(100_000_000, pa.int8()).fill_null(1)
+    )
+    parquet(pa.table({"input": lists}), file)
+
+
+def empty_rows(file: Path) -> None:
+    """Rows of nothing, a thousand million of them."""
+    with pa.ipc.new_file(str(file), pa.schema({"a": pa.null()})) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(10**9)], ["a"]))
+
+
+def empty_rows_in_a_stream(file: Path) -> None:
+    with pa.ipc.new_stream(str(file), pa.schema({"a": pa.null()})) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(10**9)], ["a"]))
+
+
+def compressed_arrow(file: Path, new: Callable[..., Any] = pa.ipc.new_file, codec: str = "zstd") -> None:
+    table = pa.table({"text": pa.array(["a" * (300 * MIB)])})
+    with new(str(file), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(table)
+
+
+def compressed_stream(file: Path) -> None:
+    compressed_arrow(file, pa.ipc.new_stream)
+
+
+def compressed_lz4(file: Path) -> None:
+    compressed_arrow(file, codec="lz4")
+
+
+def nulls_in_a_list(file: Path) -> None:
+    array = pa.ListArray.from_arrays(pa.array([0, 10**9], pa.int32()), pa.nulls(10**9))
+    with pa.ipc.new_file(str(file), pa.schema({"a": array.type})) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([array], ["a"]))
+
+
+def one_list_a_thousand_times(file: Path) -> None:
+    """Lists that lie over each other: 1,000 of a million numbers each."""
+    array = pa.ListViewArray.from_arrays(
+        pa.array([0] * 1000, pa.int32()), pa.array([10**6] * 1000, pa.int32()), pa.nulls(10**6, pa.int8()).fill_null(1)
+    )
+    with pa.ipc.new_file(str(file), pa.schema({"a": array.type})) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([array], ["a"]))
+
+
+def dictionary_in_arrow(file: Path) -> None:
+    array = pa.DictionaryArray.from_arrays(pa.array([0] * 2000), pa.array(["a" * (20 * MIB)]))
+    with pa.ipc.new_file(str(file), pa.schema({"a": array.type})) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([array], ["a"]))
+
+
+COLUMNAR = {
+    ".parquet": [long_page, long_dictionary, repeated, in_lists],
+    ".arrow": [
+        empty_rows,
+        empty_rows_in_a_stream,
+        compressed_arrow,
+        compressed_stream,
+        compressed_lz4,
+        nulls_in_a_list,
+        one_list_a_thousand_times,
+        dictionary_in_arrow,
+    ],
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("suffix", "make"), [(suffix, make) for suffix, makers in COLUMNAR.items() for make in makers])
+def test_a_columnar_bomb_takes_no_memory(tmp_path: Path, suffix: str, make: Callable[[Path], None]) -> None:
+    file = tmp_path / f"a{suffix}"
+    measured(lambda: make(file))
+
+    def some() -> tuple[int, list[DataError]]:
+        found = [row for _, chunk in zip(range(3), chunks([file]), strict=False) for row in chunk.rows()]
+        return sum(not isinstance(row, DataError) for row in found), [
+            row for row in found if isinstance(row, DataError)
+        ]
+
+    (count, errors), grown = measured(some)
+    assert grown < ROOM, f"{grown / MIB:.0f} MiB"
+    allowed = {repeated, dictionary_in_arrow, one_list_a_thousand_times}  # each row by itself may be true
+    assert make in allowed or (not count and errors)
+
+
+@pytest.mark.parametrize("place", range(0, 60, 4))
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_lengths_that_no_file_has(tmp_path: Path, place: int, kind: str) -> None:
+    """Every number near the end of a file (its footer), or the beginning of a stream, made as large as it can be."""
+    file = tmp_path / "a.arrow"
+    table = pa.table({"text": ["hello", "world"] * 10, "ids": [[1, 2]] * 20})
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with new(str(file), table.schema) as writer:
+        writer.write_table(table)
+    content = bytearray(file.read_bytes())
+    at = len(content) - 64 + place if kind == "file" else place
+    content[at : at + 4] = struct.pack("<I", 0x7FFFFFFF)
+    file.write_bytes(content)
+    (count, errors), grown = measured(lambda: records(file))
+    assert grown < ROOM and (count == 20 or errors)
+
+
+def test_data_as_others_write_them_are_read(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"hello {number} " * 50 for number in range(3000)], "n": [[{"a": 1}]] * 3000})
+    for codec in ("snappy", "gzip", "zstd", "lz4", "brotli", "none"):
+        for version in ("1.0", "2.0"):
+            pq.write_table(table, tmp_path / "a.parquet", compression=codec, data_page_version=version)
+            assert records(tmp_path / "a.parquet") == (3000, [])
+    for codec in ("zstd", "lz4", None):
+        for new in (pa.ipc.new_file, pa.ipc.new_stream):
+            with new(
+                str(tmp_path / "a.arrow"), table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)
+            ) as writer:
+                writer.write_table(table)
+            assert records(tmp_path / "a.arrow") == (3000, [])
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"a{number}: &a{number} [{','.join([f'*a{number - 1}'] * 9)}]\n" for number in range(1, 12)
+)
+MERGES = "a0: &a0 {x: 1, y: 2}\n" + "".join(
+    f"a{number}: &a{number} {{<<: [{','.join([f'*a{number - 1}'] * 9)}]}}\n" for number in range(1, 12)
+)
+YAML: dict[str, bytes] = {
+    "billion laughs": LAUGHS.encode(),
+    "merged": MERGES.encode(),
+    "itself": b"a: &a [*a]",
+    "itself in a mapping": b"a: &a {b: *a}",
+    "deep lists": b"a: " + b"[" * 100_000,
+    "deep mappings": b"a: " + b"{b: " * 300,
+    "deep blocks": b"".join(b" " * depth + b"a:\n" for depth in range(300)),
+    "large": b"a: " + b"x" * (2 * MIB),
+    "no date": b"a: 2024-13-45",
+    "long number": b"a: " + b"9" * 5000,
+    "bell": b"a: \x07",
+    "not UTF-8": b"a: \xff\xfe\x00",
+    "NUL": b"a: \x00",
+    "list as a name": b"? [a]\n: b",
+    "mapping as a name": b"? {a: b}\n: c",
+    "two documents": b"a: b\n---\nc: d",
+    "no integer": b"a: !!int x",
+    "no time": b"a: !!timestamp x",
+    "no bool": b"a: !!bool perhaps",
+    "no float": b"a: !!float y",
+    "no base64": "a: !!binary éé".encode(),
+    "unknown alias": b"a: *b",
+    "future": b"%YAML 9.9\n---\na: b",
+    "tab": b"\tx: 1",
+    "merge of a number": b"<<: 3",
+    "equals": b"a: =",
+    "open quote": b'a: "b',
+    "Python": b"a: !!python/object/apply:os.system ['exit 3']",
+    "list": b"- a",
+}
+
+
+@pytest.mark.parametrize("name", YAML)
+@pytest.mark.parametrize("read", [lambda file: given_in_file(str(file)), read_yaml], ids=["config", "pipeline"])
+def test_a_config_that_does_harm_is_one_message(tmp_path: Path, name: str, read: Callable[[Path], Any]) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_bytes(YAML[name])
+    try:
+        found = read(file)
+    except ArgumentError as error:
+        assert error.fix and len(str(error)) < 1000 and str(file) in (error.place or str(error))
+    else:
+        assert read is read_yaml and name in ("Python", "list"), "a pipeline says later what it does not know"
+        assert found.plain is not None
+
+
+@pytest.mark.parametrize("make", [*SPECIAL, os.mkdir])
+@pytest.mark.parametrize("read", [lambda file: given_in_file(str(file)), read_yaml], ids=["config", "pipeline"])
+def test_a_config_that_is_no_file(tmp_path: Path, make: Callable[[Path], None], read: Callable[[Path], Any]) -> None:
+    make(tmp_path / "a.yaml")
+    with pytest.raises(UserError):
+        read(tmp_path / "a.yaml")
+
+
+def test_configs_with_aliases_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("\ufeffbase: &base {x: 1, y: [1, 2]}\nmore: {<<: *base, x: 3}\nagain: *base\n", encoding="utf-8")
+    expected = {"base": {"x": 1, "y": [1, 2]}, "more": {"x": 3, "y": [1, 2]}, "again": {"x": 1, "y": [1, 2]}}
+    assert bounded_yaml.load(file) == expected == read_yaml(file).plain
+
+
+# --- what is read back from the cache ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "hftune").rglob("*.py")), ids=lambda file: file.stem
+)
+def test_nothing_unmarshals(file: Path) -> None:
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(file.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+    }
+    assert not imported & {"marshal", "shelve", "dill", "cloudpickle", "joblib"}
+
+
+def test_limits_go_together() -> None:
+    assert MAX_RECORD_BYTES > 50 * MIB, "lines of 50 MB are read"
+    assert json.dumps(MAX_RECORD_BYTES)

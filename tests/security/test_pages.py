@@ -1,0 +1,253 @@
+"""Reports and model cards from hostile manifests: no tag, no attribute, no link, no cell, no header of theirs."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hftune.checkpoints.manifest import COMPLETE
+from hftune.constants import MANIFEST_NAME
+from hftune.reporting.model_card import model_card
+from hftune.reporting.page import write_pages
+from hftune.reporting.svg import chart
+from hftune.reporting.tables import Section, format_table
+from hftune.visible import code, html, markdown
+
+ATTACKS = {
+    "a script": "<script>alert(1)</script>",
+    "an image": "<img src=x onerror=alert(1)>",
+    "out of an attribute": '" onmouseover="alert(1)',
+    "out of an attribute by '": "' onmouseover='alert(1)",
+    "out of style": "</style><script>alert(1)</script>",
+    "out of title": "</title><script>alert(1)</script>",
+    "out of pre": "</pre><iframe src=http://evil.invalid></iframe>",
+    "an svg": "<svg/onload=alert(1)>",
+    "a comment": "<!-- x",
+    "CDATA": "<![CDATA[x]]>",
+    "entities": "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "a base": '<base href="http://evil.invalid/">',
+    "a refresh": '<meta http-equiv="refresh" content="0;url=http://evil.invalid">',
+    "a form": "<form action=http://evil.invalid><input name=a></form>",
+    "a Markdown link": "[click](javascript:alert(1))",
+    "a Markdown image": "![x](http://evil.invalid/pixel.png)",
+    "a reference": "[x][y]",
+    "an autolink": "<http://evil.invalid>",
+    "a cell": "a | b | c |",
+    "a row": "a\n| b | c |",
+    "a rule": "a\n\n---\n\nb",
+    "a heading": "a\n\n# b",
+    "a list": "a\n- b",
+    "backticks": "``` x `y` ````",
+    "a fence": "\n```\n<script>alert(1)</script>\n```\n",
+    "a definition": "a\n\n[y]: http://evil.invalid",
+    "an escaped pipe": "a\\|b",
+    "an escaped tag": "\\<script>alert(1)</script>",
+    "two backslashes": "\\\\<img src=x onerror=alert(1)>",
+    "out of code": "`<img src=x onerror=alert(1)>`",
+    "front matter": "x\n---\nlicense: other\n",
+    "an escape": "\x1b]52;c;eA==\x07",
+    "right to left": "\u202egpj.exe",
+    "a zero byte": "a\0<script>",
+    "half a character, in JSON": "\ud83d<b>",
+}
+EVERY = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+OURS = {"html", "head", "meta", "link", "title", "style", "body", "main", "nav", "a", "h1", "h2", "h3", "p", "div"} | {
+    *(
+        "section",
+        "span",
+        "code",
+        "figure",
+        "figcaption",
+        "svg",
+        "path",
+        "text",
+        "circle",
+        "i",
+        "table",
+        "thead",
+        "tbody",
+    ),
+    *("tr", "th", "td", "pre", "mark", "details", "summary", "ul", "li", "dl", "dt", "dd", "small"),
+}
+
+
+class Tags(HTMLParser):
+    """What a browser would make."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.comments: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def folder_of(tmp_path: Path, attack: str) -> Path:
+    """A stage in which everything that may be a text is the attack."""
+    (tmp_path / "progress.jsonl").write_text(
+        "".join(json.dumps({"step": n, "time": float(n), "loss": 1.0 / n, "max_steps": 9}) + "\n" for n in range(1, 9))
+    )
+    (tmp_path / "samples.json").write_text(json.dumps([[[attack, True], [attack, False]]]))
+    model, other = f"m{attack}", f"n{attack}"
+    answers = {"questions": [attack], "answers": {model: [attack], other: [attack]}, "max_new_tokens": attack}
+    answers |= {"rewards": {model: [1.0], other: [attack]}, "reward_model": f"rm{attack}"}
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    line = {"step": attack, "prompt": attack, "completion": attack, "rewards": {attack: 1.0}, "mode": "train"}
+    (tmp_path / "completions.jsonl").write_text(json.dumps(line) + "\n")
+    about = {"files": [f"d/{attack}"], "rows": 3, "used": attack, "dropped": {attack: attack}, "truncated": attack}
+    manifest = {
+        "stage": "sft",
+        "status": attack,
+        "kind": attack,
+        "command": ["run_sft.py", attack],
+        "arguments": {"training": {"learning_rate": attack, "seed": attack, "lr_scheduler_type": attack}},
+        "base": {"name": attack},
+        "data": {"train": {**about, "tokens": attack, "trained_tokens": 3}},
+        "metrics": {"eval_loss": 1.0, attack: 2.0},
+        "notices": [attack],
+        "verified": {"largest": attack, "mean": attack},
+        "versions": {attack: attack},
+    }
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(manifest))
+    return tmp_path
+
+
+@EVERY
+def test_the_report(attack: str, tmp_path: Path) -> None:
+    page, twin = write_pages(folder_of(tmp_path, attack))
+    text = page.read_text(encoding="utf-8")
+    seen = Tags()
+    seen.feed(text)
+    assert {*seen.tags} <= OURS
+    assert [re.sub("[0-9a-f]{16}", "N", said) for said in seen.comments] == [" hftune report N "], "its own mark"
+    assert not [name for name, _ in seen.attributes if name.startswith("on") or name in ("src", "action", "srcdoc")]
+    linked = [value for name, value in seen.attributes if name == "href"]
+    assert all(value is not None and value.startswith(("#s", "data:,")) for value in linked)
+    assert seen.tags.count("script") == 0 and seen.tags.count("style") == 1 and seen.tags.count("meta") == 3
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text + twin.read_text(encoding="utf-8"))
+
+
+def outside_fences(text: str) -> str:
+    """Markdown without its blocks of code, and without spans of code."""
+    kept, fence = [], ""
+    for line in text.split("\n"):
+        found = re.match("`{3,}", line)
+        if fence:
+            fence = "" if line.strip() == fence else fence
+        elif found:
+            fence = found.group()
+        else:
+            kept.append(line)
+    return re.sub(r"(?<!\\)(`+)(?!`)(.+?)(?<!`)\1(?!`)", "", "\n".join(kept))
+
+
+def live(text: str) -> list[str]:
+    """Tags, links and pictures in it that no backslash stops."""
+    bare = re.sub(r"\\\\", "", outside_fences(text)).replace("<br>", "")
+    return re.findall(r"(?<!\\)<[a-zA-Z!/?]|\]\(|\]\[|^\[[^\]]*\]:", bare, re.MULTILINE)
+
+
+@EVERY
+def test_the_report_in_markdown(attack: str, tmp_path: Path) -> None:
+    _, twin = write_pages(folder_of(tmp_path, attack))
+    text, mark, _ = twin.read_text(encoding="utf-8").rpartition("<!-- hftune report ")
+    assert mark and not live(text)
+    headings = [line for line in outside_fences(text).split("\n") if line.startswith("#")]
+    assert not [line for line in headings if line.lstrip("#").strip() == "b"]
+    for block in re.findall(r"(?:^\|.*\n?)+", outside_fences(text), re.MULTILINE):
+        cells = {len(re.findall(r"(?<!\\)\|", re.sub(r"\\\\", "", line))) for line in block.strip().split("\n")}
+        assert len(cells) == 1, "every row has as many cells"
+
+
+@EVERY
+def test_the_model_card(attack: str) -> None:
+    manifest = {
+        "stage": "sft",
+        "status": COMPLETE,
+        "kind": attack,
+        "head": attack,
+        "base": {"name": attack},
+        "arguments": {"training": {"learning_rate": attack, "seed": attack, "optim": attack}},
+        "data": {"train": {"used": 3, "files": [f"d/{attack}", attack]}},
+        "metrics": {"eval_loss": 1.0, f"eval_{attack}": 2.0},
+        "versions": {attack: attack},
+    }
+    for name in (attack, "mine"):
+        text = model_card(manifest, name, [manifest])
+        head, body = re.match(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        fields = yaml.safe_load(head)
+        assert {*fields} <= {"library_name", "pipeline_tag", "tags", "base_model"}
+        assert not live(body) and "\n---" not in body and "license" not in fields
+        assert not [line for line in body.split("\n") if line == "# b"]
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+@pytest.mark.parametrize("name", ["me/mine", "a.b/c-d_e", "0x/1"])
+def test_names_of_the_hub_stay(name: str) -> None:
+    assert f"base_model: {name}" in model_card({"stage": "sft", "base": {"name": name}}, "x")
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b\n---\nx: y", "a/b c", "../x", "/a/b", "-a/b", "a/b/c", "a/<b>", "a\x1b/b", "é/b"]
+)
+def test_other_names_are_not_said_to_be_the_hub_s(name: str) -> None:
+    assert "base_model" not in model_card({"stage": "sft", "base": {"name": name}}, "x")
+
+
+@EVERY
+def test_one_value_of_a_page(attack: str) -> None:
+    seen = Tags()
+    seen.feed(f'<td title="{html(attack)}">{html(attack)}</td>')
+    assert seen.tags == ["td"] and [name for name, _ in seen.attributes] == ["title"]
+
+
+@EVERY
+def test_one_cell(attack: str) -> None:
+    table = format_table(["a", "b"], [(attack, 1)])
+    assert len(table.split("\n")) == 3 and not live(table)
+    assert not live(markdown(attack)) and "\n" not in markdown(attack)
+
+
+@EVERY
+def test_a_note_below_a_heading(attack: str) -> None:
+    text = Section("Title", ["a"], [(1,)], note=attack).render()
+    assert not live(text) and len(text.split("\n")) == 7
+
+
+@EVERY
+def test_between_backticks(attack: str) -> None:
+    text = code(attack)
+    fence = re.match("`+", text).group()  # type: ignore[union-attr]
+    inside = text[len(fence) : -len(fence)]
+    assert text.endswith(fence) and "\n" not in text
+    assert fence not in re.findall("`+", inside)
+
+
+@EVERY
+def test_a_chart_s_words(attack: str) -> None:
+    seen = Tags()
+    seen.feed(chart({attack: ([1, 2], [1.0, 2.0]), "b": ([1], [3.0])}, attack))
+    assert {*seen.tags} <= OURS and not [name for name, _ in seen.attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize("text", ["plain", "lora_rank", "a * b", "50 %", "天气", "a_b_c", "1 < 2"])
+def test_what_is_harmless_reads_as_it_was(text: str) -> None:
+    assert markdown(text).replace("\\", "") == text
+
+
+def test_the_page_may_load_and_run_nothing(tmp_path: Path) -> None:
+    page, _ = write_pages(folder_of(tmp_path, "x"))
+    policy: dict[str, Any] = dict(re.findall(r'http-equiv="(.*?)" content="(.*?)"', page.read_text()))
+    assert policy["Content-Security-Policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")

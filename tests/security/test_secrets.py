@@ -1,0 +1,211 @@
+"""Each way a secret gets in, against each way something gets out."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from hftune import errors, secrets, visible
+from hftune.arguments.given import given_in_file, given_on_command_line, without_repeats
+from hftune.checkpoints.manifest import write_manifest
+from hftune.distributed.ds_config import read_ds_config
+from hftune.distributed.ds_secrets import take_secrets_out
+from hftune.doctor.findings import Finding, render, to_json
+from hftune.doctor.surroundings import check_variables
+from hftune.errors import ArgumentError
+from hftune.logging import get_logger, notice, notices
+from hftune.pipeline.progress import Screen
+from hftune.pipeline.runner import shown
+from hftune.publishing.files import write_page
+
+SECRET = "Zq7/hush+v3ry=quiet"
+Way = Callable[[Path, pytest.MonkeyPatch], object]
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("COMET_API_KEY", raising=False)
+    monkeypatch.setattr("sys.argv", ["hftune"])
+    secrets.forget()
+    yield
+    secrets.forget()
+    monkeypatch.delenv("COMET_API_KEY", raising=False)
+
+
+def _flags(*argv: str) -> Way:
+    return lambda folder, patch: given_on_command_line(list(argv))
+
+
+def _file(name: str, text: str, read: Callable[[str], object]) -> Way:
+    def way(folder: Path, patch: pytest.MonkeyPatch) -> None:
+        (folder / name).write_text(text)
+        read(str(folder / name))
+
+    return way
+
+
+def _variable(name: str, value: str = SECRET) -> Way:
+    return lambda folder, patch: patch.setenv(name, value)
+
+
+def _saved(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    (folder / "token").write_text(SECRET + "\n")
+    patch.setenv("HF_TOKEN_PATH", str(folder / "token"))
+
+
+def _typed(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("sys.argv", ["run_sft.py", "--hub-token", SECRET])
+
+
+WAYS_IN: dict[str, Way] = {
+    "flag": _flags("--hub_token", SECRET),
+    "dashes": _flags("--hub-token", SECRET),
+    "equals": _flags(f"--hub_token={SECRET}"),
+    "twice": _flags("--hub_token", "first-token-1", "--hub_token", SECRET),
+    "alias": _flags("--push_to_hub_token", SECRET),
+    "merge": _flags("--hf_hub_token", SECRET),
+    "other tool": _flags("--wandb_api_key", SECRET),
+    "inline config": _flags("--deepspeed", json.dumps({"comet": {"api_key": SECRET}})),
+    "url flag": _flags("--train_file_dir", f"s3://me:{quote(SECRET, safe='')}@host/data"),
+    "typed": _typed,
+    "yaml": _file("a.yaml", f"learning_rate: 1\nhub_token: {SECRET}\n", given_in_file),
+    "yaml list": _file("a.yaml", f"hub_token: [{SECRET}]\n", given_in_file),
+    "yaml deep": _file("a.yaml", f"a: {{b: [{{api_key: {SECRET}}}]}}\n", given_in_file),
+    "json as yaml": _file("a.yaml", json.dumps({"push_to_hub_token": SECRET}), given_in_file),
+    "deepspeed": _file("ds.json", json.dumps({"comet": {"api_key": SECRET}}), read_ds_config),
+    "deepspeed dict": lambda folder, patch: take_secrets_out({"wandb": {"api_key": SECRET}}),
+    "HF_TOKEN": _variable("HF_TOKEN"),
+    "AWS_SECRET_ACCESS_KEY": _variable("AWS_SECRET_ACCESS_KEY"),
+    "OPENAI_KEY": _variable("OPENAI_KEY"),
+    "WANDB_API_KEY": _variable("WANDB_API_KEY"),
+    "DATABASE_URL": _variable("DATABASE_URL", f"postgres://me:{SECRET}@db/x"),
+    "quoted URL": _variable("SOME_URL", f"postgres://me:{quote(SECRET, safe='')}@db/x"),
+    "MY_PASSWORD": _variable("MY_PASSWORD"),
+    "saved": _saved,
+}
+
+
+def _manifest(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    deep = {"command": ["x", text], "arguments": {"a": {"b": [Path(text)]}}, "notices": [text], text: 1}
+    return write_manifest(folder / "out", deep).read_text()
+
+
+def _notice(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    notice(f"said {text} {folder}")
+    return "\n".join(notices())
+
+
+def _logged(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    try:
+        raise ValueError(text)
+    except ValueError:
+        record = logging.LogRecord("hftune.x", logging.ERROR, "f", 1, "a %s %r", (text, [text]), sys.exc_info())
+    get_logger()
+    own = [handler for handler in logging.getLogger("hftune").handlers if type(handler) is logging.StreamHandler]
+    return "\n".join(handler.format(record) for handler in own)  # pytest has one there, too
+
+
+def _refused(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    def refuse() -> None:
+        raise ArgumentError(f"invalid value: {text!r}", place=f"--x {text}", fix=f"not {text}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", lambda code: None)
+        errors.run_script(refuse)
+    return capture.readouterr().err
+
+
+def _traceback(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "excepthook", sys.__excepthook__)
+        visible.hide_in_tracebacks()
+        try:
+            raise KeyError(text)
+        except KeyError as error:
+            sys.excepthook(KeyError, error, error.__traceback__)
+    return capture.readouterr().err
+
+
+def _command(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    return shown({"A": text}, ["python", "run.py", "--name", text, f"--b={text}"])
+
+
+def _screen(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    Screen().say(f"step {text}")
+    return capture.readouterr().out
+
+
+def _page(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    write_page(folder / "report.md", f"# {text}\n", "report")
+    return (folder / "report.md").read_text()
+
+
+def _doctor(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    found = [
+        *check_variables({"PYTORCH_X": text, "HF_ENDPOINT": f"https://me:{text}@hub"}),
+        Finding("a", text, fix=text),
+    ]
+    return render(found) + to_json(found)
+
+
+def _inside(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    """In another text's base64, as a header has it."""
+    return secrets.redact(base64.b64encode(f"me:{text}:more".encode()).decode())
+
+
+WAYS_OUT = (_manifest, _notice, _logged, _refused, _traceback, _command, _screen, _page, _doctor, _inside)
+
+
+def holds(content: bytes, secret: str = SECRET) -> bool:
+    """Whether any spelling of the secret is in there."""
+    return any(form.encode() in content for form in secrets.spellings(secret) if len(form) >= secrets.SHORTEST)
+
+
+@pytest.mark.parametrize("out", WAYS_OUT, ids=lambda out: out.__name__.lstrip("_"))
+@pytest.mark.parametrize("way", WAYS_IN)
+def test_it_comes_in_and_never_gets_out(
+    way: str, out: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    WAYS_IN[way](tmp_path, monkeypatch)
+    told = out(SECRET, tmp_path, capsys) + capsys.readouterr().err
+    assert secrets.MASK in told and not holds(told.encode())
+
+
+@pytest.mark.parametrize("out", WAYS_OUT, ids=lambda out: out.__name__.lstrip("_"))
+def test_what_nobody_knows_is_told(out: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the test above would hold for a way that tells nothing."""
+    told = out("no-secret-at-all", tmp_path, capsys)
+    assert "no-secret-at-all" in told or "bm8tc2VjcmV0LWF0LWFsb" in told
+
+
+def test_a_token_given_twice_is_not_told(tmp_path: Path) -> None:
+    for words in (("--hub_token", "ab", "--hub_token", "cd"), ("--hub_token", "first-token-1", "--hub_token", SECRET)):
+        without_repeats(given_on_command_line(list(words)))
+    said = "\n".join(notices())
+    assert "--hub_token was given twice" in said and not {"ab", "cd", "first-token-1", SECRET} & {*said.split("'")}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        *(("AWS_SECRET_ACCESS_KEY", value) for value in ("k", SECRET)),
+        *(("OPENAI_KEY", value) for value in ("k1", SECRET)),
+        ("DATABASE_URL", "postgres://me:pw@db/x"),
+        ("GITHUB_TOKEN", "x"),
+        ("DB_PASSWORD", "12"),
+    ),
+)
+def test_a_pipeline_prints_no_variable_that_is_secret(name: str, value: str) -> None:
+    told = shown({name: value, "LANG": "C"}, ["python", "run.py", "--a", "b"])
+    assert value not in told and told.endswith("LANG=C python run.py --a b")
+    assert told.startswith(f"{name}=***") or "me:***@db" in told

@@ -1,0 +1,232 @@
+"""Attack: numbers in files and names that would fill the memory or never end; each is refused at once."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from hftune.arguments import parse_arguments
+from hftune.arguments.asking import AskArguments
+from hftune.arguments.export import GgufArguments, QuantisedArguments
+from hftune.arguments.merging import MergeArguments
+from hftune.arguments.vocabulary import VocabArguments
+from hftune.data import parts
+from hftune.data.encoding import Counts
+from hftune.data.parts import Part, take
+from hftune.data.readers.specs import parse_sources
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.merging.export.run import check_export
+from hftune.merging.plan import plan_merge
+from hftune.merging.skeleton import read_config
+from hftune.models.config_sizes import LIMITS, check_config, check_sizes
+from hftune.models.skeleton import skeleton_of
+from hftune.preflight.checks import check_run
+from hftune.scoring.ask import _load
+from hftune.trainers.rewards import reward_head
+from hftune.vocabulary.build import load_base_tokenizer
+
+BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
+
+
+@pytest.fixture(autouse=True)
+def at_once() -> Iterator[None]:
+    """Seconds, and no gigabyte."""
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert time.monotonic() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000, "kilobytes"
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_each_size_at_its_edges(name: str) -> None:
+    check_sizes({name: LIMITS[name]}, "here")
+    check_sizes({name: None}, "here")
+    check_sizes({name: -1}, "here")
+    for value in (LIMITS[name] + 1, -2, float("nan"), float("inf"), 10**400):
+        with pytest.raises(ArgumentError, match=f"{name} is"):
+            check_sizes({name: value}, "here")
+
+
+def test_all_at_once_and_within() -> None:
+    with pytest.raises(ArgumentError) as error:
+        check_sizes({"vocab_size": 10**12, "text_config": {"num_hidden_layers": 10**9}}, "m/config.json")
+    assert "vocab_size is 1000000000000, at most 100,000,000; text_config.num_hidden_layers" in str(error.value)
+    assert "m/config.json (--model_name_or_path)" in str(error.value)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_hidden_layers": 10**9}
+    for _ in range(levels):
+        found = {"text_config": found}
+    return found
+
+
+@pytest.mark.parametrize("levels", [1, 3, 8])
+def test_configs_within_configs(levels: int) -> None:
+    with pytest.raises(ArgumentError, match="num_hidden_layers"):
+        check_sizes(deep(levels), "here")
+
+
+def test_no_end_of_configs_within() -> None:
+    check_sizes(deep(500), "here")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, "", "[]", "3", "{", '{"num_hidden_layers": ' + "9" * 5000 + "}", "\ud800"],
+    ids=["brackets", "braces", "empty", "list", "number", "cut", "digits", "surrogate"],
+)
+def test_a_config_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(ArgumentError):
+        check_config(tmp_path)
+
+
+def test_a_config_too_long_to_be_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as stream:
+        stream.truncate(1 << 40)  # takes no room on the disk
+    with pytest.raises(ArgumentError, match=r"1,048,576\.0 MiB"):
+        check_config(tmp_path)
+
+
+def model_with(model: Path, folder: Path, **fields: Any) -> Path:
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.is_file():
+            (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
+@pytest.mark.parametrize("value", BOMBS, ids=lambda value: str(value)[:6])
+def test_a_stage(stage: str, value: float, tiny_model: Path, tmp_path: Path) -> None:
+    folder = model_with(tiny_model, tmp_path / "m", num_hidden_layers=value, vocab_size=value)
+    argv = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "o"), "--train_file_dir", str(tmp_path)]
+    argv += ["--use_peft", *(["--reward_funcs", "length"] if stage == "rl" else [])]
+    with pytest.raises(UserError) as error:
+        check_run(*parse_arguments(stage, argv))
+    assert "config.json" in str(error.value) and not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("value", BOMBS, ids=lambda value: str(value)[:6])
+def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> None:
+    folder = str(model_with(tiny_model, tmp_path / "m", num_hidden_layers=value))
+    (model_args, _, _, training) = parse_arguments("sft", ["--model_name_or_path", folder, "--output_dir", "o"])
+    doors = [
+        lambda: skeleton_of(model_args, training, scores=False),
+        lambda: read_config(Path(folder)),
+        lambda: reward_head(folder),
+        lambda: load_base_tokenizer(VocabArguments(model_name_or_path=folder)),
+        lambda: _load(folder, AskArguments()),
+    ]
+    for door in doors:
+        with pytest.raises(ArgumentError, match=r"config\.json"):
+            door()
+    for args in (GgufArguments, QuantisedArguments):
+        assert [*check_export(args(model_name_or_path=folder, output_dir=str(tmp_path / "o")))]
+
+
+# --- records that are taken ------------------------------------------------------------------------------------------
+
+
+def part(records: int) -> Part:
+    columns = {"input_ids": [[1, 2]] * records, "length": [2] * records}
+    return Part(Dataset.from_dict(columns), Counts(), ["a"], "key")
+
+
+@pytest.mark.parametrize("number", [999_999_999, 10**11, 3_001, 10**8 + 1])
+def test_records_taken_by_the_billion(number: int) -> None:
+    with pytest.raises(DataError) as error:
+        take(part(3), number, 0, "--train_file_dir a.jsonl")
+    assert f"--train_file_dir a.jsonl#{number}" in str(error.value) and "times an epoch" in str(error.value)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 3_000])
+def test_records_taken_as_before(number: int) -> None:
+    found = take(part(3), number, 0)
+    assert len(found.dataset) == number and found.counts.tokens == (2 * number if number != 3 else 0)
+    assert take(part(3), number, 0).key == found.key
+
+
+def test_the_same_records_are_drawn_as_ever() -> None:
+    data = Dataset.from_dict({"n": [*range(5)]})
+    found = take(Part(data, Counts(), [], "k"), 12, 3)
+    assert found.dataset["n"][:] == [*range(5), *range(5), *sorted(random.Random(3).sample(range(5), 2))]
+
+
+def test_nothing_is_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "MOST_REPEATED", 10)
+    assert len(take(part(20), 15, 0).dataset) == 15, "fewer than there are repeat nothing"
+    with pytest.raises(DataError):
+        take(part(5), 11, 0)
+
+
+@pytest.mark.parametrize("digits", ["9" * 13, "9" * 5_000, "0", "-1", "1e9", "٣" * 20, ""])
+def test_numbers_that_are_none(digits: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        parse_sources(f"data.jsonl#{digits}")
+    assert "PATH#500" in str(error.value) and len(str(error.value)) < 500
+
+
+# --- numbers on the command line and in files -------------------------------------------------------------------------
+
+FLAGS = {
+    "gradient_accumulation_steps": "-2",
+    "num_train_epochs": "-1",
+    "max_train_samples": "0",
+    "max_steps": "0",
+    "per_device_train_batch_size": "0",
+    "per_device_eval_batch_size": "-8",
+    "learning_rate": "nan",
+    "weight_decay": "-0.1",
+    "adam_beta2": "1",
+    "max_grad_norm": "inf",
+    "warmup_steps": "-5",
+    "seed": "4294967296",
+    "save_steps": "2.5",
+    "eval_steps": "1.5",
+    "logging_steps": "-1",
+    "dataloader_num_workers": "99999999",
+    "lora_r": "999999999999",
+    "lora_alpha": "0",
+    "lora_dropout": "1",
+    "preprocessing_num_workers": "1000000",
+    "validation_split_percentage": "100",
+    "hang_timeout": "-1",
+    "sequence_parallel_size": "0",
+    "neftune_noise_alpha": "-nan",
+    "pad_vocab_to_multiple_of": "-64",
+}
+
+
+@pytest.mark.parametrize("where", ["command line", "=", "YAML", "YAML's text"])
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_number_beyond_its_range(name: str, where: str, tmp_path: Path) -> None:
+    argv = ["--model_name_or_path", "m", "--output_dir", str(tmp_path / "o")]
+    if where.startswith("YAML"):
+        value = {"nan": ".nan", "-nan": ".nan", "inf": ".inf"}.get(FLAGS[name], FLAGS[name])
+        text = json.dumps(FLAGS[name]) if "text" in where else value
+        (tmp_path / "run.yaml").write_text(f"{name}: {text}\n")
+        argv += ["--config", str(tmp_path / "run.yaml")]
+    else:
+        argv += [f"--{name}={FLAGS[name]}"] if where == "=" else [f"--{name}", FLAGS[name]]
+    with pytest.raises(ArgumentError) as error:
+        parse_arguments("sft", argv)
+    assert f"--{name} cannot be" in error.value.cause and f"--{name} (" in str(error.value.place)
+    assert not (tmp_path / "o").exists()
+
+
+def test_weights_of_a_merge(tmp_path: Path) -> None:
+    for weights in ("nan,1", "inf,1", "1,-inf"):
+        with pytest.raises(UserError, match="a weight lies between -1000 and 1000"):
+            plan_merge(MergeArguments(peft_model_path="a,b", adapter_weights=weights, output_dir=str(tmp_path / "o")))

@@ -1,0 +1,340 @@
+"""What data, model folders and file names say reaches the terminal as text: no escape sequence is obeyed."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hftune import errors, visible
+from hftune.checkpoints.manifest import COMPLETE, write_manifest
+from hftune.cli import dispatch
+from hftune.data.preview import coloured, describe_example, preview
+from hftune.data.splits import Splits
+from hftune.distributed import watchdog
+from hftune.doctor.findings import Finding, render, to_json
+from hftune.errors import ArgumentError, DataError, UserError, run_script, shown
+from hftune.logging import get_logger
+from hftune.pipeline import names
+from hftune.pipeline.progress import Moment, Screen
+from hftune.pipeline.spec import read_spec
+from hftune.pipeline.steps import steps_of
+from hftune.reporting.answers import answer_sections
+from hftune.visible import as_json, say
+from tests.conftest import tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+
+ATTACKS = {
+    "clear the screen": "\x1b[2J\x1b[H",
+    "colours": "\x1b[31mred\x1b[0m",
+    "hide": "\x1b[8mhidden",
+    "the clipboard": "\x1b]52;c;cm0gLXJmIH4=\x07",
+    "the clipboard by ST": "\x1b]52;c;cm0gLXJmIH4=\x1b\\",
+    "the title": "\x1b]0;title\x07",
+    "a link": "\x1b]8;;http://evil.invalid\x1b\\text\x1b]8;;\x1b\\",
+    "a file by iTerm": "\x1b]1337;File=name=eA==:AAAA\x07",
+    "device control": '\x1bP$q"p\x1b\\',
+    "an answer typed back": "\x1b[c\x1b[6n\x1b[21t",
+    "C1 CSI": "\x9b2J",
+    "C1 OSC": "\x9d52;c;eA==\x9c",
+    "back over it": "safe\x08\x08\x08\x08evil",
+    "over the line": "error\rall is well",
+    "a bell": "\x07",
+    "a form feed": "\x0c",
+    "a vertical tab": "a\x0bb",
+    "delete": "\x7f",
+    "a zero byte": "a\x00b",
+    "shift out": "\x0e",
+    "right to left": "\u202egpj.exe",
+    "isolates": "\u2066\u2067x\u2069",
+    "marks": "\u200f\u200e\u061c",
+    "line separators": "a\u2028b\u2029c",
+    "a byte order mark": "\ufeffx",
+    "annotations": "\ufff9a\ufffab\ufffb",
+    "half a character": "\ud83d",
+    "unseen letters": "".join(chr(0xE0000 + ord(letter)) for letter in "ignore this"),
+}
+HARM = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+EVERY = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+
+
+def harmless(text: str) -> bool:
+    return not HARM.search(text) and not any(0xE0000 <= ord(letter) <= 0xE007F for letter in text)
+
+
+@EVERY
+def test_the_attacks_are_some(attack: str) -> None:
+    assert not harmless(attack)
+
+
+@EVERY
+def test_what_is_printed(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    say(f"before {attack} behind")
+    text = capsys.readouterr().out
+    assert harmless(text) and text.startswith("before ") and text.endswith(" behind\n") and "\\" in text
+
+
+@pytest.mark.parametrize("text", ["plain", "two\nlines", "a\ttab", "天气🙂", "👩‍👩‍👧", "مرحبا", "נקודה", "é", "\\x1b"])
+def test_texts_of_all_languages_stay(text: str) -> None:
+    assert visible.visible(text) == text
+
+
+@EVERY
+def test_errors(attack: str) -> None:
+    made = [
+        UserError(f"a {attack}", place=f"file{attack}:3", fix=f"do {attack}"),
+        DataError(f"a {attack}").at(f"{attack}:1"),
+        ArgumentError(shown(attack)),
+    ]
+    assert all(harmless(error.render()) and harmless(str(error)) for error in made)
+    assert harmless(shown(attack)) and harmless(shown("x" * 500 + attack))
+
+
+@EVERY
+def test_several_errors_and_the_end_of_a_script(
+    attack: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(errors.os, "_exit", lambda code: None)
+    monkeypatch.setattr(errors, "farewells", [])
+
+    def main() -> None:
+        errors.raise_together([ArgumentError(f"1 {attack}"), ArgumentError(f"2 {attack}", place=attack)])
+
+    run_script(main)
+    text = capsys.readouterr().err
+    assert harmless(text) and "2 problems" in text
+
+    def stopped() -> None:
+        raise errors.Preempted(f"stopped {attack}")
+
+    run_script(stopped)
+    assert harmless(capsys.readouterr().err)
+
+
+@EVERY
+def test_the_log(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger, stream = get_logger(), io.StringIO()
+    (handler,) = [one for one in logging.getLogger("hftune").handlers if isinstance(one, logging.StreamHandler)][:1]
+    monkeypatch.setattr(handler, "stream", stream)
+    logger.warning("dropped %s", attack)
+    logger.warning(f"dropped {attack}")
+    try:
+        raise ValueError(attack)
+    except ValueError:
+        logger.exception("with a trace")
+    assert harmless(stream.getvalue()) and stream.getvalue().count("dropped") == 2
+
+
+@EVERY
+def test_json_means_the_same_and_hides_nothing(attack: str) -> None:
+    text = as_json({"name": attack, attack: [attack]}, indent=2)
+    assert harmless(text) and json.loads(text) == {"name": attack, attack: [attack]}
+
+
+@EVERY
+def test_lineage(attack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quoted = attack.encode("utf-8", "replace").decode()
+    data = {"train": {"files": [f"{quoted}.jsonl"], "rows": 3, "used": 3}}
+    manifest = {"stage": f"sft{quoted}", "kind": quoted, "status": COMPLETE, "base": {"name": f"base{quoted}"}}
+    settings = {"training": {"learning_rate": quoted, "seed": quoted}}
+    write_manifest(tmp_path, {**manifest, "data": data, "arguments": settings, "metrics": {}, "parents": []})
+    for words in (["lineage", str(tmp_path)], ["lineage", str(tmp_path), "--json"]):
+        with suppress(SystemExit):
+            dispatch(words)
+        assert harmless(capsys.readouterr().out)
+
+
+@EVERY
+def test_answers(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"questions": [attack], "answers": {f"m{attack}": [f"a {attack}"]}, "max_new_tokens": attack}
+    found |= {"rewards": {f"m{attack}": [1.0]}, "reward_model": f"rm{attack}"}
+    say("\n\n".join(section.render() for section in answer_sections(found)))
+    assert harmless(capsys.readouterr().out)
+
+
+def console() -> Console:
+    """Without colours of its own: every escape in it is another's."""
+    return Console(file=io.StringIO(), highlight=False, soft_wrap=True, color_system=None, width=500)
+
+
+PRINTABLE = [name for name in ATTACKS if name != "half a character"]
+
+
+@pytest.mark.parametrize("name", PRINTABLE)
+def test_preview(name: str) -> None:
+    tokenizer, attack = tiny_tokenizer(), ATTACKS[name]
+    ids = tokenizer(attack + "<|im_end|>").input_ids
+    example = {"input_ids": ids, "labels": [-100, *ids[1:]]}
+    about = {"rows": 1, "used": 0, "truncated": 0, "dropped": {attack: 1}, "examples": {attack: f"{attack}:1 [/bold]"}}
+    out = console()
+    preview(Splits([example], None, {"train": about}), tokenizer, 1, rows_per_step=1, console=out)
+    assert harmless(out.file.getvalue())  # type: ignore[attr-defined]
+    assert "[/bold]" in out.file.getvalue(), "and marks of rich are text"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", PRINTABLE)
+def test_examples_of_every_kind(name: str) -> None:
+    tokenizer, attack = tiny_tokenizer(), ATTACKS[name]
+    ids = tokenizer(attack).input_ids
+    examples: list[dict[str, Any]] = [
+        {"prompt": [{"role": attack, "content": attack}], "answer": attack, attack: 1},
+        {"prompt_ids": ids, "chosen_ids": ids, "rejected_ids": ids},
+        {"input_ids": ids},
+    ]
+    examples[2]["labels"] = ids
+    assert all(harmless(part.plain) for example in examples for part in describe_example(example, tokenizer))
+    assert harmless(coloured(ids, [-100] * len(ids), tokenizer).plain)
+
+
+@EVERY
+def test_a_pipeline_s_screen(attack: str) -> None:
+    out = console()
+    screen = Screen(out)
+    screen.say(f"[1/1] {attack}")
+    screen.title, screen.began, screen._spoken = attack, 0.0, -100.0
+    screen.show(Moment(1, 2), new=True)
+    assert harmless(screen._line(Moment(1, 2)).plain)
+    assert harmless(out.file.getvalue())  # type: ignore[attr-defined]
+
+
+@EVERY
+def test_the_doctor(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [Finding("GPU", attack, fix=attack)]
+    say(render(found))
+    say(to_json(found))
+    assert harmless(capsys.readouterr().out)
+
+
+@EVERY
+def test_the_watchdog_s_last_words(attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process failed of, which may quote its data."""
+    written: list[bytes] = []
+    monkeypatch.setattr(watchdog.os, "write", lambda stream, text: written.append(text))
+    monkeypatch.setattr(watchdog.os, "_exit", lambda code: None)
+    dog: Any = SimpleNamespace(rank=0, host="h", leaving=False, hub=None, timeout=9.0)
+    watchdog.Watchdog._end(dog, {"kind": "failed", "ranks": [1], "words": f"ValueError: {attack}", "reports": {1: {}}})
+    assert written and harmless(b"".join(written).decode())
+
+
+def test_a_file_s_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "x\x1b]52;c;eA==\x07"
+    folder.mkdir()
+    with pytest.raises(UserError) as caught:
+        dispatch(["report", str(folder)])
+    assert harmless(str(caught.value)) and os.path.isdir(folder)
+
+
+# --- nobody prints another way ---
+
+
+def printed(source: str) -> list[int]:
+    """Lines that print without `say`."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.stdout.write", "sys.stderr.write")
+    ]
+
+
+@pytest.mark.parametrize("source", ["print('x')", "import sys\nsys.stdout.write(x)", "def f():\n    print(x, file=y)"])
+def test_the_search_finds(source: str) -> None:
+    assert printed(source)
+
+
+def test_everything_is_printed_by_the_one_function() -> None:
+    found = {
+        str(file.relative_to(ROOT)): lines
+        for file in [*(ROOT / "hftune").rglob("*.py"), *ROOT.glob("*.py")]
+        if file != ROOT / "hftune" / "visible.py" and (lines := printed(file.read_text()))
+    }
+    assert not found
+
+
+# --- names that become folders ---
+
+NAMES = {
+    "above": "..",
+    "two above": "../..",
+    "a neighbour": "../other",
+    "whole": "/tmp/x",
+    "within": "a/b",
+    "a backslash": "a\\b",
+    "a dot": ".",
+    "hidden": ".ssh",
+    "a flag": "-rf",
+    "a long flag": "--output_dir",
+    "nothing": "",
+    "a blank": " ",
+    "a line": "a\nb",
+    "a zero byte": "a\0b",
+    "an escape": "a\x1b[2J",
+    "right to left": "a\u202eb",
+    "dots within": "a..b",
+    "a dot at the end": "a.",
+    "home": "~",
+    "a variable": "$HOME",
+    "a command": "a;rm",
+    "substitution": "$(id)",
+    "quotes": "a'b",
+    "a star": "*",
+    "too long": "x" * 300,
+}
+
+
+def pipeline(tmp_path: Path, stage: str = "one", matrix: str = "") -> Path:
+    file = tmp_path / "p.yaml"
+    rest = f"  {json.dumps(stage)}: {{script: sft, train_file_dir: d, learning_rate: '${{lr}}'}}\n"
+    file.write_text(f"model: m\noutput_dir: o\nvalues: {{lr: 1}}\n{matrix}stages:\n{rest}", encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+def test_names_of_stages(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot be the name of a folder") as caught:
+        steps_of(read_spec(pipeline(tmp_path, stage=name)))
+    assert "p.yaml:5" in str(caught.value) and harmless(str(caught.value))
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+def test_names_of_combinations(name: str, tmp_path: Path) -> None:
+    matrix = f"matrix:\n  {json.dumps(name)}: {{lr: 1}}\n"
+    with pytest.raises(ArgumentError, match="cannot be the name of a folder") as caught:
+        steps_of(read_spec(pipeline(tmp_path, matrix=matrix)))
+    assert "p.yaml:5" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
+def test_names_of_values(name: str, tmp_path: Path) -> None:
+    matrix = f"matrix:\n  {json.dumps(name)}: [1, 2]\n"
+    with pytest.raises(ArgumentError, match="cannot be the name of a folder"):
+        steps_of(read_spec(pipeline(tmp_path, matrix=matrix)))
+
+
+@pytest.mark.parametrize("value", NAMES.values(), ids=NAMES.keys())
+def test_values_stay_in_the_pipeline_s_folder(value: str, tmp_path: Path) -> None:
+    matrix = f"matrix:\n  lr: [{json.dumps(value)}, x]\n"
+    steps = steps_of(read_spec(pipeline(tmp_path, matrix=matrix)))
+    for step in steps:
+        place = os.path.normpath(step.folder)
+        assert place.split(os.sep)[0] == "o" and len(place.split(os.sep)) == 3 and harmless(place)
+
+
+@pytest.mark.parametrize(
+    "name", ["sft", "sft-2", "sft_2", "a.b", "_x", "α", "对话", "lr=1", "1e-4", "x" * names.LONGEST]
+)
+def test_plain_names_stay(name: str, tmp_path: Path) -> None:
+    (step,) = steps_of(read_spec(pipeline(tmp_path, stage=name)))
+    assert step.folder == Path("o") / name

@@ -1,0 +1,79 @@
+"""A run without a step is an error, before training where the loader's length says so, and at its end in any case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hftune import stage
+from hftune.errors import DataError, UserError
+from tests.unit.trainers.rl_runs import make_trainer
+from tests.unit.trainers.test_watching import ROWS, stage_trainer
+
+pytestmark = pytest.mark.long
+
+FEW = ("--per_device_train_batch_size", str(ROWS + 1), "--dataloader_drop_last", "True")
+
+
+@pytest.mark.parametrize("steps", [(), ("--max_steps", "2"), ("--num_train_epochs", "0.01")])
+@pytest.mark.parametrize("kind", [("pt",), ("sft",), ("rm",), ("rm", "--reward_kind", "process"), ("dpo",)])
+def test_records_that_fill_no_batch(kind: tuple[str, ...], steps: tuple, tiny_model: Path, tmp_path: Path) -> None:
+    trainer = stage_trainer(kind[0], tiny_model, tmp_path, *kind[1:], *FEW, *steps)
+    with pytest.raises(DataError) as error:
+        trainer.train()
+    assert f"{ROWS} training records fill no batch of {ROWS + 1}" in str(error.value)
+    assert "--dataloader_drop_last" in str(error.value) and not [*tmp_path.glob("checkpoint-*")]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_prompts_that_fill_no_batch(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--per_device_train_batch_size", "16", "--num_generations", "2", "--max_completion_length", "2"]
+    with pytest.raises(UserError, match="4 prompts, and a batch of answers is drawn for 8"):
+        make_trainer(tiny_model, tmp_path, algorithm, lambda completions, **_: [1.0] * len(completions), *flags)
+
+
+@pytest.mark.parametrize("epochs", ["0.01", "0.3"])
+def test_a_fraction_of_an_epoch_is_a_step_at_least(epochs: str, tiny_model: Path, tmp_path: Path) -> None:
+    trainer = stage_trainer("sft", tiny_model, tmp_path, "--num_train_epochs", epochs)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What `_train` saves of a run whose trainer has made so many steps."""
+    saved: list[str] = []
+    result = SimpleNamespace(metrics={})
+    trainer: Any = SimpleNamespace(
+        add_callback=lambda callback: None,
+        train=lambda resume_from_checkpoint: result,
+        state=SimpleNamespace(global_step=steps),
+        model=SimpleNamespace(config=SimpleNamespace()),
+    )
+    monkeypatch.setattr(stage, "save_result", lambda trainer, manifest: saved.append("out"))
+    monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)
+    args: Any = SimpleNamespace(profile=False, output_dir="out")
+    stage._train(trainer, args, {"data": {"train": {}}})
+    return saved
+
+
+def test_no_step_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no step was trained"):
+        run_to_its_end(0, monkeypatch)
+    assert run_to_its_end(1, monkeypatch) == ["out"]
+
+
+def test_a_run_that_has_all_its_steps_goes_on_to_its_end(tiny_model: Path, tmp_path: Path) -> None:
+    """Nothing is left to train, which `say_if_done` says: it has steps behind it."""
+    first = stage_trainer("sft", tiny_model, tmp_path, "--max_steps", "2", "--save_strategy", "steps")
+    first.train()
+    checkpoint = str(tmp_path / "checkpoint-2")
+    again = stage_trainer("sft", tiny_model, tmp_path, "--max_steps", "2", "--save_strategy", "steps")
+    again.train(resume_from_checkpoint=checkpoint)
+    stage.check_trained(again.state.global_step)
+    assert again.state.global_step == 2
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name])

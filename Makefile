@@ -26,7 +26,7 @@ demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
 test: venv ## all tests but the slow and the GPU ones; those that start launchers stay with their file, whose runs they share
-	$(BIN)/python -m pytest tests/unit tests/parity -m "not slow and not gpu" -n 2
+	$(BIN)/python -m pytest tests/unit tests/parity tests/security -m "not slow and not gpu" -n 2
 	$(BIN)/python -m pytest tests/integration tests/faults -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
 
 test-all: venv ## all tests but the GPU ones

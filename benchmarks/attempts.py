@@ -1,0 +1,92 @@
+"""How many attempts at harm the tests make, by file, and what the fault injection saw.
+
+python benchmarks/attempts.py                 counts, as a table
+python benchmarks/attempts.py --write-docs    the tables go into docs/security.md and docs/reliability.md
+python -m pytest tests/faults/test_injection.py -m slow -s >LOG; python benchmarks/attempts.py --injection-log LOG ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability.md"}
+_FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old) \| (\d+) \| \[(.*)\]")
+
+
+def main() -> None:
+    """Collect, print, and put into the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write-docs", action="store_true", help="put the tables into the pages")
+    parser.add_argument("--injection-log", help="what the slow injection tests printed (-s)")
+    parser.add_argument("--quick", action="store_true", help="as without: it takes a minute")
+    options = parser.parse_args()
+    figures = {}
+    for folder, page in PAGES.items():
+        quick, every = collected(folder, "not slow and not gpu"), collected(folder, "not gpu")
+        table = attempts_table(quick, every)
+        figures[folder] = {"quick": sum(quick.values()), "all": sum(every.values())}
+        print(f"{folder}\n{table}\n")
+        if options.write_docs:
+            paste(ROOT / page, "attempts", table)
+    if options.injection_log:
+        table = injection_table(Path(options.injection_log).read_text(encoding="utf-8", errors="replace"))
+        print(table)
+        if options.write_docs:
+            paste(ROOT / "docs/reliability.md", "injection", table)
+    total = sum(found["quick"] for found in figures.values())
+    bars = {"attempts in make test": {"value": total, "bar": 400, "holds": total >= 400}}
+    print(json.dumps({"benchmark": "attempts", "figures": figures, "bars": bars}))
+
+
+def collected(folder: str, marks: str) -> Counter[str]:
+    """Number of tests by file, as pytest collects them."""
+    asked = [sys.executable, "-m", "pytest", folder, "-m", marks, "--collect-only", "-q", "-p", "no:cacheprovider"]
+    said = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return Counter(line.partition("::")[0] for line in said.splitlines() if "::" in line)
+
+
+def attempts_table(quick: Counter[str], every: Counter[str]) -> str:
+    """Markdown: a row a file."""
+    rows = [f"| `{name}` | {topic(name)} | {quick[name]:,} | {every[name]:,} |" for name in sorted(every)]
+    rows.append(f"| all | | {sum(quick.values()):,} | {sum(every.values()):,} |")
+    return "\n".join(["| file | what | in `make test` | with the slow ones |", "| --- | --- | ---: | ---: |", *rows])
+
+
+def topic(name: str) -> str:
+    """The first line of a test file's docstring."""
+    text = ast.get_docstring(ast.parse((ROOT / name).read_text(encoding="utf-8"))) or ""
+    return text.splitlines()[0].replace("|", "\\|") if text else ""
+
+
+def injection_table(log: str) -> str:
+    """Markdown: for each command, how many calls were made to fail, and what was at the target afterwards."""
+    found: dict[str, list[tuple[int, set[str]]]] = {}
+    for name, _, _, calls, seen in _FAULT.findall(log):
+        found.setdefault(name, []).append((int(calls), {*re.findall(r"'(\w+)'", seen)}))
+    rows = []
+    for name, cells in found.items():
+        states = sorted(set().union(*(seen for _, seen in cells)))
+        total = sum(calls for calls, _ in cells)
+        rows.append(f"| {name} | {max(c for c, _ in cells)} | {len(cells)} | {total:,} | {', '.join(states)} |")
+    head = "| command | calls of a run | kinds of fault × target | faults | left at the target |"
+    return "\n".join([head, "| --- | ---: | ---: | ---: | --- |", *rows])
+
+
+def paste(page: Path, name: str, table: str) -> None:
+    """Put a table between its two comments."""
+    text = page.read_text(encoding="utf-8")
+    pattern = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+    assert pattern.search(text), f"{page} has no place for {name}"
+    page.write_text(pattern.sub(lambda found: f"{found[1]}{table}\n{found[2]}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

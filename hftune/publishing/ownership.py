@@ -145,12 +145,21 @@ def _problems_of_what_is_there(output: str, folder: Path, overwrite: bool, flag:
 
 
 def _files(folder: Path) -> list[str]:
-    """All that is in a folder but folders, links included, relative to it; links to folders are not followed."""
+    """All that is in a folder but folders, links included, relative to it; links to folders are not followed.
+
+    Raises:
+        OSError: A folder in it cannot be listed.
+    """
     found = []
-    for root, folders, names in os.walk(folder):
+    # What cannot be listed may hold anything: os.walk would pass over it.
+    for root, folders, names in os.walk(folder, onerror=_raise):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         found += [os.path.relpath(os.path.join(root, name), folder) for name in (*names, *links)]
     return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def read_own_manifest(folder: Path) -> dict[str, Any] | None:

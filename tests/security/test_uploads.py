@@ -216,6 +216,15 @@ def test_a_secret_in_the_model_stops_the_upload(road: str, name: str, folder: Pa
     assert not sent
 
 
+@pytest.mark.parametrize("road", ROADS)
+def test_weights_are_numbers_whatever_their_bytes_spell(road: str, folder: Path, sent: dict[str, bytes]) -> None:
+    secrets.learn(SECRET)
+    with (folder / "model.safetensors").open("ab") as stream:
+        stream.write(SECRET.encode())
+    ROADS[road](folder)
+    assert sent["model.safetensors"].endswith(SECRET.encode())
+
+
 @pytest.mark.parametrize("content", ("{", "[]", '{"auto_map": 3}', '{"auto_map": {"a": [null, 3]}}', "[" * 100_000))
 def test_a_config_that_is_none_names_no_code(content: str, folder: Path) -> None:
     (folder / "config.json").write_text(content)

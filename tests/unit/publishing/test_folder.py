@@ -132,6 +132,22 @@ def test_what_holds_anything_else_is_refused(out: Path, what: str, overwrite: bo
     assert sorted(os.listdir(out)) == names and not work_folder(out).exists()
 
 
+@pytest.mark.parametrize("which", [".", "sub"])
+def test_what_cannot_be_listed_is_refused(out: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    publish(out, "old")
+    (out / "sub").mkdir()
+    scan = os.scandir
+
+    def closed(path: str) -> object:
+        if Path(path) == out / which:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    problems = output_problems(str(out), overwrite=True, inputs=[])
+    assert [str(problem).count("cannot be read: Permission denied") for problem in problems] == [1]
+
+
 def test_a_result_of_an_earlier_version_is_known_by_its_files(out: Path) -> None:
     publish(out, "old")
     about = json.loads((out / "hftune.json").read_text())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hftune.errors import ArgumentError, UserError, did_you_mean
+from hftune.opening.files import MIB, read_bytes
 from hftune.pipeline.placed import Placed
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -31,6 +32,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
+_HOSTFILE = "/job/hostfile"
+"""Where DeepSpeed's launcher looks for one."""
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
 
 
@@ -74,6 +77,16 @@ class Launcher:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return replace(self, options={**self.options, "master_port": probe.getsockname()[1]})
+
+    @property
+    def other_machines(self) -> bool:
+        """Whether DeepSpeed's launcher starts processes on other machines, by pdsh or the like."""
+        if self.kind != "deepspeed" or self.options.get("no_ssh"):
+            return False
+        hosts = _hosts(self.options.get("hostfile", _HOSTFILE))
+        if hosts > 1 and "include" in self.options:
+            hosts = str(self.options["include"]).count("@") + 1
+        return self.options.get("num_nodes", hosts) != 1 and (hosts > 1 or bool(self.options.get("force_multi")))
 
     @property
     def processes(self) -> tuple[int, int] | None:
@@ -129,6 +142,15 @@ def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
         if name not in OPTIONS[kind]:
             fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
             yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
+
+
+def _hosts(hostfile: object) -> int:
+    """Machines in a hostfile; 1 where there is none, as for DeepSpeed."""
+    try:
+        lines = read_bytes(str(hostfile), limit=MIB).decode(errors="replace").splitlines()
+    except UserError:
+        return 1
+    return len({line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")})
 
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:

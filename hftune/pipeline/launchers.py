@@ -83,10 +83,13 @@ class Launcher:
         """Whether DeepSpeed's launcher starts processes on other machines, by pdsh or the like."""
         if self.kind != "deepspeed" or self.options.get("no_ssh"):
             return False
-        hosts = _hosts(self.options.get("hostfile", _HOSTFILE))
-        if hosts > 1 and "include" in self.options:
-            hosts = str(self.options["include"]).count("@") + 1
-        return self.options.get("num_nodes", hosts) != 1 and (hosts > 1 or bool(self.options.get("force_multi")))
+        options = self.options
+        hosts = _hosts(options.get("hostfile", _HOSTFILE))
+        if options.get("force_multi"):
+            return hosts > 0
+        if "include" in options:
+            hosts = min(hosts, str(options["include"]).count("@") + 1)
+        return hosts > 1 and options.get("num_nodes") != 1
 
     @property
     def processes(self) -> tuple[int, int] | None:
@@ -145,11 +148,11 @@ def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
 
 
 def _hosts(hostfile: object) -> int:
-    """Machines in a hostfile; 1 where there is none, as for DeepSpeed."""
+    """Machines in a hostfile; 0 where there is none, with which DeepSpeed starts all processes here."""
     try:
         lines = read_bytes(str(hostfile), limit=MIB).decode(errors="replace").splitlines()
     except UserError:
-        return 1
+        return 0
     return len({line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")})
 
 

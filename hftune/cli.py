@@ -130,7 +130,7 @@ def explain(argv: list[str]) -> None:
         raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
     from hftune.arguments.names.explain import explain as meaning
 
-    say("\n\n".join(meaning(name) for name in argv))
+    say("\n\n".join(meaning(name.partition("=")[0]) for name in argv))
 
 
 def export(argv: list[str]) -> None:

@@ -8,13 +8,11 @@ from dataclasses import replace
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.pipeline.launchers import PRINTED
 from hftune.pipeline.state import HUB_TOKENS
 from hftune.pipeline.steps import Step
 from hftune.secret_names import variable_says_secret
 from hftune.secrets import command_without_secrets
-
-_PASSED_ON = ("MLFLOW", "PYTHON", "MV2", "UCX")
-"""Beginnings of the variables that DeepSpeed's launcher prints and hands to other machines (its `EXPORT_ENVS`)."""
 
 
 def with_quiet_token(step: Step) -> Step:
@@ -40,7 +38,7 @@ def exposures(step: Step) -> Iterator[ArgumentError]:
         yield ArgumentError(cause, place=step.place, fix="give it in the environment: env: {NAME: ...}")
     if step.launcher.other_machines:
         for name in sorted({**os.environ, **step.env}):
-            if name.startswith(_PASSED_ON) and variable_says_secret(name):
+            if name.startswith(PRINTED) and variable_says_secret(name):
                 fix = f"unset {name} here and set it on each machine, or launch with torchrun or srun"
                 cause = f"DeepSpeed's launcher prints {name} as it hands it to other machines"
                 yield ArgumentError(cause, place=step.place, fix=fix)
@@ -55,11 +53,11 @@ def _way_out(name: str, values: list[str]) -> str:
 
 
 def say_what_stays_here(steps: Iterable[Step], environment: Mapping[str, str]) -> None:
-    """Say which variables other machines do not get, as DeepSpeed's launcher hands on only some."""
+    """Say which variables a launcher does not hand on: DeepSpeed's hands other machines only some."""
     missing: dict[str, None] = {}
-    for step in (with_quiet_token(step) for step in steps if step.launcher.other_machines):
+    for step in map(with_quiet_token, steps):
         names = [*step.env, *(["HF_TOKEN"] if "HF_TOKEN" in environment else [])]
-        missing |= dict.fromkeys(name for name in names if not name.startswith(_PASSED_ON))
+        missing |= dict.fromkeys(name for name in names if step.launcher.loses(name))
     if missing:
         token = "; for the Hub's token run `hf auth login` on each machine" if "HF_TOKEN" in missing else ""
-        notice(f"DeepSpeed's launcher does not hand {', '.join(missing)} to other machines: set them there{token}")
+        notice(f"the launcher does not hand {', '.join(missing)} to other machines: set them there{token}")

@@ -32,6 +32,8 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
+PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of the variables that DeepSpeed's launcher prints and hands on (its `EXPORT_ENVS`, and CUDA's)."""
 _HOSTFILE = "/job/hostfile"
 """Where DeepSpeed's launcher looks for one."""
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
@@ -90,6 +92,13 @@ class Launcher:
         if "include" in options:
             hosts = min(hosts, str(options["include"]).count("@") + 1)
         return hosts > 1 and options.get("num_nodes") != 1
+
+    def loses(self, name: str) -> bool:
+        """Whether a variable of the environment does not reach all processes that are started."""
+        if self.kind == "srun":
+            handed = [word.partition("=")[0] for word in str(self.options.get("export", "ALL")).split(",")]
+            return "ALL" not in handed and name not in handed
+        return self.other_machines and not name.startswith(PRINTED)
 
     @property
     def processes(self) -> tuple[int, int] | None:

@@ -21,7 +21,8 @@ from tests.conftest import Finished
 from tests.parity.stages import run_stage
 
 TOKEN, KEY, PASSWORD, COMET = "hush/T0ken+1=abc", "hush/K3y+2=abcd", "hush-Passw0rd-3", "hush/C0met+4=abcd"
-SECRETS = (TOKEN, KEY, PASSWORD, COMET)
+LISTED, MYSQL = "hush-L1sted-5", "hush/MySQL+6=abc"
+SECRETS = (TOKEN, KEY, PASSWORD, COMET, LISTED, MYSQL)
 URL = f"postgres://me:{PASSWORD}@db/x"
 
 
@@ -30,6 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     secrets.forget()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     monkeypatch.setenv("DATABASE_URL", URL)
+    monkeypatch.setenv("MYSQL_PWD", MYSQL)
     monkeypatch.setenv("COMET_API_KEY", "not set here")
     yield
     secrets.forget()
@@ -83,7 +85,16 @@ def test_a_run_leaves_no_secret(
         tiny_data,
         out,
         *flags,
-        *("--hub-token", TOKEN, "--hub_token", TOKEN, "--run_name", f"run of {URL}", "--report_to", "tensorboard"),
+        *(
+            "--hub-token",
+            TOKEN,
+            "--hub_token",
+            TOKEN,
+            "--run_name",
+            f"run of {URL} {MYSQL}",
+            "--report_to",
+            "tensorboard",
+        ),
         *("--save_strategy", "steps", "--save_steps", "1", "--use_cpu", "True"),
         monkeypatch=monkeypatch,
         steps=1,
@@ -115,6 +126,12 @@ def test_a_real_run_under_deepspeed(
     """The engine writes its config into every checkpoint and into its log."""
     config = {
         "comet": {"enabled": False, "api_key": COMET},
+        "wandb": {
+            "enabled": False,
+            "api_keys": [f"{LISTED}-1", {"more": LISTED}],
+            "group": f"of https://me:{LISTED}@host",
+        },
+        "csv_monitor": {"enabled": False, "output_path": f"https://me:{LISTED}@host/x"},
         "zero_optimization": {"stage": 1},
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -125,12 +142,13 @@ def test_a_real_run_under_deepspeed(
         *("--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")),
         *("--output_dir", str(tmp_path / "out"), "--deepspeed", str(tmp_path / "ds.json"), "--max_steps", "1"),
         *("--push_to_hub_token", TOKEN, "--save_strategy", "steps", "--save_steps", "1", "--use_cpu", "True"),
-        *("--report_to", "tensorboard", "--run_name", f"run of {URL}"),
+        *("--report_to", "tensorboard", "--run_name", f"run of {URL} {MYSQL}"),
     ).check()
     files = [*contents(tmp_path / "out")]
     assert any("model_states" in name for name, _ in files) and not told(iter(files))
     assert not told(iter([("said", finished.output.encode())])), finished.output
     assert "comet.api_key is a secret and is kept in COMET_API_KEY" in finished.output
+    assert "wandb.api_keys is a secret" in finished.output and "wandb.group holds a secret" in finished.output
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from hftune.pipeline import checking, planning
 from hftune.pipeline.checking import check_steps
 from hftune.pipeline.command import main
 from hftune.pipeline.exposed import exposures, say_what_stays_here, with_quiet_token
-from hftune.pipeline.launchers import Launcher
+from hftune.pipeline.launchers import PRINTED, Launcher
 from hftune.pipeline.steps import Step
 from hftune.secrets import redact
 from tests.unit.pipeline.files import steps
@@ -210,6 +210,14 @@ def test_what_other_machines_do_not_get_is_said_once(tmp_path: Path, monkeypatch
     assert HUSH not in said
 
 
+@pytest.mark.parametrize(
+    ("export", "lost"), (("NONE", True), ("NCCL_DEBUG=INFO,A", True), ("ALL,A=1", False), ("HF_TOKEN,A", False))
+)
+def test_srun_may_be_told_what_to_hand_on(export: str, lost: bool) -> None:
+    assert Launcher("srun", {"export": export}).loses("HF_TOKEN") is lost
+    assert not Launcher("srun", {}).loses("HF_TOKEN") and not Launcher("torchrun", {"nnodes": 2}).loses("HF_TOKEN")
+
+
 def test_a_token_by_a_flag_is_no_more_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hftune.logging._notices", [])
     step = Step(**{**vars(_launched(tmp_path, TWO)), "env": {}, "arguments": {"hub_token": [HUSH]}})
@@ -228,9 +236,7 @@ def test_nothing_is_said_of_one_machine(tmp_path: Path, monkeypatch: pytest.Monk
 def test_deepspeeds_launcher_prints_what_it_hands_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.launcher.runner import EXPORT_ENVS
 
-    from hftune.pipeline.exposed import _PASSED_ON
-
-    assert {*EXPORT_ENVS} <= {*_PASSED_ON, "NCCL"}
+    assert {*EXPORT_ENVS, "NCCL"} == {*PRINTED}
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", HUSH)
     (problem,) = exposures(_launched(tmp_path, TWO))
     assert "prints MLFLOW_TRACKING_PASSWORD" in problem.cause and "torchrun or srun" in str(problem.fix)

@@ -297,7 +297,7 @@ def _as_given(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
             values = [word] if equals else []
         else:
             values.append(word)
-        for part in word.split(","):  # `NAME=VALUE`, also several, as in `--export=ALL,NAME=VALUE` of srun
+        for part in re.split(r"[,\s]", word):  # `NAME=VALUE`, also several: `--export=ALL,NAME=VALUE`, `-x NAME=VALUE`
             variable, equals, value = part.partition("=")
             if equals and variable.isidentifier():
                 learn_variables({variable: value})

@@ -49,14 +49,18 @@ def given_on_command_line(argv: list[str]) -> Given:
             raise_together(bad_name(name, "command line"))
             given.append((name, [value] if "=" in token else []))
             continue
-        if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
-            fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
-            raise ArgumentError(f"--{given[-1][0]} has no value", place="command line", fix=fix)
-        refuse_one_dash(token)
-        if not given:
-            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+        _refuse_stray(given, token)
         given[-1][1].append(token)
     return given
+
+
+def _refuse_stray(given: Given, token: str) -> None:
+    if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
+        fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
+        raise ArgumentError(f"--{given[-1][0]} has no value", place="command line", fix=fix)
+    refuse_one_dash(token)
+    if not given:
+        raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
 
 
 def refuse_one_dash(token: str) -> None:

@@ -321,9 +321,16 @@ def test_commands(command: str, clean: str) -> None:
     assert " ".join(command_without_secrets(command.split(" "))) == clean
 
 
-@pytest.mark.parametrize("word", ("--export=ALL,OPENAI_KEY=hush-hush-1", "--export A=1,DB_PASS=hush-hush-1"))
-def test_variables_handed_on_by_a_launcher(word: str) -> None:
-    assert "hush" not in " ".join(command_without_secrets(word.split()))
+@pytest.mark.parametrize(
+    "words",
+    (
+        ["--export=ALL,OPENAI_KEY=hush-hush-1"],
+        ["--export", "A=1,DB_PASS=hush-hush-1"],
+        ["--launcher_args", "-x A -x DB_PASS=hush-hush-1"],
+    ),
+)
+def test_variables_handed_on_by_a_launcher(words: list[str]) -> None:
+    assert "hush" not in " ".join(command_without_secrets(words))
 
 
 @pytest.mark.parametrize(

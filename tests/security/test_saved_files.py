@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from hftune import secrets
+from hftune import children, secrets
 from hftune.checkpoints.manifest import is_complete
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
@@ -149,6 +150,38 @@ def test_a_real_run_under_deepspeed(
     assert not told(iter([("said", finished.output.encode())])), finished.output
     assert "comet.api_key is a secret and is kept in COMET_API_KEY" in finished.output
     assert "wandb.api_keys is a secret" in finished.output and "wandb.group holds a secret" in finished.output
+
+
+@pytest.mark.slow
+def test_a_real_pipeline(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Under DeepSpeed's launcher, which prints what it starts: its log, each result and the terminal."""
+    config = {"comet": {"enabled": False, "api_key": COMET}, "zero_optimization": {"stage": 1}}
+    batch = {name: "auto" for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
+    (tmp_path / "ds.json").write_text(json.dumps(config | batch))
+    file, out = tmp_path / "p.yaml", tmp_path / "out"
+    file.write_text(f"""
+model: {tiny_model}
+output_dir: {out}
+values: {{mine: "{TOKEN}"}}
+env: {{DB_PASS: "{LISTED}"}}
+launcher: {{deepspeed: {{num_gpus: 1}}}}
+shared: {{use_cpu: true, report_to: none, max_steps: 1, run_name: "of {URL}", deepspeed: {tmp_path}/ds.json}}
+stages:
+  sft: {{train_file_dir: {tiny_data}/sft, use_peft: true, hub_token: "${{mine}}", merge: {{hf_hub_token: "{TOKEN}"}}}}
+""")
+    words = children.python("-m", "hftune.cli", "pipeline", "run", str(file))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(children.ROOT)}
+    refused = children.run(words, env=environment, capture_output=True)
+    assert refused.returncode == 2 and "run_name holds a secret" in refused.stderr and not (out / "logs").exists()
+    file.write_text(file.read_text().replace(f"of {URL}", "mine"))
+    finished = children.run(words, env=environment, capture_output=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "HF_TOKEN=***" in finished.stdout and "DB_PASS=***" in finished.stdout
+    files = [*contents(out)]
+    assert is_complete(out / "sft-merged") and "run_sft.py" in (out / "logs" / "sft.log").read_text()
+    for run in (refused, finished):
+        files += [("stdout", run.stdout.encode()), ("stderr", run.stderr.encode())]
+    assert not told(iter(files))
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ def dispatch(argv: list[str]) -> None:
     command = COMMANDS.get(argv[0])
     if command is None:
         fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
-        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=fix)
+        raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
     command(argv[1:])
 
 
@@ -130,7 +130,7 @@ def explain(argv: list[str]) -> None:
         raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
     from hftune.arguments.names.explain import explain as meaning
 
-    say("\n\n".join(meaning(name) for name in argv))
+    say("\n\n".join(meaning(name.partition("=")[0]) for name in argv))
 
 
 def export(argv: list[str]) -> None:

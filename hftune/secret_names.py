@@ -8,11 +8,14 @@ import re
 MASK = "***"
 
 _ALWAYS = {"secret", "secrets", "password", "passwd", "passphrase", "passcode", "apikey", "credential", "credentials"}
+_ALWAYS_ENDS = ("password", "passwords", "passwd", "passphrase", "apikey", "apikeys", "sshpass")
+"""Ends of a last word that others are glued to, as in `PGPASSWORD`."""
 _TEXT_TOKENS = {
     *("pad", "eos", "bos", "bol", "eol", "unk", "sep", "cls", "mask", "sys", "system", "user", "assistant", "image"),
     *("video", "audio", "img", "start", "end", "stop", "turn", "think", "step", "special", "new", "add", "first"),
     *("last", "next", "per", "each", "a", "boi", "eoi", "eot", "sot", "fim", "prefix", "suffix", "separator", "tool"),
     *("out", "one", "decoder", "multi", "target", "context", "placeholder", "str", "text", "split", "word", "sub"),
+    *("max", "min", "num"),
 }
 """Words before `token` with which it is a piece of text, as in `pad_token`."""
 _OWNERS = (
@@ -28,7 +31,18 @@ _ABOUT = {
     *("port", "endpoint", "size", "max", "min", "issuer", "parallelism", "budget", "url", "uri", "enabled"),
 }
 """Last words of variables that say something about a secret and hold none."""
-_GLUED = re.compile(rf"(?:{'|'.join(_OWNERS)})key$|(?:api|access|auth|hub|hf|bearer|session|refresh)token$")
+_GLUED = re.compile(
+    rf"(?:{'|'.join(_OWNERS)})keys?$|(?:api|access|auth|hub|hf|bearer|session|refresh)token$"
+    r"|(?:api|access|auth|hf|refresh)tokens$"
+)
+_NO_PASSWORD = {"forward", "backward", "first", "second", "last", "single", "multi", "one", "two", "n", "num", "by"}
+"""Words before `pass` with which it is a round."""
+_OF_PAT = {"github", "gh", "gitlab", "gl", "azure", "ado", "devops", "bitbucket", "databricks", "personal", "access"}
+"""Words before `pat`, a personal access token; a `FILE_PAT` is a pattern."""
+_SHORT = {"pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "authorization", "cookie", "creds", "connstr"}
+"""Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none)."""
+_FORMS = {"pem", "json", "b64", "base64", "raw", "value"}
+"""Last words of variables that say how a secret is written."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -42,28 +56,54 @@ def says_secret(name: str) -> bool:
         return False
     if words[-1] == "token":
         return len(words) == 1 or words[-2] not in _TEXT_TOKENS
-    if words[-3:] == ["access", "key", "id"]:
+    if words[-3:] == ["access", "key", "id"] or words[-2:] in (["connection", "string"], ["conn", "str"]):
         return True
-    return words[-1] in _ALWAYS or _GLUED.search("".join(words)) is not None
+    return words[-1] in _ALWAYS or words[-1].endswith(_ALWAYS_ENDS) or _GLUED.search("".join(words)) is not None
 
 
 @functools.lru_cache(maxsize=4096)
 def variable_says_secret(name: str) -> bool:
-    """Whether a variable of the environment names a secret: also `OPENAI_KEY`, and `TOKEN_OF_MINE`."""
+    """Whether a variable of the environment names a secret: also `OPENAI_KEY`, `DB_PASS`, and `TOKEN_OF_MINE`."""
     words = _words(name)
+    if "webhook" in words and words[-1] in ("url", "uri", "endpoint"):
+        return True
     if not words or words[-1] in _ABOUT:
         return False
-    return says_secret(name) or names_any_key(name) or bool({*words} & _ALWAYS) or "token" in words[:-1]
+    if surely_secret(name) or bool({*words} & _ALWAYS) or "token" in words[:-1]:
+        return True
+    return needs_look(name) or words[-2:] == ["auth", "config"]
 
 
-def names_any_key(name: str) -> bool:
-    """Whether a variable ends in `KEY`: its value is a secret only if it looks like one (`SORT_BY_KEY=id`)."""
+@functools.lru_cache(maxsize=4096)
+def surely_secret(name: str) -> bool:
+    """Whether any value of a variable of that name is a secret."""
     words = _words(name)
-    return words[-1:] == ["key"] and not {*words} & _PUBLIC_KEYS
+    if words and words[-1] in _FORMS:
+        return surely_secret("_".join(words[:-1]))
+    if says_secret(name):
+        return True
+    before = words[-2] if len(words) > 1 else ""
+    if words[-1:] == ["pass"]:
+        return before != "" and before not in _NO_PASSWORD
+    return words[-1:] == ["pat"] and before in _OF_PAT
+
+
+def needs_look(name: str) -> bool:
+    """Whether a value of a variable of that name is a secret only if it looks like one (`SORT_BY_KEY=id`)."""
+    words = _words(name)
+    if words[-1:] == ["key"]:
+        return not {*words} & _PUBLIC_KEYS
+    return "webhook" in words or (bool(words) and words != ["pwd"] and words[-1] in _SHORT)
 
 
 def _words(name: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])", name)]
+    """Its words in lower case; numbers at the end count nothing: `API_KEY_2`, `PASSWORD1`."""
+    found = [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])", name)]
+    while found and found[-1].isdecimal():
+        found.pop()
+    if found and found[-1] not in _FORMS:
+        found[-1] = found[-1].rstrip("0123456789")
+    return found
 
 
 _START = r"(?<![A-Za-z0-9])"
@@ -81,10 +121,14 @@ _SHAPES = (
     _START + r"(?:gsk|npm|r8)_[A-Za-z0-9]{24,}",
     _START + r"(?:nvapi|pypi|dop_v1)[-_][A-Za-z0-9_-]{24,}",
     _START + r"ya29\.[A-Za-z0-9_-]{20,}",
-    _START + r"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    # The same: in a text of nothing but `eyJ-` each would read to the end.
+    _START + r"eyJ[A-Za-z0-9_-]{8,500}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    _START + r"(?:dckr_pat_|hvs\.|api_org_)[A-Za-z0-9_-]{20,}",
+    r"https://hooks\.slack\.com/[A-Za-z0-9/_-]{20,}",
+    r"https://(?:[a-z]{2,9}\.)?discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_-]{20,}",
 )
 SHAPES = re.compile("|".join(_SHAPES))
-"""Tokens that anybody can tell by their form."""
+"""Tokens that anybody can tell by their form; no search may take more than a time linear in the text."""
 
 BEARER = re.compile(r"(?i)\b(Bearer|Basic)([ \t]+)(?=[A-Za-z._~+/-]*[0-9=])[A-Za-z0-9._~+/=-]{16,}")
 
@@ -97,3 +141,12 @@ USER_IN_URL = re.compile(r"(https?://)([^\s/?#@:'\"]{20,})@")
 IN_QUERY = re.compile(
     r"(?i)([?&](?:[a-z0-9_-]*(?:token|secret|password|signature|api_?key|credential)|sig|key)=)([^&\s'\"#]+)"
 )
+
+IN_CONNECTION = re.compile(
+    r"(?i)((?:;[ \t]{0,9}(?:password|pwd)|\b(?:accountkey|sharedaccess(?:key|signature)))[ \t]?=[ \t]?)"
+    r"([^;\s'\"\\]+)"
+)
+"""Secrets in a connection string, `AccountName=me;AccountKey=...;`; groups: name; secret."""
+
+IN_JSON = re.compile(r"(?<![\w.-])([\w.-]+)[\"']?[ \t\n]{0,9}[:=][ \t\n]{0,9}[\"']?([^\"',{}\[\]\s]+)")
+"""Names and values in something like JSON."""

@@ -23,13 +23,16 @@ from urllib.parse import quote, quote_plus, unquote
 
 from hftune.secret_names import (
     BEARER,
+    IN_CONNECTION,
+    IN_JSON,
     IN_QUERY,
     IN_URL,
     MASK,
     SHAPES,
     USER_IN_URL,
-    names_any_key,
+    needs_look,
     says_secret,
+    surely_secret,
     variable_says_secret,
 )
 
@@ -49,8 +52,11 @@ _learned: set[str] = set()
 
 def learn(value: object) -> None:
     """Remember a secret; what is too short or too common to be searched for is not."""
-    if isinstance(value, str) and _is_searched(value.strip()):
-        _learned.add(value.strip())
+    if value is None or isinstance(value, bool | float | Mapping | list | tuple):
+        return
+    text = str(value).strip()  # a YAML file makes a number or a date of some
+    if _is_searched(text):
+        _learned.add(text)
 
 
 def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
@@ -60,7 +66,8 @@ def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
             if says_secret(name):
                 learn(value)
             elif isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-                learn_config(_parsed(value))
+                parsed = _parsed(value)
+                learn_config(_as_read(value) if parsed is None else parsed)
             else:
                 learn_config(value)
 
@@ -75,7 +82,7 @@ def learn_config(config: object) -> None:
     elif isinstance(config, list | tuple):
         for value in config:
             learn_config(value)
-    elif isinstance(config, str) and "://" in config:
+    elif isinstance(config, str):
         _learned.update(_passwords("", config))
 
 
@@ -94,6 +101,7 @@ def forget() -> None:
     """Forget what was learnt; for tests."""
     _learned.clear()
     _command_learned.cache_clear()
+    _of_variable.cache_clear()
 
 
 def known() -> frozenset[str]:
@@ -114,22 +122,34 @@ def _is_searched(value: str) -> bool:
     return not ("/" in value and os.path.exists(value))  # the path of a file that holds one
 
 
-def _of_variable(name: str, value: str) -> Iterator[str]:
-    if "://" in value:
-        yield from _passwords(name, value)
-    if not variable_says_secret(name) or not _is_searched(value.strip()):
-        return
-    sure = says_secret(name) or not names_any_key(name)
-    if sure or len(value) >= _LONG or (re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value)):
-        yield value.strip()
+@functools.lru_cache(maxsize=4096)
+def _of_variable(name: str, value: str) -> frozenset[str]:
+    found = _passwords(name, value)
+    if value.lstrip()[:1] in ("{", "["):
+        learn_config(_parsed(value))
+    bare = value.strip()
+    if variable_says_secret(name) and _is_searched(bare):
+        sure = surely_secret(name) or not needs_look(name)
+        found |= {bare} if sure or _looks_secret(bare) else set()
+    return frozenset(found)
+
+
+def _looks_secret(value: str) -> bool:
+    return len(value) >= _LONG or bool(re.search(r"[0-9]", value) and re.search(r"[A-Za-z]", value))
 
 
 def _passwords(name: str, text: str) -> set[str]:
-    """Passwords in URLs. A variable that is a URL is cut at its last `@`: passwords are not always quoted there."""
-    found = {match[2] for match in IN_URL.finditer(text)}
-    if name.lower().endswith(("url", "uri", "dsn")):
-        user, at, _ = text.partition("://")[2].rpartition("@")
-        found |= {user.partition(":")[2]} if at else set()
+    """Passwords in URLs and connection strings, and users of URLs that are tokens.
+
+    A variable that is a URL is cut at its last `@`: passwords are not always quoted there.
+    """
+    found = {match[2] for match in IN_CONNECTION.finditer(text)} if "=" in text else set()
+    if "://" in text:
+        found |= {match[2] for pattern in (IN_URL, USER_IN_URL) for match in pattern.finditer(text)}
+        found |= {match[2] for match in IN_QUERY.finditer(text) if _looks_secret(match[2])}
+        if name.lower().endswith(("url", "uri", "dsn")):
+            user, at, _ = text.partition("://")[2].rpartition("@")
+            found |= {user.partition(":")[2]} if at else set()
     return {form for password in found for form in (password, unquote(password)) if _is_searched(form)}
 
 
@@ -139,8 +159,8 @@ def _texts(value: object) -> Iterator[str]:
     if isinstance(value, list | tuple):
         for entry in value:
             yield from _texts(entry)
-    elif isinstance(value, str):
-        yield value
+    elif value is not None and not isinstance(value, bool | float):
+        yield str(value)
 
 
 def _token_files() -> tuple[str, ...]:
@@ -180,6 +200,8 @@ def redact(text: str) -> str:
         text = IN_URL.sub(rf"\1:{MASK}@", text)
         text = USER_IN_URL.sub(rf"\1{MASK}@", text)
         text = IN_QUERY.sub(rf"\1{MASK}", text)
+    if "=" in text:
+        text = IN_CONNECTION.sub(rf"\1{MASK}", text)
     return SHAPES.sub(MASK, BEARER.sub(rf"\1\2{MASK}", text))
 
 
@@ -237,7 +259,7 @@ def command_without_secrets(argv: Sequence[str]) -> list[str]:
     shown, hides = [], False
     for word in argv:
         name, equals, value = word.partition("=")
-        if word.startswith("--"):
+        if _is_flag(word):
             hides = says_secret(name)
             shown.append(f"{name}={MASK if hides and value else _inside(value)}" if equals else redact(word))
         elif hides and not _is_switch(word):
@@ -261,16 +283,22 @@ def _is_switch(word: str) -> bool:
     return word.lower() in ("true", "false", "none", "null")
 
 
+def _is_flag(word: str) -> bool:
+    """`--x`; with one dash only what names a secret, as a secret may begin with a dash itself."""
+    return word.startswith("--") or (word.startswith("-") and says_secret(word.partition("=")[0]))
+
+
 def _as_given(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     name, values = "", list[str]()
     for word in argv:
-        if word.startswith("--"):
+        if _is_flag(word):
             yield name, values
-            name, equals, value = word.partition("=")
-            values = [value] if equals else []
+            name, equals, word = word.partition("=")
+            values = [word] if equals else []
         else:
             values.append(word)
-            variable, equals, value = word.partition("=")
+        for part in re.split(r"[,\s]", word):  # `NAME=VALUE`, also several: `--export=ALL,NAME=VALUE`, `-x NAME=VALUE`
+            variable, equals, value = part.partition("=")
             if equals and variable.isidentifier():
                 learn_variables({variable: value})
     yield name, values
@@ -281,6 +309,11 @@ def _parsed(text: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _as_read(text: str) -> dict[str, str]:
+    """Names and values of what is no JSON after all; a message may quote it."""
+    return {match[1]: match[2] for match in IN_JSON.finditer(text)}
 
 
 # --- how a secret may be spelt ---

@@ -10,6 +10,7 @@ import html as _html
 import json
 import re
 import sys
+import threading
 import traceback
 from types import TracebackType
 from typing import Any, TextIO
@@ -45,8 +46,16 @@ def hide_in_tracebacks() -> None:
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         say("".join(traceback.format_exception(kind, error, trace)), end="", file=sys.stderr, flush=True)
 
+    def shown_of_thread(what: threading.ExceptHookArgs) -> None:
+        if what.exc_value is not None and not isinstance(what.exc_value, SystemExit):
+            name = what.thread.name if what.thread is not None else "?"
+            say(f"Exception in thread {name}:", file=sys.stderr)
+            shown(what.exc_type, what.exc_value, what.exc_traceback)
+
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = shown
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = shown_of_thread
 
 
 def as_json(value: Any, indent: int | None = None) -> str:

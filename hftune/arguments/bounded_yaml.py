@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from hftune.digests import open_file
 from hftune.errors import ArgumentError
@@ -16,6 +18,10 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_NODES = 100_000
 """Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion."""
+
+
+_OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
+_QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
 
 
 class Unbounded(yaml.MarkedYAMLError):
@@ -95,11 +101,23 @@ def yaml_faults(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(f"not valid YAML: {error.problem or error}", place=place, fix="mend the file") from error
+        raise ArgumentError(f"not valid YAML: {_told(error)}", place=place, fix=_FIX) from None
+    except ReaderError as error:  # a character that YAML does not allow
+        cause = " ".join(str(error).split())
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_FIX) from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
-        # Characters that YAML does not allow; and what PyYAML does not expect: 2024-13-45 as a date, !!bool perhaps.
-        cause = " ".join(str(error).split())[:300]
-        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix="mend the file") from error
+        # What PyYAML does not expect, 2024-13-45 as a date, !!bool perhaps; most of these quote the value.
+        cause = f"not valid YAML: a value is not of its type ({type(error).__name__})"
+        raise ArgumentError(cause, place=str(file), fix=_FIX) from None
+
+
+_FIX = "mend the file; a text that begins with a sign (* & ! % @) or looks like a date or number needs quotes"
+
+
+def _told(error: yaml.MarkedYAMLError) -> str:
+    """PyYAML's words without names from the file: a password may begin with `*`, `&` or `!`."""
+    problem = error.problem or "it cannot be read"
+    return _QUOTED.sub("", problem) if _OF_NAMES.search(problem) else problem
 
 
 def load(file: Path) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 from hftune.errors import DataError
 from hftune.imports import collect_nothing, without_quantisers
+from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed
 from hftune.visible import say
 
@@ -38,6 +39,8 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
     if HELP & {*given}:
         say(help_page(stage, given), end="")
         raise SystemExit(0)
+    if argv is None:  # trackers keep the command line of the process as they find it
+        sys.argv[1:] = command_without_secrets(given)
     return _parser().parse_arguments(stage, given)
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
-from hftune.secrets import command_without_secrets, learn_arguments, learn_config
+from hftune.secret_names import says_secret
+from hftune.secrets import command_without_secrets, learn_command, learn_config
 
 Given = list[tuple[str, list[Any]]]
+
+_NAME = re.compile(r"[\w.-]*")
+_ONE_DASH = re.compile(r"-([A-Za-z][\w.-]+)(=|$)")
 
 GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=frozenset())
 """Arguments that were given, as hftune calls them, while dataclasses are made of them: a default given counts, too."""
@@ -30,18 +36,54 @@ def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
 
 
 def given_on_command_line(argv: list[str]) -> Given:
-    """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])]."""
+    """`--a 1 2 --b=3 --c` as [("a", ["1", "2"]), ("b", ["3"]), ("c", [])].
+
+    Raises:
+        ArgumentError: A word that is neither a name nor behind one; of `-name=value` the value is not told.
+    """
+    learn_command(argv)
     given: Given = []
     for token in argv:
         if token.startswith("--") or token == "-h":
             name, _, value = token.lstrip("-").partition("=")
+            raise_together(bad_name(name, "command line"))
             given.append((name, [value] if "=" in token else []))
-        elif given:
-            given[-1][1].append(token)
-        else:
-            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
-    learn_arguments(given)
+            continue
+        _refuse_stray(given, token)
+        given[-1][1].append(token)
     return given
+
+
+def _refuse_stray(given: Given, token: str) -> None:
+    if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
+        fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
+        raise ArgumentError(f"--{given[-1][0]} has no value", place="command line", fix=fix)
+    refuse_one_dash(token)
+    if not given:
+        raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+
+
+def refuse_one_dash(token: str) -> None:
+    """Refuse `-name` and `-name=value`, of which the value is not told: argparse would."""
+    written = _ONE_DASH.match(token)
+    if written is not None:
+        fix = f"write it with two dashes: --{written[1]}"
+        raise ArgumentError(f"cannot place '-{written[1]}'", place="command line", fix=fix)
+
+
+def bad_name(name: str, place: str) -> list[UserError]:
+    """A problem where a name has a value glued to it (`hub_token:X` for `hub_token: X`), which is not told."""
+    found = _NAME.match(name)
+    if found is None or found[0] == name:
+        return []
+    cause = f"what begins with {found[0]!r} is no name of an argument"
+    return [ArgumentError(cause, place=place, fix="--NAME VALUE on a command line; NAME: VALUE in a file")]
+
+
+def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
+    """A problem where a secret has several values: a parser would quote those that it cannot place."""
+    if says_secret(name) and len(values) > 1:
+        yield ArgumentError(f"--{name} takes one value", place=f"--{name}", fix="quote it if it has spaces")
 
 
 def given_in_file(path: str | None) -> Given:
@@ -53,6 +95,7 @@ def given_in_file(path: str | None) -> Given:
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
     learn_config(content)
+    raise_together(problem for name in content for problem in bad_name(str(name), path))
     return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
 
 
@@ -76,7 +119,12 @@ def without_repeats(given: Given) -> Given:
     merged: dict[str, list[Any]] = {}
     for name, values in given:
         if name in merged and merged[name] != values:
-            before, after = (command_without_secrets([f"--{name}", *map(str, of)])[1:] for of in (merged[name], values))
-            notice(f"--{name} was given twice (an alias counts too): {after} replaces {before}")
+            notice(given_twice(name, merged[name], values))
         merged[name] = values
     return list(merged.items())
+
+
+def given_twice(name: str, old: list[Any], new: list[Any]) -> str:
+    """What is said where the last of two values of a name counts; secrets are `***`, however short."""
+    before, after = (command_without_secrets([f"--{name}", *map(str, of)])[1:] for of in (old, new))
+    return f"--{name} was given twice (an alias counts too): {after} replaces {before}"

@@ -15,7 +15,15 @@ import hftune.arguments
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
-from hftune.arguments.given import GIVEN_NAMES, given_in_file, given_on_command_line, joined, take_config, yaml_value
+from hftune.arguments.given import (
+    GIVEN_NAMES,
+    given_in_file,
+    given_on_command_line,
+    joined,
+    several,
+    take_config,
+    yaml_value,
+)
 from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -108,7 +116,8 @@ class HftuneParser(TrlParser):
         """
         config_path, rest = take_config(argv)
         outcome = self.translated(_entries(config_path, rest), ranks.world_size(), ranks.local_world_size())
-        raise_together([*outcome.problems, *self.out_of_range(outcome.entries)])
+        doubled = [problem for entry in outcome.entries for problem in several(entry.name, entry.values)]
+        raise_together([*outcome.problems, *doubled, *self.out_of_range(outcome.entries)])
         for said in outcome.notices:
             notice(said)
         return [Entry(entry.name, joined(entry.name, entry.values), entry.place) for entry in outcome.entries]
@@ -129,6 +138,7 @@ class HftuneParser(TrlParser):
         for entry in entries:
             alone = Entry(entry.name, joined(entry.name, entry.values), COMMAND_LINE)
             try:
+                raise_together(several(entry.name, entry.values))
                 self.parse_known_args(self._flat([alone]))
             except ArgumentError as problem:
                 yield ArgumentError(problem.cause, place=entry.place, fix=f"hftune explain {entry.name}")

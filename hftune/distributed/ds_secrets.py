@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from hftune.distributed.ds_keys import DsConfig
 from hftune.secret_names import says_secret
-from hftune.secrets import learn_config
+from hftune.secrets import learn_config, redact
 
 _VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
 """What reads a secret from a variable as well as from the config."""
@@ -17,27 +17,38 @@ _VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
 def take_secrets_out(config: DsConfig) -> tuple[DsConfig, list[str]]:
     """A copy without secrets, and what became of them, a line each.
 
-    DeepSpeed writes its config into every checkpoint and into its log.
+    Left out is whatever stands under a key that says so, at any depth and of any type; in other texts, such as URLs,
+    secrets become `***`. DeepSpeed writes its config into every checkpoint and into its log.
     """
     learn_config(config)
-    clean, said = copy.deepcopy(config), list[str]()
-    _take(clean, (), said)
-    return clean, said
+    said = list[str]()
+    return dict(_kept(config, (), said)), said
 
 
-def _take(block: dict[str, Any], place: tuple[str, ...], said: list[str]) -> None:
-    for name in list(block):
-        value, path = block[name], (*place, str(name))
-        if isinstance(value, str) and value and says_secret(str(name)):
-            del block[name]
-            variable = _VARIABLES.get(path)
+def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[tuple[str, Any]]:
+    for name, value in block.items():
+        path = (*place, str(name))
+        if says_secret(str(name)) and _tells(value):
+            variable = _VARIABLES.get(path) if isinstance(value, str) else None
             if variable is not None:
                 os.environ[variable] = value
             what = f"kept in {variable}" if variable else "left out, as DeepSpeed does not know it"
             said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
-        elif isinstance(value, dict):
-            _take(value, path, said)
-        elif isinstance(value, list):
-            for number, entry in enumerate(value):
-                if isinstance(entry, dict):
-                    _take(entry, (*path, str(number)), said)
+        else:
+            yield (redact(name) if isinstance(name, str) else name), _clean(value, path, said)
+
+
+def _tells(value: Any) -> bool:
+    """Whether there is something in a value: empty ones, None, True and False tell nothing."""
+    return bool(value) and not isinstance(value, bool)
+
+
+def _clean(value: Any, path: tuple[str, ...], said: list[str]) -> Any:
+    if isinstance(value, dict):
+        return dict(_kept(value, path, said))
+    if isinstance(value, list):
+        return [_clean(entry, (*path, str(number)), said) for number, entry in enumerate(value)]
+    if not isinstance(value, str) or redact(value) == value:
+        return value
+    said.append(f"DeepSpeed config: {'.'.join(path)} holds a secret, which is left out")
+    return redact(value)

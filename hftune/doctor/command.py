@@ -35,7 +35,7 @@ def main(argv: list[str]) -> None:
     if {"-h", "--help"} & {*argv}:
         say(HELP)
         return
-    unknown = [word for word in argv if word.startswith("-") and word not in FLAGS]
+    unknown = [word.partition("=")[0] for word in argv if word.startswith("-") and word not in FLAGS]
     if unknown:
         fix = f"{did_you_mean(unknown[0], FLAGS)} one of: {', '.join(sorted(FLAGS))}".strip()
         raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -18,6 +19,7 @@ from hftune import children
 from hftune.arguments.light import parse_merge_arguments
 from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
+from hftune.pipeline.exposed import exposures, say_what_stays_here
 from hftune.pipeline.steps import ASK, MERGE, Step
 from hftune.visible import say
 
@@ -26,9 +28,11 @@ def check_steps(steps: Iterable[Step]) -> None:
     """Ask the parsers about all steps.
 
     Raises:
-        ArgumentError: All names and values that do not fit, each with its line in the file.
+        ArgumentError: Secrets on command lines; all names and values that do not fit, each with its line in the file.
     """
     steps = list(steps)
+    raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
+    say_what_stays_here(steps, os.environ)
     problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
     problems += _asked_apart([step for step in steps if step.script != MERGE])
     problems += [problem for step in steps for problem in missing_files(step)]

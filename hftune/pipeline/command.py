@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from hftune.arguments.given import refuse_one_dash
 from hftune.errors import ArgumentError
 from hftune.pipeline.checking import check_steps
 from hftune.pipeline.dry_run import in_small, scratch_folder
@@ -22,12 +23,15 @@ from hftune.pipeline.references import Names
 from hftune.pipeline.runner import Choice, Runner
 from hftune.pipeline.spec import Spec, read_spec
 from hftune.pipeline.steps import steps_of
+from hftune.secrets import command_without_secrets
 from hftune.visible import say
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ArgumentError(message, fix="hftune pipeline --help")
+        # Words that it cannot place are quoted: of a flag that names a secret, its name alone.
+        told = " ".join(command_without_secrets(message.split()))
+        raise ArgumentError(told, fix="hftune pipeline --help")
 
 
 def main(argv: list[str]) -> None:
@@ -45,6 +49,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--dry_run", "--dry-run", action="store_true")
     parser.add_argument("--gpus", help="plan: devices of each machine, 8xH200; left out: those that are here")
     parser.add_argument("--no_estimate", action="store_true", help="plan: the commands alone")
+    for word in argv:
+        refuse_one_dash(word)
     options = parser.parse_args(argv)
     spec = read_spec(options.file)
     if options.action == "run":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hftune.errors import ArgumentError, UserError, did_you_mean
+from hftune.opening.files import MIB, read_bytes
 from hftune.pipeline.placed import Placed
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -31,6 +32,10 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
 
 _SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
+PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of the variables that DeepSpeed's launcher prints and hands on (its `EXPORT_ENVS`, and CUDA's)."""
+_HOSTFILE = "/job/hostfile"
+"""Where DeepSpeed's launcher looks for one."""
 _MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
 
 
@@ -74,6 +79,26 @@ class Launcher:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return replace(self, options={**self.options, "master_port": probe.getsockname()[1]})
+
+    @property
+    def other_machines(self) -> bool:
+        """Whether DeepSpeed's launcher starts processes on other machines, by pdsh or the like."""
+        if self.kind != "deepspeed" or self.options.get("no_ssh"):
+            return False
+        options = self.options
+        hosts = _hosts(options.get("hostfile", _HOSTFILE))
+        if options.get("force_multi"):
+            return hosts > 0
+        if "include" in options:
+            hosts = min(hosts, str(options["include"]).count("@") + 1)
+        return hosts > 1 and options.get("num_nodes") != 1
+
+    def loses(self, name: str) -> bool:
+        """Whether a variable of the environment does not reach all processes that are started."""
+        if self.kind == "srun":
+            handed = [word.partition("=")[0] for word in str(self.options.get("export", "ALL")).split(",")]
+            return "ALL" not in handed and name not in handed
+        return self.other_machines and not name.startswith(PRINTED)
 
     @property
     def processes(self) -> tuple[int, int] | None:
@@ -129,6 +154,15 @@ def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
         if name not in OPTIONS[kind]:
             fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
             yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
+
+
+def _hosts(hostfile: object) -> int:
+    """Machines in a hostfile; 0 where there is none, with which DeepSpeed starts all processes here."""
+    try:
+        lines = read_bytes(str(hostfile), limit=MIB).decode(errors="replace").splitlines()
+    except UserError:
+        return 0
+    return len({line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")})
 
 
 def _flags(options: dict[str, Any]) -> Iterator[str]:

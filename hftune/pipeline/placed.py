@@ -82,6 +82,8 @@ def _refuse_repeats(node: yaml.MappingNode, file: str) -> None:
     seen: dict[str, int] = {}
     for key, _ in node.value:
         line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
         if key.value in seen and key.value != "<<":
             raise ArgumentError(
                 f"{key.value} stands here twice, first in line {seen[key.value]}",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune import children
+from hftune.pipeline.exposed import with_quiet_token
 from hftune.pipeline.progress import Screen, clock
 from hftune.pipeline.runner import environment, shown
 from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, state_of
@@ -59,6 +60,7 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
     # What a stage before will make is not there yet: it has the shape of the model that it begins with.
     model = step.arguments.get("model_name_or_path", [""])[0]
     asked = step if Path(model).exists() or not step.base else step.given(model_name_or_path=step.base)
+    asked = with_quiet_token(asked)
     flags = [
         token for name, values in asked.arguments.items() if name != "peft_path" for token in (f"--{name}", *values)
     ]
@@ -67,7 +69,7 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
     more += ["--gpus", gpus] if gpus else []
     finished = children.run(
         children.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
-        env=environment(step),
+        env=environment(asked),
         capture_output=True,
         timeout=_PLAN_SECONDS,
     )

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +21,10 @@ from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.pipeline import failure, processes
 from hftune.pipeline.checking import check_steps
+from hftune.pipeline.exposed import with_quiet_token
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Follower, Screen, clock
-from hftune.pipeline.state import AGAIN, DAMAGED, DONE, HUB_TOKENS, RESUME, START, State, damage, state_of
+from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.pipeline.steps import ASK, MERGE, Step
 from hftune.secret_names import MASK
 from hftune.secrets import command_without_secrets, variables_without_secrets
@@ -206,13 +207,6 @@ def command_of(step: Step) -> list[str]:
     weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
     goes_on = step.script not in (MERGE, ASK) and not weights_only
     return step.command(*(("--resume_from_checkpoint", "auto") if goes_on else ()))
-
-
-def with_quiet_token(step: Step) -> Step:
-    """The same with the Hub's token in a variable: launchers print the commands they start, and `ps` shows them."""
-    tokens = [values[-1] for name, values in step.arguments.items() if name in HUB_TOKENS and values]
-    arguments = {name: values for name, values in step.arguments.items() if name not in HUB_TOKENS}
-    return replace(step, arguments=arguments, env={**step.env, "HF_TOKEN": tokens[-1]}) if tokens else step
 
 
 def shown(env: Mapping[str, str], command: Sequence[str]) -> str:

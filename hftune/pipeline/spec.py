@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hftune.arguments.given import bad_name
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.pipeline.names import check_name
 from hftune.pipeline.placed import Placed, read_yaml
+from hftune.secrets import learn_config, learn_variables
 
 SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
 KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
@@ -64,6 +66,7 @@ def read_spec(file: str | Path) -> Spec:
     problems: list[UserError] = []
     top = read_yaml(file)
     found = top.mapping("a pipeline", problems)
+    _learn(top)
     problems += _strangers(found, KEYS, "a pipeline")
     problems += [
         ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
@@ -82,6 +85,7 @@ def read_spec(file: str | Path) -> Spec:
     problems += _hidden(groups["values"])
     problems += _folders(groups["shared"], "shared")
     problems += _asked(groups[ANSWERS], stages)
+    problems += [problem for name in ("shared", ANSWERS) for problem in _glued(groups[name])]
     raise_together(problems)
     optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
     return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]
@@ -91,6 +95,23 @@ _FIXES = {
     "output_dir": "output_dir: outputs/NAME; every stage gets a folder in it",
     "stages": "stages: {sft: {train_file_dir: DATA}}; see examples/pipelines",
 }
+
+
+def _learn(top: Placed) -> None:
+    """Remember the file's secrets before anything of it is quoted; what references stand for is learnt in `steps`."""
+    plain = top.plain
+    learn_config(plain)
+    stages = plain.get("stages") if isinstance(plain, dict) else None
+    for block in (plain, *(stages.values() if isinstance(stages, dict) else ())):
+        env = block.get("env") if isinstance(block, dict) else None
+        if isinstance(env, dict):
+            learn_variables({name: str(value) for name, value in env.items()})
+
+
+def _glued(arguments: dict[str, Placed]) -> Iterator[UserError]:
+    """Names with their values in them, as `{hub_token:X}` makes."""
+    for name, child in arguments.items():
+        yield from bad_name(name, child.named)
 
 
 def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | None:
@@ -107,6 +128,7 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
     problems += check_name(name, placed, "a stage")
     arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
     problems += _folders(arguments, f"stage {name}")
+    problems += _glued(arguments)
     return StageSpec(name, text, placed.named, settings, arguments)
 
 

@@ -13,7 +13,7 @@ from hftune.pipeline.launchers import Launcher, read_launcher
 from hftune.pipeline.placed import Placed
 from hftune.pipeline.references import Names
 from hftune.pipeline.spec import ANSWERS, Spec, StageSpec
-from hftune.pipeline.sweep import Combination, combinations
+from hftune.pipeline.sweep import Combination, combinations, secrets_in_names
 from hftune.secrets import learn_command, learn_variables
 
 MERGE, ASK = "merge", "ask"
@@ -108,21 +108,25 @@ def steps_of(spec: Spec) -> list[Step]:
     problems: list[UserError] = []
     found: dict[Path, Step] = {}
     roads: list[_Made] = []
-    for combination in combinations(spec.matrix, problems):
+    chosen = combinations(spec.matrix, problems)
+    for combination in chosen:
         made = _Made()
         for stage in spec.stages:
             try:
                 for step in _stage_steps(spec, stage, combination, made, problems):
+                    learn_variables(step.env)
+                    learn_command(step.command())
                     found.setdefault(step.folder, step)
             except ArgumentError as problem:
                 problems.append(problem)
                 break  # later ones may need it
         roads.append(made)
-    for step in found.values():
-        learn_variables(step.env)
-        learn_command(step.argv)
+    problems += secrets_in_names(chosen)
     raise_together({problem.render(): problem for problem in problems}.values())
-    return [*found.values(), *_ask(spec, roads)]
+    asked = list(_ask(spec, roads))
+    for step in asked:
+        learn_command(step.argv)
+    return [*found.values(), *asked]
 
 
 def _stage_steps(

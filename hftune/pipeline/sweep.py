@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from hftune.errors import ArgumentError, UserError
 from hftune.pipeline.names import check_name
 from hftune.pipeline.placed import Placed
+from hftune.secret_names import says_secret
+from hftune.secrets import redact
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,21 @@ def combinations(matrix: Placed | None, problems: list[UserError]) -> list[Combi
         Combination(dict(zip(lists, chosen, strict=True)))
         for chosen in itertools.product(*(child.value for child in lists.values()))
     ]
+
+
+def secrets_in_names(combinations: Iterable[Combination]) -> Iterator[ArgumentError]:
+    """Secrets that would become parts of folders' names; what the steps use as a secret is known by now."""
+    for combination in combinations:
+        for name, child in combination.values.items() if not combination.name else ():
+            if _is_secret(name, child):
+                fix = "give the combinations names: matrix: {NAME: {...}, ...}"
+                cause = f"{name} is a secret, and would be part of a folder's name"
+                yield ArgumentError(cause, place=child.place, fix=fix)
+
+
+def _is_secret(name: str, child: Placed) -> bool:
+    text = str(child.plain)
+    return says_secret(name) or redact(text) != text
 
 
 def _incomplete(named: dict[str, Placed]) -> Iterable[UserError]:

@@ -15,6 +15,7 @@ from hftune.errors import ManifestError
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.reporting.history import StageSummary, read_history, series, summary
+from hftune.secrets import command_without_secrets
 
 PROGRESS, SAMPLES, ANSWERS, COMPLETIONS = "progress.jsonl", "samples.json", "answers.json", "completions.jsonl"
 ASKED = "answers"
@@ -64,9 +65,9 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """What was typed, as far as the manifest knows it."""
+        """What was typed, as far as the manifest knows it; without the secrets that older versions wrote there."""
         words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
-        return shlex.join(words)
+        return shlex.join(command_without_secrets(words))
 
 
 def read_stages(folder: str | Path) -> list[Stage]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from hftune import secrets
+from hftune import children, secrets
 from hftune.checkpoints.manifest import is_complete
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
@@ -21,7 +22,8 @@ from tests.conftest import Finished
 from tests.parity.stages import run_stage
 
 TOKEN, KEY, PASSWORD, COMET = "hush/T0ken+1=abc", "hush/K3y+2=abcd", "hush-Passw0rd-3", "hush/C0met+4=abcd"
-SECRETS = (TOKEN, KEY, PASSWORD, COMET)
+LISTED, MYSQL = "hush-L1sted-5", "hush/MySQL+6=abc"
+SECRETS = (TOKEN, KEY, PASSWORD, COMET, LISTED, MYSQL)
 URL = f"postgres://me:{PASSWORD}@db/x"
 
 
@@ -30,6 +32,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     secrets.forget()
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     monkeypatch.setenv("DATABASE_URL", URL)
+    monkeypatch.setenv("MYSQL_PWD", MYSQL)
     monkeypatch.setenv("COMET_API_KEY", "not set here")
     yield
     secrets.forget()
@@ -83,7 +86,16 @@ def test_a_run_leaves_no_secret(
         tiny_data,
         out,
         *flags,
-        *("--hub-token", TOKEN, "--hub_token", TOKEN, "--run_name", f"run of {URL}", "--report_to", "tensorboard"),
+        *(
+            "--hub-token",
+            TOKEN,
+            "--hub_token",
+            TOKEN,
+            "--run_name",
+            f"run of {URL} {MYSQL}",
+            "--report_to",
+            "tensorboard",
+        ),
         *("--save_strategy", "steps", "--save_steps", "1", "--use_cpu", "True"),
         monkeypatch=monkeypatch,
         steps=1,
@@ -115,6 +127,12 @@ def test_a_real_run_under_deepspeed(
     """The engine writes its config into every checkpoint and into its log."""
     config = {
         "comet": {"enabled": False, "api_key": COMET},
+        "wandb": {
+            "enabled": False,
+            "api_keys": [f"{LISTED}-1", {"more": LISTED}],
+            "group": f"of https://me:{LISTED}@host",
+        },
+        "csv_monitor": {"enabled": False, "output_path": f"https://me:{LISTED}@host/x"},
         "zero_optimization": {"stage": 1},
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
@@ -125,12 +143,45 @@ def test_a_real_run_under_deepspeed(
         *("--model_name_or_path", str(tiny_model), "--train_file_dir", str(tiny_data / "sft")),
         *("--output_dir", str(tmp_path / "out"), "--deepspeed", str(tmp_path / "ds.json"), "--max_steps", "1"),
         *("--push_to_hub_token", TOKEN, "--save_strategy", "steps", "--save_steps", "1", "--use_cpu", "True"),
-        *("--report_to", "tensorboard", "--run_name", f"run of {URL}"),
+        *("--report_to", "tensorboard", "--run_name", f"run of {URL} {MYSQL}"),
     ).check()
     files = [*contents(tmp_path / "out")]
     assert any("model_states" in name for name, _ in files) and not told(iter(files))
     assert not told(iter([("said", finished.output.encode())])), finished.output
     assert "comet.api_key is a secret and is kept in COMET_API_KEY" in finished.output
+    assert "wandb.api_keys is a secret" in finished.output and "wandb.group holds a secret" in finished.output
+
+
+@pytest.mark.slow
+def test_a_real_pipeline(tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Under DeepSpeed's launcher, which prints what it starts: its log, each result and the terminal."""
+    config = {"comet": {"enabled": False, "api_key": COMET}, "zero_optimization": {"stage": 1}}
+    batch = {name: "auto" for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")}
+    (tmp_path / "ds.json").write_text(json.dumps(config | batch))
+    file, out = tmp_path / "p.yaml", tmp_path / "out"
+    file.write_text(f"""
+model: {tiny_model}
+output_dir: {out}
+values: {{mine: "{TOKEN}"}}
+env: {{DB_PASS: "{LISTED}"}}
+launcher: {{deepspeed: {{num_gpus: 1}}}}
+shared: {{use_cpu: true, report_to: none, max_steps: 1, run_name: "of {URL}", deepspeed: {tmp_path}/ds.json}}
+stages:
+  sft: {{train_file_dir: {tiny_data}/sft, use_peft: true, hub_token: "${{mine}}", merge: {{hf_hub_token: "{TOKEN}"}}}}
+""")
+    words = children.python("-m", "hftune.cli", "pipeline", "run", str(file))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(children.ROOT)}
+    refused = children.run(words, env=environment, capture_output=True)
+    assert refused.returncode == 2 and "run_name holds a secret" in refused.stderr and not (out / "logs").exists()
+    file.write_text(file.read_text().replace(f"of {URL}", "mine"))
+    finished = children.run(words, env=environment, capture_output=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "HF_TOKEN=***" in finished.stdout and "DB_PASS=***" in finished.stdout
+    files = [*contents(out)]
+    assert is_complete(out / "sft-merged") and "run_sft.py" in (out / "logs" / "sft.log").read_text()
+    for run in (refused, finished):
+        files += [("stdout", run.stdout.encode()), ("stderr", run.stderr.encode())]
+    assert not told(iter(files))
 
 
 @pytest.mark.long

@@ -7,16 +7,22 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from hftune import errors, secrets, visible
+from hftune.arguments import entry
 from hftune.arguments.given import given_in_file, given_on_command_line, without_repeats
+from hftune.arguments.names.translate import Entry
+from hftune.arguments.parser import stage_parser
 from hftune.checkpoints.manifest import write_manifest
+from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_secrets import take_secrets_out
 from hftune.doctor.findings import Finding, render, to_json
@@ -25,7 +31,10 @@ from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.pipeline.progress import Screen
 from hftune.pipeline.runner import shown
+from hftune.pipeline.spec import read_spec
+from hftune.pipeline.steps import steps_of
 from hftune.publishing.files import write_page
+from hftune.reporting.page import write_pages
 
 SECRET = "Zq7/hush+v3ry=quiet"
 Way = Callable[[Path, pytest.MonkeyPatch], object]
@@ -58,6 +67,22 @@ def _variable(name: str, value: str = SECRET) -> Way:
     return lambda folder, patch: patch.setenv(name, value)
 
 
+def _refused_flags(*argv: str) -> Way:
+    def way(folder: Path, patch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ArgumentError) as refused:
+            given_on_command_line(list(argv))
+        assert SECRET not in refused.value.render()
+
+    return way
+
+
+PIPELINE = "model: base\noutput_dir: out\nstages:\n  {}\n"
+
+
+def read_pipeline(file: str) -> None:
+    steps_of(read_spec(file))
+
+
 def _saved(folder: Path, patch: pytest.MonkeyPatch) -> None:
     (folder / "token").write_text(SECRET + "\n")
     patch.setenv("HF_TOKEN_PATH", str(folder / "token"))
@@ -70,6 +95,11 @@ def _typed(folder: Path, patch: pytest.MonkeyPatch) -> None:
 WAYS_IN: dict[str, Way] = {
     "flag": _flags("--hub_token", SECRET),
     "dashes": _flags("--hub-token", SECRET),
+    "one dash": _refused_flags("-hub_token", SECRET),
+    "one dash, equals": _refused_flags("--max_steps", "1", f"-hub_token={SECRET}"),
+    "broken JSON": _flags("--model_init_kwargs", f'{{"token": "{SECRET}"'),
+    "connection string": _flags("--run_name", f"AccountName=me;AccountKey={SECRET};End=x"),
+    "handed on": _flags("--export", f"ALL,OPENAI_KEY={SECRET}"),
     "equals": _flags(f"--hub_token={SECRET}"),
     "twice": _flags("--hub_token", "first-token-1", "--hub_token", SECRET),
     "alias": _flags("--push_to_hub_token", SECRET),
@@ -83,6 +113,13 @@ WAYS_IN: dict[str, Way] = {
     "yaml deep": _file("a.yaml", f"a: {{b: [{{api_key: {SECRET}}}]}}\n", given_in_file),
     "json as yaml": _file("a.yaml", json.dumps({"push_to_hub_token": SECRET}), given_in_file),
     "deepspeed": _file("ds.json", json.dumps({"comet": {"api_key": SECRET}}), read_ds_config),
+    "deepspeed list": _file("ds.json", json.dumps({"a": [{"api_keys": ["b", SECRET]}]}), read_ds_config),
+    "deepspeed URL": _file("ds.json", json.dumps({"a": f"s3://me:{quote(SECRET, safe='')}@h"}), read_ds_config),
+    "pipeline": _file("p.yaml", PIPELINE.format(f"sft: {{hub_token: '{SECRET}'}}"), read_pipeline),
+    "pipeline's variables": _file("p.yaml", PIPELINE.format(f"sft: {{env: {{DB_PASS: '{SECRET}'}}}}"), read_pipeline),
+    "pipeline's answers": _file(
+        "p.yaml", PIPELINE.format("sft: {}") + f"answers: {{hub_token: '{SECRET}'}}\n", read_pipeline
+    ),
     "deepspeed dict": lambda folder, patch: take_secrets_out({"wandb": {"api_key": SECRET}}),
     "HF_TOKEN": _variable("HF_TOKEN"),
     "AWS_SECRET_ACCESS_KEY": _variable("AWS_SECRET_ACCESS_KEY"),
@@ -91,6 +128,13 @@ WAYS_IN: dict[str, Way] = {
     "DATABASE_URL": _variable("DATABASE_URL", f"postgres://me:{SECRET}@db/x"),
     "quoted URL": _variable("SOME_URL", f"postgres://me:{quote(SECRET, safe='')}@db/x"),
     "MY_PASSWORD": _variable("MY_PASSWORD"),
+    "PGPASSWORD": _variable("PGPASSWORD"),
+    "MYSQL_PWD": _variable("MYSQL_PWD"),
+    "DB_PASS": _variable("DB_PASS"),
+    "GITHUB_PAT": _variable("GITHUB_PAT"),
+    "CONNECTION_STRING": _variable("AZURE_STORAGE_CONNECTION_STRING", f"AccountName=me;AccountKey={SECRET};End=x"),
+    "API_KEY_2": _variable("API_KEY_2"),
+    "JSON": _variable("GOOGLE_JSON", json.dumps({"private_key": SECRET})),
     "saved": _saved,
 }
 
@@ -136,6 +180,31 @@ def _traceback(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> 
     return capture.readouterr().err
 
 
+def _thread(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    def fail() -> None:
+        raise KeyError(text)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "excepthook", threading.__excepthook__)
+        visible.hide_in_tracebacks()
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+    told = capture.readouterr().err
+    assert "Exception in thread" in told and "KeyError" in told
+    return told
+
+
+def _lines_of_a_report(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
+    """Of a manifest that knows nothing of secrets."""
+    (folder / "old").mkdir()
+    manifest = {"command": ["run_sft.py", "--hub-token", "ab12", "--run_name", text], "stage": "sft"}
+    (folder / "old" / "hftune.json").write_text(json.dumps(manifest))
+    (page, *_) = write_pages(folder / "old")
+    assert "ab12" not in Path(page).read_text() and "run_sft.py" in Path(page).read_text()
+    return Path(page).read_text()
+
+
 def _command(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str:
     return shown({"A": text}, ["python", "run.py", "--name", text, f"--b={text}"])
 
@@ -163,7 +232,10 @@ def _inside(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str
     return secrets.redact(base64.b64encode(f"me:{text}:more".encode()).decode())
 
 
-WAYS_OUT = (_manifest, _notice, _logged, _refused, _traceback, _command, _screen, _page, _doctor, _inside)
+WAYS_OUT = (
+    *(_manifest, _notice, _logged, _refused, _traceback, _thread),
+    *(_lines_of_a_report, _command, _screen, _page, _doctor, _inside),
+)
 
 
 def holds(content: bytes, secret: str = SECRET) -> bool:
@@ -192,7 +264,11 @@ def test_a_token_given_twice_is_not_told(tmp_path: Path) -> None:
     for words in (("--hub_token", "ab", "--hub_token", "cd"), ("--hub_token", "first-token-1", "--hub_token", SECRET)):
         without_repeats(given_on_command_line(list(words)))
     said = "\n".join(notices())
-    assert "--hub_token was given twice" in said and not {"ab", "cd", "first-token-1", SECRET} & {*said.split("'")}
+    outcome = stage_parser("sft").translated([Entry("hub_token", [word], "a") for word in ("ab", "cd")], 1, 1)
+    said += "\n".join(outcome.notices)
+    assert said.count("--hub_token was given twice") >= 2 and not {"ab", "cd", "first-token-1", SECRET} & {
+        *said.split("'")
+    }
 
 
 @pytest.mark.parametrize(
@@ -209,3 +285,66 @@ def test_a_pipeline_prints_no_variable_that_is_secret(name: str, value: str) -> 
     told = shown({name: value, "LANG": "C"}, ["python", "run.py", "--a", "b"])
     assert value not in told and told.endswith("LANG=C python run.py --a b")
     assert told.startswith(f"{name}=***") or "me:***@db" in told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    (
+        ["-hub_token", "ab12"],
+        ["-hub_token=ab12"],
+        ["--max_steps", "1", "-hub_token=ab12"],
+        ["--max_steps", "1", "-hf-token", "ab12"],
+        ["--hub_token:ab12"],
+        ["--hub_token/ab12", "x"],
+        ["--hub_token", "x", "ab12"],
+        ["--hub_token", "x", "--hub_token", "y", "ab12"],
+        ["--hub_tok=ab12"],
+        ["--hub_tok", "ab12"],
+        ["--push_to_hub_token", "x", "ab12"],
+        ["--model_init_kwargs", '{"token": "ab12"'],
+        ["--hub_token", "-ab12"],
+        ["--hub_token=", "ab12", "x"],
+    ),
+)
+def test_a_refused_flag_is_told_without_its_value(argv: list[str]) -> None:
+    """However short, so that it is not searched for."""
+    parser = stage_parser("sft")
+    with pytest.raises(ArgumentError) as refused:
+        parser.parse(argv)
+    assert "ab12" not in refused.value.render()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    (
+        *(["pipeline", "check", "p.yaml", *more] for more in (["--hub_token", "ab12"], ["-hub_token=ab12"])),
+        *(["pipeline", "check", "p.yaml", *more] for more in (["--hub_token=ab12"], ["-hub_token", "ab12"])),
+        *(
+            ["doctor", "--hub_token=ab12"],
+            ["--hub_token=ab12"],
+            ["explain", "tokken=ab12"],
+            ["lineage", "--hub_token=ab12"],
+            ["report", "-t=ab12"],
+        ),
+    ),
+)
+def test_commands_tell_no_value_of_a_flag(argv: list[str]) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        dispatch(argv)
+    assert "ab12" not in refused.value.render()
+
+
+def test_a_tracker_finds_no_secret_in_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B and others keep `sys.argv`."""
+    given = ["--hub_token", "ab12", "--deepspeed", '{"comet":{"api_key":"k"}}', "--run_name", "mine"]
+    monkeypatch.setattr(sys, "argv", ["run_sft.py", *given])
+    seen = list[list[str]]()
+    monkeypatch.setattr(
+        entry, "_parser", lambda: SimpleNamespace(parse_arguments=lambda stage, argv: seen.append(argv))
+    )
+    entry.parse_arguments("sft")
+    assert seen == [given]
+    told = ["run_sft.py", "--hub_token", "***", "--deepspeed", '{"comet": {"api_key": "***"}}', "--run_name", "mine"]
+    assert sys.argv == told
+    entry.parse_arguments("sft", ["--hub_token", "cd34"])
+    assert sys.argv == told and seen[1] == ["--hub_token", "cd34"]

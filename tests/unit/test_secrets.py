@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote, quote_plus
@@ -16,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hftune import secrets
+from hftune import secret_names, secrets
 from hftune.secret_names import says_secret, variable_says_secret
 from hftune.secrets import command_without_secrets, redact, redacted, without_secrets
 
@@ -47,7 +49,8 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
         ),
         *("api_key", "api-key", "comet.api_key", "wandb_api_key", "apiKey", "apikey", "OPENAI_API_KEY", "openai_key"),
         *("password", "db_password", "passwd", "passphrase", "client_secret", "secret", "credentials", "private_key"),
-        *("aws_access_key_id", "secret_access_key", "authtoken", "accesskey", "HFToken"),
+        *("aws_access_key_id", "secret_access_key", "authtoken", "accesskey", "HFToken", "api_keys", "hf_tokens"),
+        *("PGPASSWORD", "storage_connection_string", "CONN_STR", "hub_token_2", "password1", "API_KEY_1"),
     ),
 )
 def test_names_of_secrets(name: str) -> None:
@@ -60,7 +63,17 @@ def test_names_of_secrets(name: str) -> None:
         *("pad_token", "eos_token", "bos_token", "mask_out_eos_token", "add_sys_token", "max_new_tokens", "max_tokens"),
         *("tokens", "tokenizer", "pad_token_id", "new_special_tokens", "prompt_key", "teacher_tag_key", "key", "keys"),
         *("query_key_layer_scaling", "experiment_key", "monkey", "secretary", "", "--", "image_token", "special_token"),
-        "token_balance_loss",
+        *(
+            "token_balance_loss",
+            "max_token",
+            "num_token",
+            "passes",
+            "forward_pass",
+            "compass",
+            "pattern",
+            "rank_pattern",
+        ),
+        *("vllm_server_pass_dataset", "attn_pat", "authors", "connection", "string", "max_tokens_2", "pad_token_1"),
     ),
 )
 def test_names_of_none(name: str) -> None:
@@ -71,6 +84,16 @@ def test_names_of_none(name: str) -> None:
     ("name", "is_one"),
     (
         *((name, True) for name in ("OPENAI_KEY", "MY_SERVICE_KEY", "TOKEN_OF_MINE", "SECRET_A", "GITHUB_TOKEN")),
+        *(
+            (name, True)
+            for name in ("PGPASSWORD", "MYSQL_PWD", "DB_PASS", "SMTP_PASS", "SSHPASS", "GITHUB_PAT", "GH_PAT")
+        ),
+        *((name, True) for name in ("AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN", "AZURE_STORAGE_KEY", "BLOB_SAS")),
+        *((name, True) for name in ("GPG_PASSPHRASE", "AWS_CREDENTIALS", "GCP_CREDENTIALS_JSON", "PRIVATE_KEY_PEM")),
+        *((name, True) for name in ("SLACK_WEBHOOK_URL", "REDISCLI_AUTH", "MY_JWT", "DOCKER_AUTH_CONFIG", "LDAP_PW")),
+        *((name, True) for name in ("OPENAI_API_KEYS", "API_KEY_1", "SESSION_COOKIE", "AUTHORIZATION", "DB_CREDS")),
+        *((name, False) for name in ("PASSES", "FIRST_PASS", "PASS", "FILE_PAT", "MASTER_PORT", "OLDPWD", "COMPASS")),
+        *((name, False) for name in ("EOS_TOKEN", "WEBHOOK_PORT", "XAUTHORITY", "PGPASSFILE", "SMTP_AUTH_TYPE")),
         *((name, False) for name in ("PAD_TOKEN", "PWD", "PUBLIC_KEY", "SORT_KEY", "TOKENIZERS_PARALLELISM")),
         *((name, False) for name in ("MAX_TOKENS", "TOKEN_LIMIT", "PASSWORD_FILE", "PATH", "SSH_AUTH_SOCK", "")),
     ),
@@ -132,6 +155,47 @@ def test_the_path_of_a_secret_is_none(tmp_path: Path) -> None:
     assert redact(f"{tmp_path}/x") == f"{tmp_path}/x"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        *(("PGPASSWORD", "correcthorse"), ("MYSQL_PWD", "hush12345"), ("DB_PASS", "correcthorse")),
+        *(
+            ("GITHUB_PAT", "correcthorse"),
+            ("REDISCLI_AUTH", "correct1horse"),
+            ("GCP_JSON", '{"private_key": "hush-google"}'),
+        ),
+        *(("SLACK_WEBHOOK_URL", "https://example.org/hook/T0/abc123"), ("AZURE_STORAGE_KEY", "a1" * 20 + "==")),
+        *(("REDIS_URL", "redis://:hush-redis@h:1/0"), ("SENTRY_DSN", f"https://{'b2' * 16}@o1.ingest.example.org/2")),
+        ("AZURE_STORAGE_CONNECTION_STRING", "AccountName=me;AccountKey=hush-azure==;EndpointSuffix=example.org"),
+        ("ODBC", "Driver=x;Server=h;Uid=me;Pwd=hush-odbc;"),
+    ),
+    ids=lambda text: text[:9],  # pytest puts them into a variable
+)
+def test_values_of_variables(name: str, value: str) -> None:
+    """Whole, and what is secret inside alone."""
+    inside = re.search(r"hush-[a-z]+(==)?|(b2){16}", value)
+    alone = inside[0] if inside else value
+    assert redact(f"a {alone} b") == f"a {alone} b"
+    secrets.learn_variables({name: value})
+    assert redact(f"a {alone} b") == "a *** b"
+    assert alone not in redact(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        *(("SMTP_AUTH", "plaintext"), ("PASSES", "12345678ab"), ("PWD", "/nowhere/abc1"), ("DB_PASS", "short")),
+        *(("TOKENIZERS_PARALLELISM", "yes-please-1"), ("EOS_TOKEN", "<|im_end|>1"), ("MASTER_PORT", "29500")),
+        *(("FILE_PAT", "shard-0001-of-2"), ("MY_DSN", "dbname=db"), ("PATH", "/nowhere/bin1:/nowhere/bin2")),
+        ("API_URL", "https://example.org/v1?key=instruction"),
+    ),
+)
+def test_values_that_are_none(name: str, value: str) -> None:
+    before = secrets.known()
+    secrets.learn_variables({name: value})
+    assert secrets.known() == before
+
+
 @pytest.mark.parametrize(("value", "is_one"), (("instruction", False), ("abcdef123456", True), ("a" * 20, True)))
 def test_a_variable_that_is_some_key_must_look_like_one(value: str, is_one: bool) -> None:
     secrets.learn_variables({"MY_KEY": value})
@@ -155,6 +219,10 @@ TOKENS = (
     "nvapi-" + "a1B2" * 9,
     "ya29." + "a1B2" * 9,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "dckr_pat_" + "a1B2" * 6,
+    "hvs." + "a1B2" * 6,
+    "https://hooks.slack.com/services/T00000000/B00000000/abcdEFGH",
+    "https://discord.com/api/webhooks/123456789/abcdEFGH-_",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nabc==\n-----END RSA PRIVATE KEY-----",
     "-----BEGIN PRIVATE KEY-----\nMIIEow",
 )
@@ -174,6 +242,8 @@ def test_tokens_by_their_form(token: str) -> None:
         ("postgres://u:p@ss@db:5432/x", "postgres://u:***@db:5432/x"),
         ("redis://:pw@cache:6379", "redis://:***@cache:6379"),
         ("https://0123456789abcdef0123@github.com/a/b", "https://***@github.com/a/b"),
+        ("AccountName=me;AccountKey=pw==;End=x", "AccountName=me;AccountKey=***;End=x"),
+        ("Server=h;Uid=me; Password = pw;Port=1", "Server=h;Uid=me; Password = ***;Port=1"),
         ("https://h/x?a=1&token=abc&b=2", "https://h/x?a=1&token=***&b=2"),
         ("https://h/x?X-Amz-Signature=abc#f", "https://h/x?X-Amz-Signature=***#f"),
     ),
@@ -188,7 +258,7 @@ def test_urls_and_headers(text: str, clean: str) -> None:
         *("https://host:8080/@scope/pkg", "ssh://git@github.com/a/b", "https://huggingface.co/org/name?download=true"),
         *("me@host.org", "risk-adjusted-returns-of-something-long", "sk-learn-pipeline-for-classification", "hf_model"),
         *("the bearer of bad news is here", "model_name_or_path=org/llama", "3:00@noon", "eyJ.eyJ.x", ""),
-        "Qwen/Qwen2.5-0.5B-Instruct",
+        *("Qwen/Qwen2.5-0.5B-Instruct", "the password = what you like", "PWD=/home/me; cd", "eyJsome-thing"),
     ),
 )
 def test_what_is_none_stays(text: str) -> None:
@@ -232,6 +302,10 @@ def test_arguments() -> None:
         ("--hub_token --a b", "--hub_token --a b"),
         ("--use_auth_token True", "--use_auth_token True"),
         ("--pad_token <pad>", "--pad_token <pad>"),
+        ("-hub_token x", "-hub_token ***"),
+        ("-hub_token=x", "-hub_token=***"),
+        ("--hub_token -x", "--hub_token ***"),
+        ("--api_keys a b", "--api_keys *** ***"),
         ("--comet.api_key k", "--comet.api_key ***"),
         ("--url https://u:p@h/x", "--url https://u:***@h/x"),
         ("--url=https://u:p@h/x", "--url=https://u:***@h/x"),
@@ -245,6 +319,37 @@ def test_arguments() -> None:
 )
 def test_commands(command: str, clean: str) -> None:
     assert " ".join(command_without_secrets(command.split(" "))) == clean
+
+
+@pytest.mark.parametrize(
+    "words",
+    (
+        ["--export=ALL,OPENAI_KEY=hush-hush-1"],
+        ["--export", "A=1,DB_PASS=hush-hush-1"],
+        ["--launcher_args", "-x A -x DB_PASS=hush-hush-1"],
+    ),
+)
+def test_variables_handed_on_by_a_launcher(words: list[str]) -> None:
+    assert "hush" not in " ".join(command_without_secrets(words))
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        '{"token": "hush-hush-1"',
+        "{'comet': {'api_key': 'hush-hush-1'}}",
+        "{token: hush-hush-1}",
+        '[{"password" : "hush-hush-1"',
+    ),
+)
+def test_json_that_is_broken_is_learnt(value: str) -> None:
+    secrets.learn_arguments([("model_init_kwargs", [value])])
+    assert "hush" not in redact(value)
+
+
+def test_numbers_and_dates_of_a_file_are_learnt() -> None:
+    secrets.learn_config({"hub_token": 1234567890, "a": [{"passwords": [987654321, None, True, 1.5]}]})
+    assert secrets.known() == {"1234567890", "987654321"}
 
 
 def test_a_value_of_a_flag_is_hidden_everywhere_in_a_command() -> None:
@@ -269,3 +374,57 @@ def test_a_token_file_that_cannot_be_one_is_left_alone(tmp_path: Path, monkeypat
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "pipe"))  # would wait for a writer
     assert secrets.known() == frozenset()
+
+
+NEARLY = {
+    "SHAPES": (
+        *("sk-", "sk-a", "-sk-", "-hf_", "ghp_", "github_pat_", "-glpat-", "xoxb-", "-xoxb-", "AKIA", "AIza", "-AIza"),
+        *(
+            "gsk_",
+            "-nvapi-",
+            "pypi-",
+            "ya29.",
+            "-ya29.",
+            "eyJ-",
+            "-eyJ",
+            "eyJaaaaaaaa.",
+            "eyJaaaaaaaa.eyJ-",
+            "dckr_pat_",
+        ),
+        *("-hvs.", "api_org_", "https://hooks.slack.com/", "https://a.discord", "https://discord.com/api/webhooks/"),
+        *("-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "-----BEGIN A PRIVATE KEY----", "-----END A ", "a-"),
+    ),
+    "BEARER": ("Bearer ", "Bearer a", "Bearer\t \t", "Basic a", "basic ", "bearer.", "Bearer a."),
+    "IN_URL": ("a:a", "a://", "a:", "://", "a://a", "http://a:a", "a://a:", "a", "a.", "a:@"),
+    "USER_IN_URL": ("https://", "https://aaaaaaaaaaaaaaaaaaaaaa", "http:", "https://a", "http"),
+    "IN_QUERY": ("?token", "&token", "?a-", "?token=", "&key=", "a?secret", "token", "?", "?a_api_key"),
+    "IN_CONNECTION": (";password", "password", ";password ", "; ", ";pwd=", "accountkey", "accountkey=", ";\t", " ="),
+    "IN_JSON": ("a", "a=", '"a":', "a.", "a .", "a: ", "=:", "a\n", "a:\n", "a ", ":"),
+}
+"""Pattern to pieces; a text of nothing but one of them nearly matches everywhere."""
+_SEARCH = """
+import json, resource, sys
+from hftune import secret_names
+for piece in json.loads(sys.argv[2]):
+    print(repr(piece), flush=True)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 15, resource.RLIM_INFINITY))
+    getattr(secret_names, sys.argv[1]).sub("", piece * (300_000 // len(piece)))
+print("done")
+"""
+
+
+@pytest.mark.parametrize("pattern", NEARLY)
+def test_no_search_is_quadratic(pattern: str) -> None:
+    """A linear search of such a text takes half a second, a quadratic one more than a minute.
+
+    Counted are seconds of the processor, so that a busy machine changes nothing.
+    """
+    asked = [sys.executable, "-c", _SEARCH, pattern, json.dumps(NEARLY[pattern])]
+    finished = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert finished.stdout.splitlines()[-1:] == ["done"], f"at {finished.stdout[-60:]} {finished.stderr}"
+
+
+def test_every_pattern_is_searched_so() -> None:
+    found = {name for name, value in vars(secret_names).items() if isinstance(value, re.Pattern) and name[0] != "_"}
+    assert found == {*NEARLY}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hftune.arguments.given import given_twice
 from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
 from hftune.arguments.names.table import TABLE
 from hftune.errors import ArgumentError
@@ -163,9 +164,7 @@ def _add(outcome: Outcome, new: Entry) -> None:
     """The command line wins over a file; within one, the last value counts, and a change is said."""
     for old in [entry for entry in outcome.entries if entry.name == new.name]:
         if old.place == new.place and list(map(str, old.values)) != list(map(str, new.values)):
-            outcome.notices.append(
-                f"--{new.name} was given twice (an alias counts too): {new.values} replaces {old.values}"
-            )
+            outcome.notices.append(given_twice(new.name, old.values, new.values))
         outcome.entries.remove(old)
     outcome.entries.append(new)
 

@@ -8,6 +8,7 @@ import pytest
 
 from hftune.arguments import bounded_yaml
 from hftune.errors import ArgumentError
+from hftune.pipeline.placed import read_yaml
 
 
 @pytest.fixture
@@ -47,3 +48,45 @@ def test_the_line_is_said(file: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         bounded_yaml.load(file)
     assert caught.value.place == f"{file}:3"
+
+
+@pytest.mark.parametrize(
+    "value",
+    (
+        *("*hush-hush", "!hush-hush", "!!hush-hush", "!hu'sh-hush", "!e!hush-hush", "!<hush-hush>"),
+        *(
+            "!!int hush-hush",
+            "!!bool hush-hush",
+            "!!float hush-hush",
+            "!!timestamp hush-hush",
+            "!!binary hush-hu\xe9sh",
+        ),
+        *("{<<: hush-hush}", "[&hush-hush 1, &hush-hush 2, *hush-hushed]", "!!set hush-hush", "hush-hush: 1: 2"),
+        *("%hush-hush", "@hush-hush", "`hush-hush", "'hush-hush", '"hush-\\qhush"', "| hush-hush", "!!int 0b"),
+        *("!!omap [hush-hush]", "{hush-hush: 1}: 2}", "? [hush-hush]\n: 1\n ? 3"),
+    ),
+)
+def test_a_fault_tells_no_value(file: Path, value: str) -> None:
+    """Passwords begin with any sign."""
+    file.write_text(f"a: 1\nhub_token: {value}\n")
+    with pytest.raises(ArgumentError) as found:
+        bounded_yaml.load(file)
+    faults = [found.value]
+    try:
+        read_yaml(file)  # takes a little more, as it makes no values of nodes that hold others
+    except ArgumentError as fault:
+        faults.append(fault)
+    for fault in faults:
+        text = fault.render()
+        assert "hush" not in text and "not valid YAML" in text and str(file) in text and "quotes" in text
+        assert fault.__cause__ is None or "hush" not in str(fault.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    (("a: *b\n", "undefined alias"), ("a: !b c\n", "constructor for the tag"), ("a: [1, 2\nb: c", "but got ':'")),
+)
+def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ArgumentError, match=words):
+        bounded_yaml.load(file)

@@ -21,6 +21,8 @@ from hftune.arguments.parser import HftuneParser, stage_parser
 from hftune.arguments.reinforcement import RLOOArguments
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
+from hftune.pipeline.state import HUB_TOKENS
+from hftune.secret_names import says_secret
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
 ROOT = Path(__file__).parents[3]
@@ -211,3 +213,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "alias of use_peft" in shown and "alias of lora_r" in shown
     with pytest.raises(ArgumentError, match="needs a name"):
         dispatch(["explain"])
+
+
+def test_no_harmless_argument_is_taken_for_a_secret() -> None:
+    """Else manifests would lack it."""
+    names = {name.replace("-", "_") for stage in STAGES for name in parser_of(stage).known} | {*TABLE}
+    assert {name for name in names if says_secret(name)} == {*HUB_TOKENS, "wandb_api_key"}

@@ -19,9 +19,10 @@ from rich.console import Console
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, Preempted
 from hftune.pipeline import processes
+from hftune.pipeline.exposed import with_quiet_token
 from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Screen
-from hftune.pipeline.runner import Choice, Runner, StageFailed, command_of, shown, with_quiet_token
+from hftune.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
 from hftune.pipeline.steps import Step
 from tests.unit.pipeline.files import finish, model, steps
 
@@ -245,6 +246,7 @@ def test_a_runner_that_dies_leaves_nothing_and_no_lock(launcher: list[str], tmp_
 import os, time
 from pathlib import Path
 from hftune.pipeline import processes
+from hftune.pipeline.exposed import with_quiet_token
 from hftune.pipeline.lock import locked
 with locked(Path({str(tmp_path)!r})):
     kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))

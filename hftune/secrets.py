@@ -193,7 +193,10 @@ def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
 
 def redact(text: str) -> str:
     """A text in which `***` stands for every known secret, and for all that has the form of one."""
-    values = known()
+    return _without(known(), text)
+
+
+def _without(values: frozenset[str], text: str) -> str:
     if values:
         text = _pattern(values).sub(MASK, text)
     if "://" in text:
@@ -210,20 +213,24 @@ def redacted(value: Any) -> Any:
 
     What is neither is returned as it is, unless its text holds a secret: then as that text, redacted.
     """
+    return _copy_without(known(), value)  # looked up once: a manifest has some thousand texts
+
+
+def _copy_without(values: frozenset[str], value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
-            redact(name) if isinstance(name, str) else name: masked(entry)
+            _without(values, name) if isinstance(name, str) else name: masked(entry)
             if says_secret(str(name))
-            else redacted(entry)
+            else _copy_without(values, entry)
             for name, entry in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
-        entries = [redacted(entry) for entry in value]
+        entries = [_copy_without(values, entry) for entry in value]
         return entries if isinstance(value, list) else tuple(entries) if isinstance(value, tuple) else {*entries}
     if value is None or isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else str(value)
-    shown = redact(text)
+    shown = _without(values, text)
     return value if shown == text else shown
 
 

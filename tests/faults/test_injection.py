@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, without_launcher
-from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Bench, Command, one_of_each
+from tests.faults.injection.bench import FREE, INTERRUPTED, OLD, Bench, Command
 from tests.faults.injection.commands import PAGES, PIPELINES, RESULTS, STAGES, table
 from tests.faults.injection.server import KILL, Injector
 
@@ -86,8 +86,7 @@ def test_a_fault_at_every_change_of_the_disk(
         pytest.skip("this command does not begin with that")
     bench = bench(name)
     calls = bench.calls(FAULTS[fault][0], start)
-    # A run of a stage takes seconds: there it is the first and the last call of each kind on each file.
-    points = one_of_each(calls) if name in (*STAGES, *PIPELINES) else range(1, len(calls) + 1)
+    points = bench.points(calls)
     seen = {bench.attempt(number, *FAULTS[fault], start) for number in points}
     assert "new" in seen or fault != "killed"
     print(f"FAULTS {name} | {fault} | {start} | {len(calls)} | {len(points)} | {sorted(seen)}")

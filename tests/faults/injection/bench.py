@@ -32,6 +32,7 @@ class Command:
         owned: The files that it writes there.
         text: Of the file `{room}/pipeline.yaml`; `{rate}` is one number, or another for the earlier result.
         starts: What is at the target before.
+        share: Of a run that takes seconds, at which calls faults are tried (`one_of_each`); None: at all.
         kind: What holds after a fault.
     """
 
@@ -43,6 +44,7 @@ class Command:
     owned: tuple[str, ...] = ()
     text: str = ""
     starts: tuple[str, ...] = (FREE, OLD)
+    share: tuple[int, int] | None = None
     kind: type[Bench] | None = None
 
     def at(self, out: Path, *more: str) -> list[str]:
@@ -120,6 +122,10 @@ class Bench:
         assert len(seen) == calls > 3
         shutil.rmtree(out.parent)
         return seen
+
+    def points(self, calls: list[tuple[str, str]]) -> list[int]:
+        """At which calls a fault is tried."""
+        return [*range(1, len(calls) + 1)] if self.command.share is None else one_of_each(calls, self.command.share)
 
     def attempt(self, number: int, how: int, lasting: bool, start: str) -> str:
         """One fault at the N-th call; a word for what is at the target afterwards."""
@@ -304,7 +310,7 @@ class Pipeline(Bench):
                 found = changed_files(file.parent, manifest_of(file.parent).get("files") or {}, whole=True)
                 assert not [*found], f"{file.parent.relative_to(out)} is not what its manifest says"
         if start == OLD:
-            old = {digest(file) for file in self.older.glob("*/*") if file.is_file()}
+            old = {digest(file) for file in self.older.glob("[!l]*/*") if file.is_file()}
             assert old <= {*contents(out).values()}, "an old result is gone"
         if self.kept(out) == self.reference:
             return "new"
@@ -339,9 +345,15 @@ def differing(one: dict[str, str], other: dict[str, str]) -> list[str]:
     return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def one_of_each(calls: list[tuple[str, str]]) -> list[int]:
-    """The first and the last call, from 1, of each kind on each file; names without random parts."""
-    groups: dict[tuple[str, str], list[int]] = {}
+def one_of_each(calls: list[tuple[str, str]], share: tuple[int, int] = (0, 1)) -> list[int]:
+    """The first call, from 1, of each kind (write, rename, ...) on each kind of file; of these every so many-th.
+
+    Args:
+        calls: Kinds and names.
+        share: Begin with this one, and take each so many-th.
+    """
+    first: dict[tuple[str, str], int] = {}
     for number, (kind, name) in enumerate(calls, start=1):
-        groups.setdefault((kind, re.sub(r"[0-9a-f]{8,}|tmp\w+|#\d+|\d+", "*", name)), []).append(number)
-    return sorted({number for found in groups.values() for number in (found[0], found[-1])})
+        plain = re.sub(r"[0-9a-f]{8,}|tmp\w+|#\d+|\d+", "*", name)
+        first.setdefault((kind, re.sub(r"[^/]+(\.\w+)$", r"*\1", plain)), number)
+    return sorted(first.values())[share[0] :: share[1]]

@@ -23,6 +23,8 @@ STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
 
 _OF_A_RUN = ("trainer_state.json", "progress.jsonl", "hftune.json", "README.md")
+# What writes is the same in all stages: SFT is tried at each kind of call, the others share the kinds among them.
+_SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2), "pt": (0, 4), "rm": (1, 4), "dpo": (2, 4), "rl": (3, 4)}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]
 _OUT = ["--output_dir", "{out}"]
 _PIPELINE = """model: {model}
@@ -143,6 +145,7 @@ def _stages(model: Path, data: Path, judge: Path) -> dict[str, Command]:
             earlier=["--learning_rate", "1e-2"],
             changing=_OF_A_RUN,
             starts=(INTERRUPTED,) if name == "sft resumed" else (FREE, OLD),
+            share=_SHARES.get(name, (0, 1)),
             kind=Stage,
         )
         for name, (stage, records, more) in own.items()
@@ -153,8 +156,8 @@ def _pipelines(model: Path, data: Path) -> dict[str, Command]:
     text = _PIPELINE.replace("{model}", str(model)).replace("{data}", str(data))
     run = ["hftune", "pipeline", "run", "{room}/pipeline.yaml"]
     return {
-        "pipeline run": Command(run, overwrite=[], text=text, kind=Pipeline),
-        "pipeline run --dry_run": Command([*run, "--dry_run"], overwrite=[], text=text, starts=(OLD,), kind=DryRun),
+        "pipeline run": Command(run, overwrite=[], text=text, share=(0, 1), kind=Pipeline),
+        "pipeline run --dry_run": Command([*run, "--dry_run"], overwrite=[], text=text, starts=(OLD,), share=(0, 4), kind=DryRun),
     }
 
 

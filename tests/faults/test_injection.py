@@ -63,15 +63,21 @@ def bench(injector: Injector, commands: dict[str, Command], tmp_path: Path) -> C
     return lambda name: (commands[name].kind or Bench)(injector, commands[name], tmp_path)
 
 
-@pytest.mark.parametrize("name", ["merge", "export vllm", "export gguf", "consolidate", "vocab add", "tokenize", "sft"])
-def test_some_faults(bench: Callable[[str], Bench], name: str) -> None:
-    """A few of each kind, the first, the last, and where results are exchanged: for every command, in seconds."""
-    bench = bench(name)
+QUICK = ("merge", "export vllm", "export gguf", "consolidate", "vocab add", "tokenize", "sft")
+SOME = dict.fromkeys(QUICK, tuple(FAULTS)) | dict.fromkeys(("score", *PAGES), ("killed", "faulty disk"))
+SOME["sft resumed"] = ("killed",)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_faults(bench: Callable[[str], Bench], commands: dict[str, Command], name: str) -> None:
+    """A few of each kind: one anywhere, and one near the end, where results are exchanged; in seconds."""
+    bench, starts = bench(name), commands[name].starts
     points = random.Random(name)
-    for fault, (how, lasting) in FAULTS.items():
-        start = OLD if fault in ("killed", "full disk") else FREE
+    for fault in SOME[name]:
+        how, lasting = FAULTS[fault]
+        start = starts[-1] if fault in ("killed", "full disk") else starts[0]
         calls = len(bench.calls(how, start))
-        for number in {points.randint(1, calls), calls - points.randint(0, 8)}:
+        for number in {points.randint(1, calls), calls - points.randint(0, min(8, calls - 1))}:
             bench.attempt(number, how, lasting, start)
 
 

@@ -74,6 +74,7 @@ class Bench:
 
     def __init__(self, injector: Injector, command: Command, folder: Path) -> None:
         self.injector, self.command, self.folder = injector, command, folder
+        self.counted: dict[tuple[int, str], list[tuple[str, str]]] = {}
         self.reference = self.kept(self.made("reference"))
         assert self.reference
 
@@ -114,14 +115,15 @@ class Bench:
 
     def calls(self, how: int, start: str) -> list[tuple[str, str]]:
         """The calls that can fail that way: removals are places to be killed at, and nothing else."""
-        name = f"counted-{start}-{how}"
-        out = self.arranged(name, start)
-        code, calls = self.injector.run(self.command.at(out, *self.words(start)), out.parent, 0, min(how, 0))
-        assert code == 0, self.injector.said
-        seen = self.injector.seen
-        assert len(seen) == calls > 3
-        shutil.rmtree(out.parent)
-        return seen
+        key = (min(how, 0), start)
+        if key not in self.counted:
+            out = self.arranged(f"counted-{start}-{how}", start)
+            code, calls = self.injector.run(self.command.at(out, *self.words(start)), out.parent, 0, min(how, 0))
+            assert code == 0, self.injector.said
+            self.counted[key] = self.injector.seen
+            assert len(self.counted[key]) == calls > 3
+            shutil.rmtree(out.parent)
+        return self.counted[key]
 
     def points(self, calls: list[tuple[str, str]]) -> list[int]:
         """At which calls a fault is tried."""

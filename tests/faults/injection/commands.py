@@ -157,7 +157,9 @@ def _pipelines(model: Path, data: Path) -> dict[str, Command]:
     run = ["hftune", "pipeline", "run", "{room}/pipeline.yaml"]
     return {
         "pipeline run": Command(run, overwrite=[], text=text, share=(0, 1), kind=Pipeline),
-        "pipeline run --dry_run": Command([*run, "--dry_run"], overwrite=[], text=text, starts=(OLD,), share=(0, 4), kind=DryRun),
+        "pipeline run --dry_run": Command(
+            [*run, "--dry_run"], overwrite=[], text=text, starts=(OLD,), share=(0, 4), kind=DryRun
+        ),
     }
 
 

@@ -31,7 +31,6 @@ class Command:
         into: A folder that is there before, into which the command writes.
         owned: The files that it writes there.
         text: Of the file `{room}/pipeline.yaml`; `{rate}` is one number, or another for the earlier result.
-        starts: What is at the target before.
         share: Of a run that takes seconds, at which calls faults are tried (`one_of_each`); None: at all.
         kind: What holds after a fault.
     """
@@ -43,7 +42,6 @@ class Command:
     into: Path | None = None
     owned: tuple[str, ...] = ()
     text: str = ""
-    starts: tuple[str, ...] = (FREE, OLD)
     share: tuple[int, int] | None = None
     kind: type[Bench] | None = None
 

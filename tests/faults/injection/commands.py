@@ -21,6 +21,11 @@ RESULTS = (
 PAGES = ("report", "export hub --card_only", "ask")
 STAGES = ("sft", "sft resumed", "sft zero2", "sft zero3", "pt", "rm", "dpo", "rl")
 PIPELINES = ("pipeline run", "pipeline run --dry_run")
+STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *PIPELINES), (FREE, OLD)) | {
+    "sft resumed": (INTERRUPTED,),
+    "pipeline run --dry_run": (OLD,),
+}
+"""What is at the target before."""
 
 # Logs are the last run's, whatever became of it.
 _OF_A_RUN = ("trainer_state.json", "progress.jsonl", "completions.jsonl", "hftune.json", "README.md")
@@ -145,7 +150,6 @@ def _stages(model: Path, data: Path, judge: Path) -> dict[str, Command]:
             [f"run_{stage}.py", *shared, "--train_file_dir", f"{data}/{records}", *more],
             earlier=["--learning_rate", "1e-2"],
             changing=_OF_A_RUN,
-            starts=(INTERRUPTED,) if name == "sft resumed" else (FREE, OLD),
             share=_SHARES.get(name, (0, 1)),
             kind=Stage,
         )
@@ -158,9 +162,7 @@ def _pipelines(model: Path, data: Path) -> dict[str, Command]:
     run = ["hftune", "pipeline", "run", "{room}/pipeline.yaml"]
     return {
         "pipeline run": Command(run, overwrite=[], text=text, share=(0, 1), kind=Pipeline),
-        "pipeline run --dry_run": Command(
-            [*run, "--dry_run"], overwrite=[], text=text, starts=(OLD,), share=(0, 4), kind=DryRun
-        ),
+        "pipeline run --dry_run": Command([*run, "--dry_run"], overwrite=[], text=text, share=(0, 4), kind=DryRun),
     }
 
 

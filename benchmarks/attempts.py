@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"tests/security": "docs/security.md", "tests/faults": "docs/reliability.md"}
-_FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old) \| (\d+) \| \[(.*)\]")
+_FAULT = re.compile(r"FAULTS (.+?) \| (.+?) \| (free|old|interrupted) \| (\d+) \| (\d+) \| \[(.*)\]")
 
 
 def main() -> None:
@@ -67,17 +67,29 @@ def topic(name: str) -> str:
 
 
 def injection_table(log: str) -> str:
-    """Markdown: for each command, how many calls were made to fail, and what was at the target afterwards."""
-    found: dict[str, list[tuple[int, set[str]]]] = {}
-    for name, _, _, calls, seen in _FAULT.findall(log):
-        found.setdefault(name, []).append((int(calls), {*re.findall(r"'(\w+)'", seen)}))
+    """Markdown: for each command, at how many of its calls each fault was tried, and what was at the target then.
+
+    Calls are those of a run with a free target and of one over an old result together. A cell that was run again
+    counts once, with its last figures.
+    """
+    cells = {(name, fault, start): found for name, fault, start, *found in _FAULT.findall(log)}
+    faults = list(dict.fromkeys(fault for _, fault, _ in cells))
     rows = []
-    for name, cells in found.items():
-        states = sorted(set().union(*(seen for _, seen in cells)))
-        total = sum(calls for calls, _ in cells)
-        rows.append(f"| {name} | {max(c for c, _ in cells)} | {len(cells)} | {total:,} | {', '.join(states)} |")
-    head = "| command | calls of a run | kinds of fault × target | faults | left at the target |"
-    return "\n".join([head, "| --- | ---: | ---: | ---: | --- |", *rows])
+    for name in dict.fromkeys(name for name, _, _ in cells):
+        own = {key: found for key, found in cells.items() if key[0] == name}
+        states = sorted({state for *_, seen in own.values() for state in re.findall(r"'([\w ]+)'", seen)})
+        tried = [_tried([found for (_, fault, _), found in own.items() if fault == one]) for one in faults]
+        rows.append(f"| {name} | {' | '.join(tried)} | {', '.join(states)} |")
+    total = sum(int(found[1]) for found in cells.values())
+    head = f"| command | {' | '.join(faults)} | left at the target |"
+    line = f"| --- | {' | '.join('---:' for _ in faults)} | --- |"
+    return "\n".join([head, line, *rows, f"| all: {total:,} faults |{' |' * (len(faults) + 1)}"])
+
+
+def _tried(cells: list[list[str]]) -> str:
+    """ "125 of 125", or nothing where the fault was not tried."""
+    calls, points = (sum(int(found[which]) for found in cells) for which in (0, 1))
+    return f"{points:,} of {calls:,}" if cells else ""
 
 
 def paste(page: Path, name: str, table: str) -> None:

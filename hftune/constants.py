@@ -8,6 +8,9 @@ IGNORE_INDEX = -100
 MANIFEST_NAME = "hftune.json"
 """The file that says where an output folder came from."""
 
+SAMPLES_NAME = "samples.json"
+"""The file with a few records of what a stage trained on, as text."""
+
 USER_ERROR_EXIT_CODE = 2
 """What every script exits with after a `UserError`."""
 

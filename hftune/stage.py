@@ -20,6 +20,7 @@ from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.resume import find_checkpoint, say_if_done
 from hftune.checkpoints.warm import settle_warm_start
+from hftune.constants import SAMPLES_NAME
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
@@ -272,7 +273,7 @@ def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None
     if ranks.is_main():
         found = segments(data, trainer.processing_class, 2)
         text = json.dumps(found, ensure_ascii=False, indent=1)
-        write_file(Path(str(args.output_dir)) / "samples.json", text + "\n")
+        write_file(Path(str(args.output_dir)) / SAMPLES_NAME, text + "\n")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

@@ -13,6 +13,7 @@ import psutil
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.publishing.disk import disk_errors
 
 NAME = "hftune.lock"
 _PATIENCE = 60.0
@@ -28,17 +29,14 @@ def locked(folder: Path, patience: float = _PATIENCE) -> Iterator[None]:
         ArgumentError: Another runner works in the folder, or it cannot be written.
     """
     file = folder / NAME
-    try:
+    with disk_errors(folder, "output_dir"):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise ArgumentError(
-            f"{folder} cannot be written: {error.strerror}", place="output_dir", fix="another folder, or other rights"
-        ) from error
     try:
         _acquire(handle, file, patience)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        with disk_errors(folder, "output_dir"):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(handle)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import BinaryIO, NoReturn, Protocol
 
 import psutil
 
@@ -70,17 +70,22 @@ class Kept:
 
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
-    """Run a command with its output in a log, and nothing to read."""
+    """Run a command with its output in a log, and nothing to read.
+
+    Raises:
+        OSError: The disk does not take the log.
+    """
     runner = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if pid:
-        return Kept(pid)
-    _keep(command, env, log, runner)
+    with log.open("ab") as stream:
+        pid = os.fork()
+        if pid:
+            return Kept(pid)
+        _keep(command, env, stream, runner)
 
 
-def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int) -> NoReturn:
+def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO, runner: int) -> NoReturn:
     """The keeper's life, in a forked process. A signal of the command becomes an exit code above 128."""
     os.setsid()  # Ctrl-C in the terminal is the runner's alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,12 +95,11 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int
     if os.getppid() != runner:
         os._exit(1)
     try:
-        with log.open("ab") as stream:
-            child = children.start(command, env=env, stdin=children.DEVNULL, stdout=stream, stderr=stream)
+        child = children.start(command, env=env, stdin=children.DEVNULL, stdout=log, stderr=log)
         code = child.wait()
     except OSError as error:
-        with log.open("a") as stream:
-            stream.write(f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n")
+        with contextlib.suppress(OSError):  # the exit code says it as well
+            os.write(log.fileno(), f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n".encode())
         code = 127
     _kill_below()
     os._exit(code if code >= 0 else 128 - code)

@@ -26,6 +26,7 @@ from hftune.pipeline.lock import locked
 from hftune.pipeline.progress import Follower, Screen, clock
 from hftune.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
 from hftune.pipeline.steps import ASK, MERGE, Step
+from hftune.publishing.disk import disk_errors
 from hftune.secret_names import MASK
 from hftune.secrets import command_without_secrets, variables_without_secrets
 
@@ -100,11 +101,12 @@ class Runner:
 
         Raises:
             StageFailed: A stage failed; what was finished before stays finished.
+            ArgumentError: The disk of the folder does not take logs or former results.
             ManifestError: A result was damaged since it was written.
             Preempted: A signal asked for an end.
         """
         before, chosen = choice.split(steps)
-        with locked(self.folder), self._listening():
+        with locked(self.folder), self._listening(), disk_errors(self.folder, "output_dir"):
             _must_be_complete(before)
             done = 0
             for number, step in enumerate(chosen, start=1):

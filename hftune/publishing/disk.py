@@ -87,6 +87,14 @@ def write_file(file: Path, content: bytes | str) -> None:
     flush(file.parent)
 
 
+def remove_asides(file: Path) -> None:
+    """Remove what processes that were killed in `write_file` left of a file; the caller keeps other writers out."""
+    named = re.compile(re.escape(f".{file.name[:120]}.") + r"[0-9a-f]{12}\.partial")
+    for entry in file.parent.iterdir():
+        if named.fullmatch(entry.name) and stat.S_ISREG(os.lstat(entry).st_mode):
+            entry.unlink()
+
+
 def disk_fault(error: BaseException) -> int | None:
     """The operating system's number for a fault of the disk or its permissions; None for an error of another kind."""
     if isinstance(error, OSError) and error.errno in _FIXES:

@@ -13,7 +13,7 @@ from typing import TextIO
 import xxhash
 
 from hftune.errors import ArgumentError
-from hftune.publishing.disk import disk_errors, flush, is_there, write_file
+from hftune.publishing.disk import flush, is_there
 from hftune.publishing.folder import begin, clear, held, work_folder
 from hftune.secrets import redact
 
@@ -92,7 +92,8 @@ def write_page(file: Path, text: str, kind: str) -> None:
     """Write a page that hftune makes anew each time, without secrets, over its own earlier one, never another's.
 
     Raises:
-        ArgumentError: The file is somebody's own, or was edited; or the disk does not take it.
+        ArgumentError: The file is somebody's own, or was edited; another process writes it; or the disk does not take
+            it.
     """
     if is_there(file) and not is_marked(file):
         raise ArgumentError(
@@ -100,8 +101,8 @@ def write_page(file: Path, text: str, kind: str) -> None:
             place=str(file),
             fix="rename it, or move it away; nothing was changed",
         )
-    with disk_errors(file, str(file)):
-        write_file(file, marked(redact(text), kind))
+    with published_file(file, flag=str(file)) as stream:
+        stream.write(marked(redact(text), kind))
 
 
 def _digest(content: bytes) -> str:

@@ -11,11 +11,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hftune.constants import MANIFEST_NAME
+from hftune.constants import MANIFEST_NAME, SAMPLES_NAME
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.publishing.disk import flush, is_plain_folder, is_there
+from hftune.publishing.disk import flush, is_plain_folder, is_there, remove_asides
 from hftune.publishing.folder import RESULT, begin, clear, is_ours, is_ready, make_ready
 from hftune.publishing.ownership import read_own_manifest, recorded_files
 
@@ -48,11 +48,13 @@ def finish_result(folder: Path) -> None:
 
 
 def recover_result(folder: Path) -> None:
-    """Complete what a killed process left in `folder`, or clear it away where it was not whole.
+    """Complete what a killed process left in `folder`, or clear it away where it was not whole; the caller holds it.
 
     Raises:
         ArgumentError: Something that hftune did not make has the work folder's name.
     """
+    for name in (MANIFEST_NAME, SAMPLES_NAME):
+        remove_asides(folder / name)
     work = folder / WORK
     if not is_there(work):
         return

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.manifest import Manifest, read_manifest
-from hftune.constants import MANIFEST_NAME
+from hftune.constants import MANIFEST_NAME, SAMPLES_NAME
 from hftune.errors import ManifestError
 from hftune.opening.files import read_bytes
 from hftune.opening.json_file import LARGE, parse_json, read_json
 from hftune.reporting.history import StageSummary, read_history, series, summary
 from hftune.secrets import command_without_secrets
 
-PROGRESS, SAMPLES, ANSWERS, COMPLETIONS = "progress.jsonl", "samples.json", "answers.json", "completions.jsonl"
+PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.jsonl"
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 _SHOWN = 2
@@ -110,7 +110,7 @@ def _read(folder: Path, top: Path) -> Stage:
         found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
         if found and any(any(points[1]) for points in found.values()):
             stage.curves[title] = dict(reversed(found.items()))
-    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES) or []]
+    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME) or []]
     stage.answers = _json(folder / ANSWERS) or {}
     stage.completions = _first_and_last(_lines(folder / COMPLETIONS))
     return stage

@@ -42,10 +42,12 @@ from hftune.models.folding import fold_adapters
 from hftune.models.pretrained import pretrained
 from hftune.opening.json_file import LARGE, read_json
 from hftune.publishing.disk import disk_errors, write_file
-from hftune.publishing.files import file_problems
+from hftune.publishing.files import file_problems, published_file
+from hftune.publishing.into import begin_result, finish_result
 from hftune.reporting.stages import ANSWERS, ASKED
 from hftune.scoring.run import scores_of
 from hftune.secrets import command_without_secrets, without_secrets
+from hftune.trainers.result import hold_output, release_output
 from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
 from hftune.trainers.score_batches import run_batches
 from hftune.weight_files import fingerprint
@@ -251,14 +253,30 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
 
 
 def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> None:
-    """`answers.json`, and the manifest last; the folder of a stage keeps its own manifest."""
-    file = folder / ANSWERS
-    with disk_errors(folder):
-        write_file(file, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    """`answers.json` and the manifest, old or new together; the folder of a stage keeps its own manifest."""
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     if (manifests.read_manifest(folder) or {}).get("stage", ASKED) != ASKED:
+        with published_file(folder / ANSWERS, flag="--output_dir") as stream:
+            stream.write(text)
         return
+    manifest = _manifest(found, args, argv, began)
+    hold_output(folder, create=True)
+    try:
+        with disk_errors(folder):
+            aside = begin_result(folder)
+            write_file(aside / ANSWERS, text)
+            manifests.write_manifest(aside, manifest | {"status": manifests.RUNNING})
+            manifest["files"] = record_files({ANSWERS: aside / ANSWERS})
+            finish_result(folder)
+            manifests.write_manifest(folder, manifest)
+    finally:
+        release_output()
+
+
+def _manifest(found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> manifests.Manifest:
+    """What was asked of whom; the file's record is still to come."""
     asked = [name for name in [*found["answers"], args.reward_model_path] if name and manifests.read_manifest(name)]
-    manifest = {
+    return {
         "hftune": manifests.library_versions().get("hftune"),
         "stage": ASKED,
         "status": manifests.COMPLETE,
@@ -267,8 +285,6 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
         "versions": manifests.library_versions(),
         "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in asked],
         "inputs": record_inputs(argv),
-        "files": record_files({ANSWERS: file}),
         "wall_seconds": round(time.time() - began, 2),
         "notices": notices(),
     }
-    manifests.write_manifest(folder, manifest)

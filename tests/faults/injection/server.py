@@ -10,17 +10,25 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from tests.forks import fork_and_wait, import_everything
+from hftune import children
+from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
+MODULES = (
+    *("merging.export.run", "merging.export.adapter", "merging.export.extract", "merging.merge", "merging.trial"),
+    *("cli", "pipeline.command", "reporting.page", "scoring.ask", "scoring.run", "vocabulary.command"),
+)
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1
 
@@ -52,9 +60,11 @@ class Injector:
             lasting: All calls after it fail as well.
         """
         assert self.server.stdin and self.server.stdout
-        log = self.folder / "log"
+        log, trace = self.folder / "log", self.folder / "trace"
         log.unlink(missing_ok=True)
-        asked = {"argv": argv, "below": str(below), "when": when, "how": how, "lasting": lasting, "log": str(log)}
+        trace.unlink(missing_ok=True)
+        asked = {"argv": argv, "below": str(below), "when": when, "how": how, "lasting": lasting}
+        asked |= {"log": str(log), "trace": str(trace)}
         self.server.stdin.write(json.dumps(asked) + "\n")
         self.server.stdin.flush()
         code, calls = json.loads(self.server.stdout.readline())
@@ -64,6 +74,13 @@ class Injector:
     def said(self) -> str:
         """What the last command printed."""
         return (self.folder / "log").read_text(errors="replace")
+
+    @property
+    def seen(self) -> list[tuple[str, str]]:
+        """The calls of the last command in their order: what they do (write, rename, ...), and to which file."""
+        lines = (self.folder / "trace").read_text(errors="replace").splitlines()
+        calls = sorted((int(line.split(" ", 2)[0]), *line.split(" ", 2)[1:]) for line in lines)
+        return [(kind, name) for _, kind, name in calls]
 
     def stop(self) -> None:
         """End the server."""
@@ -79,12 +96,8 @@ def serve() -> None:
     library = ctypes.CDLL(sys.argv[1])
     library.fail_at_calls.restype = ctypes.c_long
     import_everything()
-    import hftune.cli
-    import hftune.merging.export.run
-    import hftune.merging.merge
-    import hftune.merging.trial
-    import hftune.scoring.run
-    import hftune.vocabulary.command  # noqa: F401
+    for module in MODULES:
+        importlib.import_module(f"hftune.{module}")
 
     for line in sys.stdin:
         asked = json.loads(line)
@@ -100,19 +113,53 @@ def serve() -> None:
 def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     """Arm the library and run the command as Python's command line does."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    sys.argv = asked["argv"]
-    library.fail_at_arm(
-        asked["below"].encode(), ctypes.c_long(asked["when"]), ctypes.c_int(asked["how"]), int(asked["lasting"])
-    )
-    with contextlib.suppress(SystemExit):
-        if sys.argv[0] == "hftune":
-            from hftune.cli import main
+    from hftune.pipeline import command
+    from hftune.pipeline.runner import Runner
 
-            main()
-        else:
-            sys.path[0] = str(ROOT)
-            runpy.run_path(str(ROOT / sys.argv[0]), run_name="__main__")
+    children.start = start_warm
+    command.Runner = functools.partial(Runner, check=lambda steps: None)
+    noted = os.open(asked["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    when, how, lasting = ctypes.c_long(asked["when"]), ctypes.c_int(asked["how"]), int(asked["lasting"])
+    library.fail_at_arm(asked["below"].encode(), when, how, lasting, noted)
+    with contextlib.suppress(SystemExit):
+        run_command(asked["argv"])
         os.write(send, str(library.fail_at_calls()).encode())
+
+
+class Warm:
+    """A child of the pipeline's keeper, forked where the keeper would start a new Python: seconds sooner."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def start_warm(words: Sequence[str], *, env: Mapping[str, str], stdout: IO[bytes], **others: Any) -> Warm:
+    """A stage, a merge or `hftune ask`, with its output where the keeper wants it; calls count on in it."""
+
+    def work() -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        os.environ.update(env)
+        named = [*words[1:]] if Path(words[0]).name.startswith("python") else [*words]
+        run_command([named[0] if named[0] == "hftune" else Path(named[0]).name, *named[1:]])
+
+    return Warm(fork(work, Path(f"/proc/self/fd/{stdout.fileno()}"), 0, 1, 0))
+
+
+def run_command(argv: list[str]) -> None:
+    """A script of the root, or `hftune`, as Python's command line runs it."""
+    sys.argv = argv
+    if argv[0] == "hftune":
+        from hftune.cli import main
+
+        main()
+    else:
+        sys.path[0] = str(ROOT)
+        runpy.run_path(str(ROOT / argv[0]), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -184,6 +185,31 @@ def test_one_runner_at_a_time(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "mkdir", "rename"])
+def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The lock, the folders of logs and of former results, and the move there; afterwards the same command works."""
+    bench.run()
+    bench.lr = "2e-3"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(ArgumentError, match="out cannot be written: No space left on device"):
+            bench.run()
+    assert bench.run() == ["sft", "merge sft"]
+
+
+def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None:
+    """A keeper that found it out would be a second runner."""
+    (bench.folder / "out" / "logs" / "pt.log").mkdir(parents=True)
+    runner, pid = Runner(bench.folder / "out", check=lambda steps: None), os.getpid()
+    with pytest.raises(ArgumentError, match=r"cannot be written: Is a directory"):
+        runner.run(bench.steps)
+    assert os.getpid() == pid
 
 
 def test_a_read_only_folder(tmp_path: Path) -> None:

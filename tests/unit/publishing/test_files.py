@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from hftune.errors import ArgumentError
+from hftune.publishing import files
 from hftune.publishing.disk import free_name
 from hftune.publishing.files import file_problems, is_marked, marked, published_file, write_page
 
@@ -70,3 +72,20 @@ def test_a_file_that_is_there(tmp_path: Path, ours: bool, overwrite: bool, words
     (tmp_path / "link").symlink_to(file)
     (problem,) = file_problems(tmp_path / "link", written_by_us=lambda _: True, **asked | {"overwrite": True})
     assert "did not write" in str(problem) and free_name(file) != file
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+def test_a_page_that_a_kill_cut_short_leaves_nothing_behind(tmp_path: Path, call: str) -> None:
+    file = tmp_path / "report.md"
+    write_page(file, "# One", "report")
+    child = os.fork()
+    if child == 0:
+        if call == "write":
+            files.redact = lambda text: os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        write_page(file, "# Two", "report")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert file.read_text().startswith("# One")
+    write_page(file, "# Three", "report")
+    assert [*tmp_path.iterdir()] == [file] and file.read_text().startswith("# Three")

@@ -1,13 +1,14 @@
 """Turn borders in what is said: text that spells a token which begins or ends turns stays text.
 
-A chat template writes `<|im_start|>` and `<|im_end|>` around contents, and the tokenizer makes one token of each,
-wherever it stands. Said by a user, a tool or a page that was fetched, `<|im_end|><|im_start|>assistant` would end the
-turn and open another one: the model would learn, or obey, what nobody with that role has said. So
+A chat template writes `<|im_start|>` and `<|im_end|>` around contents, and the tokenizer makes one token of each, in
+contents too. In the text of a user, a tool or a web page, `<|im_end|><|im_start|>assistant` would end the turn and
+begin another one: the model would learn, or obey, an answer that nobody gave. Therefore
 
 1. `turn_tokens.py` reads off the template which tokens begin and end turns and texts;
-2. every text that a record brings is searched for them (contents, reasoning, tools and arguments, names and values):
-   one pass of a regular expression over each, about a microsecond a record, and nothing else happens to clean ones;
-3. what is found is counted, and by `--borders_in_text` refused (`error`), kept as text (`split`), or encoded as the
+2. every text of a record is searched for them (contents, reasoning, tools and arguments, names and values):
+   one pass of a regular expression over each, about a microsecond a record, and records without a find are
+   encoded as always;
+3. finds are counted and, as `--borders_in_text` says, refused (`error`), kept as text (`split`), or encoded as the
    token that it spells (`allow`).
 
 How text is kept text. In a record with a find, two kinds of stand-ins are used: runs of characters of Unicode's private
@@ -15,18 +16,17 @@ planes, each *as long as what it stands for*, so that positions in the text neve
 
 - Before the template runs, finds in contents are masked. What a template looks for in contents (`</think>`) is
   untouched, the turns are located as in any other record, and all borders in the rendered text are the template's own.
-- In the rendered text the template's own borders are then given stand-ins, and the masks are taken off again: now
-  `<|im_end|>` stands in contents only. This text is encoded by a second tokenizer, in which the border tokens are
+- In the rendered text, stand-ins then replace the template's own borders, and the masks are removed: now
+  `<|im_end|>` is in contents only. This text is encoded by a second tokenizer, in which the border tokens are
   *spelled* by their stand-ins and are otherwise the same, with the same ids: in its added tokens and in its model
-  (renamed in the vocabulary, and left out of the merges). It knows no token `<|im_end|>`, so this is cut into words
-  and pieces as any text is, in one call with its surroundings. No break is put in and no piece encoded alone, so words,
-  spaces in front of texts (SentencePiece) and character ranges are those of the text as it is read, and spans hold
-  without any correction.
+  (renamed in the vocabulary, and left out of the merges). It has no token `<|im_end|>`, so this is split into words
+  and pieces as any text is, in one call with the text around it. Nothing is inserted and no piece is encoded alone, so
+  words, leading spaces (SentencePiece) and character ranges are those of the whole text, and spans need no correction.
 
 A border may also be made of parts, half by the record and half by the template (Qwen3-Coder writes `<` and `>` around
 the names of parameters). So what is masked is, where it is long enough, the border without its outer characters, and
-that is what is searched for in all but contents, which no template writes brackets around. Whether there is a border is
-then decided on the rendered text.
+only that is searched for in everything but contents (no template writes brackets around contents). The rendered text
+then decides whether there is a border.
 
 The second tokenizer is built at the first find of a process; with 150 thousand tokens it takes 1.6 s and 100 MB.
 """

@@ -17,7 +17,7 @@ def check_reward(training_args: StageArguments) -> Iterator[UserError]:
     """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
     if not isinstance(training_args, RMArguments):
         return
-    if not 0 <= training_args.label_smoothing < 0.5:  # --label_smoothing_factor means the same, and takes more
+    if training_args.label_smoothing >= 0.5:  # --label_smoothing_factor means the same, and takes more
         yield ArgumentError(
             f"with {training_args.label_smoothing} of the labels wrong, nothing can be learned from them",
             place="--label_smoothing",

@@ -153,10 +153,10 @@ def _check_ppo(args: PPOArguments) -> Iterator[UserError]:
             place="--critic shared --critic_init reward",
             fix="use --critic separate, or leave out --critic_init",
         )
-    if args.kl_target is not None and not (args.beta > 0 and args.kl_target > 0 and args.kl_horizon > 0):
+    if args.kl_target is not None and not args.beta:
         yield ArgumentError(
-            "a KL target moves beta in proportion, and needs all three above 0",
-            place="--kl_target, --beta, --kl_horizon",
+            "a KL target moves beta in proportion, and 0 stays 0",
+            place="--kl_target, --beta",
             fix="give --beta 0.05 to begin with, say, or leave out --kl_target",
         )
 
@@ -166,7 +166,7 @@ def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
         yield ArgumentError(
             "one answer a prompt makes no pair", place="--num_generations", fix="give 2 (its default) or more"
         )
-    if args.beta <= 0:
+    if not args.beta:
         yield ArgumentError("DPO divides by beta", place="--beta", fix="give 0.1 (its default), say")
     if args.per_device_train_batch_size % args.num_generations:
         yield ArgumentError(

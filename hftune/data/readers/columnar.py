@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -9,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
-from hftune.data.readers.columnar_limits import (
-    AT_ONCE,
-    Unbounded,
-    check_arrow,
-    check_rows,
-    check_size,
-    is_heavy,
-    page_bytes,
-)
+from hftune.data.readers.columnar_limits import AT_ONCE, Unbounded, check_rows, check_size
+from hftune.data.readers.columnar_weights import by_itself, is_heavy
+from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
+from hftune.data.readers.parquet_trial import Trial, open_parquet
 from hftune.data.readers.strict_json import Malformed, loads
 from hftune.digests import open_file
 from hftune.errors import DataError, shown
@@ -28,6 +24,8 @@ from hftune.errors import DataError, shown
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 _ARROW_MAGIC = b"ARROW1"
+_TIMES_AVERAGE = 8
+"""Rows that are so much longer than their average are read together without too much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,39 +57,54 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         OSError: From the system.
     """
     try:
-        open_file(file).close()  # pyarrow would wait for a FIFO
-        with pq.ParquetFile(file) as source:
-            fault = _bad_columns(source.schema_arrow, file)
-            if fault or not source.metadata.num_rows:
-                yield fault or no_record(file)
-                return
-            first, size = 1, file.stat().st_size
-            check_rows(source.metadata.num_rows, size)
-            for group in range(source.num_row_groups):
-                at_once = _rows_at_once(file, source.metadata, group, rows_per_chunk)
-                batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
-                rows = source.metadata.row_group(group).num_rows
-                yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
-                first += rows
+        with open_file(file) as stream:  # pyarrow would wait for a FIFO
+            is_long = has_long_footer(stream)
+        with Trial(file) as trial:
+            if is_long:
+                trial.open()
+            yield from _row_groups(file, rows_per_chunk, trial)
     except Unbounded as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
 
 
-def _rows_at_once(file: Path, metadata: Any, group: int, rows_per_chunk: int) -> int:
+def _row_groups(file: Path, rows_per_chunk: int, trial: Trial) -> Iterator[Chunk]:
+    """The records, once the description of the columns has been found to be of moderate size."""
+    with open_parquet(file) as source:
+        fault = _bad_columns(source.schema_arrow, file)
+        if fault or not source.metadata.num_rows:
+            yield fault or no_record(file)
+            return
+        first, size = 1, file.stat().st_size
+        check_rows(source.metadata.num_rows, size)
+        for group in range(source.num_row_groups):
+            at_once = _rows_at_once(file, source, group, rows_per_chunk, trial)
+            batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
+            rows = source.metadata.row_group(group).num_rows
+            yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
+            first += rows
+
+
+def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, trial: Trial) -> int:
     """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
 
     Raises:
-        Unbounded: One of its pages is too large to be decoded.
+        Unbounded: One of its pages is too large to be decoded, or a row is.
     """
     size = file.stat().st_size
-    for index in range(metadata.num_columns):
-        check_rows(metadata.row_group(group).column(index).num_values, size)
+    columns = source.metadata.row_group(group)
+    for index in range(source.metadata.num_columns):
+        check_rows(columns.column(index).num_values, size)
     with open_file(file) as stream:
-        pages = page_bytes(stream, metadata, group)
-    check_size(pages, size)
-    return max(1, min(rows_per_chunk, AT_ONCE // max(1, pages)))
+        sizes = group_sizes(stream, source, group)
+    check_size(sizes.pages, size)
+    at_once = max(1, min(rows_per_chunk, AT_ONCE // max(1, sizes.pages)))
+    if sizes.row > AT_ONCE or sizes.pages > AT_ONCE // 2:
+        average = sizes.row // max(1, columns.num_rows)
+        at_once = max(1, min(at_once, AT_ONCE // (_TIMES_AVERAGE * max(1, average))))
+        trial.read(group, at_once)
+    return at_once
 
 
 def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
@@ -103,9 +116,9 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     try:
         size = file.stat().st_size
         with open_file(file) as stream:
-            check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
-        # Not a memory map: its pages would count as ours, and a file cut short meanwhile would end the process.
-        with pa.OSFile(str(file)) as source:
+            largest = check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
+        # A memory map only for batches that need it: a file cut short meanwhile would end the process.
+        with pa.memory_map(str(file)) if largest > AT_ONCE else pa.OSFile(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
@@ -158,6 +171,7 @@ def _chunks(
             part = batch.slice(start, step)
             yield from _checked(part, file, first, unchecked=unchecked)
             first += part.num_rows
+        del batch, part  # not two of them at once
 
 
 def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) -> Iterator[Chunk]:
@@ -173,7 +187,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     except pa.ArrowInvalid as error:
         fault = _no_value(error, f"{file}:{first}")
     if fault is None:
-        yield ArrowRecords(str(file), _serialised(batch), first)
+        yield ArrowRecords(str(file), _serialised(by_itself(batch)), first)
     elif batch.num_rows == 1:
         yield Failed(fault, str(file))
     else:
@@ -240,7 +254,7 @@ def _change_object(value: dict[str, Any] | None, changes: dict[str, Change | Non
 
 def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:
     """Two columns of one name would be one key."""
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if not twice:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"

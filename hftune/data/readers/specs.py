@@ -110,6 +110,6 @@ def _take(text: str, flag: str) -> tuple[str, int | None]:
     number = match.group(1)
     if not number.isdecimal() or len(number) > _DIGITS or int(number) == 0 or match.start() == 0:
         fix = "Write PATH#500 to take 500 records of a source."
-        cause = f"{shown(text)} is no path, and {shown(number)!r} is no number of records"
+        cause = f"{shown(text)} does not exist, and {shown(number)!r} after # is not a number of records"
         raise ArgumentError(cause, place=flag, fix=fix)
     return text[: match.start()], int(number)

@@ -1,26 +1,17 @@
 """Expected calibration error of probabilities: how far a stated confidence is from the share that is right."""
 
-import datasets
-import evaluate
 import numpy as np
 
+from hftune.trainers.pair_metric import PairMetric
 
-class CalibrationError(evaluate.Metric):
+
+class CalibrationError(PairMetric):
     """`predictions`: probabilities of an outcome; `references`: 1 where it came, 0 where not.
 
     A prediction is "yes" above 0.5 and its confidence max(p, 1 - p), from 0.5 to 1. Over `bins` bins of equal width of
     that range: sum of (share of predictions in the bin) x |share that is right - mean confidence| (Guo et al. 2017,
     arXiv:1706.04599, equation 3). A prediction of exactly 0.5 is half right.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
 
     def _compute(self, predictions: list[float], references: list[float], bins: int = 10) -> dict[str, float]:
         probability, came = np.asarray(predictions), np.asarray(references)

@@ -1,25 +1,18 @@
 """Whether the first wrong step of answers is found, as ProcessBench measures it (arXiv:2412.06559)."""
 
-import datasets
-import evaluate
 import numpy as np
 
+from hftune.trainers.pair_metric import PairMetric
 
-class FirstError(evaluate.Metric):
+
+class FirstError(PairMetric):
     """`predictions` and `references`: the number of the first wrong step, -1 for none.
 
     Gives the share of answers for which both are the same, over all of them, over those with an error and over those
     without, and `f1`, the harmonic mean of the last two; NaN where there are none.
     """
 
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("int64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
+    VALUE = "int64"
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
         found, labels = np.asarray(predictions), np.asarray(references)

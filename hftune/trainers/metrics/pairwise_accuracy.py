@@ -1,21 +1,12 @@
 """Share of pairs whose chosen answer scores higher than the rejected one."""
 
-import datasets
-import evaluate
 import numpy as np
 
+from hftune.trainers.pair_metric import PairMetric
 
-class PairwiseAccuracy(evaluate.Metric):
+
+class PairwiseAccuracy(PairMetric):
     """`predictions`: scores of the chosen answers; `references`: of the rejected ones. A tie counts as wrong."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
         return {"accuracy": float((np.asarray(predictions) > np.asarray(references)).mean())}

@@ -2,22 +2,13 @@
 
 import math
 
-import datasets
-import evaluate
 import numpy as np
 
+from hftune.trainers.pair_metric import PairMetric
 
-class Perplexity(evaluate.Metric):
+
+class Perplexity(PairMetric):
     """`predictions`: mean losses in nats a token; `references`: how many tokens each stands for."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
         mean = float(np.average(predictions, weights=references))

@@ -1,21 +1,12 @@
 """Share of steps that are judged as they are labelled."""
 
-import datasets
-import evaluate
 import numpy as np
 
+from hftune.trainers.pair_metric import PairMetric
 
-class StepAccuracy(evaluate.Metric):
+
+class StepAccuracy(PairMetric):
     """`predictions`: probabilities that steps are right; `references`: labels from 0 to 1, 0.5 of which is left out."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("float64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
         labels = np.asarray(references)

@@ -1,23 +1,16 @@
 """Share of trained tokens whose most likely prediction is the label."""
 
-import datasets
-import evaluate
 import numpy as np
+
+from hftune.trainers.pair_metric import PairMetric
 
 IGNORED = -100
 
 
-class TokenAccuracy(evaluate.Metric):
+class TokenAccuracy(PairMetric):
     """`predictions` and `references`: token ids, already aligned (predictions shifted); label -100 is left out."""
 
-    def _info(self) -> evaluate.MetricInfo:
-        value = datasets.Value("int64")
-        return evaluate.MetricInfo(
-            description=__doc__,
-            citation="",
-            inputs_description=self.__class__.__doc__,
-            features=datasets.Features({"predictions": value, "references": value}),
-        )
+    VALUE = "int64"
 
     def _compute(self, predictions: list[int], references: list[int]) -> dict[str, float]:
         labels = np.asarray(references)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ import hftune.arguments
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
+from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
 from hftune.arguments.given import GIVEN_NAMES, given_in_file, given_on_command_line, joined, take_config, yaml_value
 from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
@@ -90,6 +92,7 @@ class HftuneParser(TrlParser):
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
         entries = self.translate(argv)
+        self._say_defaults(argv, entries, self.settle_defaults(entries))
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
@@ -99,6 +102,23 @@ class HftuneParser(TrlParser):
             raise ArgumentError(str(error), fix="see --help") from error
         finally:
             GIVEN_NAMES.reset(before)
+
+    def settle_defaults(self, entries: list[Entry]) -> dict[str, Any]:
+        """Give arguments that were not given the defaults for what is trained, or those asked for; returns these.
+
+        Raises:
+            ArgumentError: `--defaults` names nobody's.
+        """
+        chosen = choose_defaults(self.stage, entries, self.known) if self.stage in STAGES else {}
+        self.set_defaults_with_config(**chosen)
+        return chosen
+
+    def _say_defaults(self, argv: list[str], entries: list[Entry], chosen: dict[str, Any]) -> None:
+        """A command of MedicalGPT's that does not say whose defaults it wants is told what differs."""
+        if self.stage not in STAGES or any(entry.name == "defaults" for entry in entries):
+            return
+        if reads_as_medicalgpts((entry.name for entry in _entries(*take_config(argv))), self.known):
+            say_differences(self.stage, entries, chosen, self.known)
 
     def translate(self, argv: list[str]) -> list[Entry]:
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.
@@ -199,7 +219,10 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
 def help_of(stage: str, argv: list[str]) -> str:
     """The page that `--help` shows."""
     launch.prepare_environment()
-    return parser_for(stage, argv).format_help()
+    parser = parser_for(stage, argv)
+    with contextlib.suppress(UserError):  # said when the script runs
+        parser.settle_defaults(parser.translate(argv))
+    return parser.format_help()
 
 
 def parser_for(stage: str, argv: list[str]) -> HftuneParser:

@@ -17,10 +17,12 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from hftune.arguments.lengths import CUT
 from hftune.data.borders import Borders, count_borders
 from hftune.data.chat import Renderer, require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
+from hftune.data.fitting import Limits, Pair, fitted, limits_of
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.records.messages import Message
 from hftune.data.respelling import token_ids
@@ -39,31 +41,6 @@ LONG_PROMPT = "prompt longer than max_prompt_length"
 COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Lengths in tokens; None is no limit."""
-
-    total: int
-    prompt: int | None = None
-    completion: int | None = None
-
-    def __post_init__(self) -> None:
-        check_length(self.total, "--max_length")
-        check_length(self.prompt, "--max_prompt_length", 1)
-        check_length(self.completion, "--max_completion_length", 1)
-
-
-@dataclass(slots=True)
-class Pair:
-    """Token ids of one preference, int32."""
-
-    prompt: np.ndarray
-    chosen: np.ndarray
-    rejected: np.ndarray
-    margin: float | None
-    source: str = ""
-
-
 @dataclass(slots=True)
 class PairText:
     """Prompt with each answer as text, and where the answer is in it."""
@@ -74,13 +51,15 @@ class PairText:
     rejected_span: Span
     margin: float | None
     source: str = ""
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the longer answer as it was given."""
 
 
 class PairEncoder(Encoder):
     """Preference pairs for DPO.
 
-    A prompt loses its start, an answer its end. Where both do not fit in `max_length`, the prompt gives way first, down
-    to half of `max_length`; then the answers, down to one token. Pairs equal after that are dropped and counted.
+    A prompt loses its start, an answer its end, or the pair is dropped, as `too_long` says (`fitting.py`). Pairs equal
+    after that are dropped and counted.
 
     Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
     template's terminator. And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
@@ -102,13 +81,15 @@ class PairEncoder(Encoder):
         max_length: int,
         max_prompt_length: int | None = None,
         max_completion_length: int | None = None,
+        too_long: str = CUT,
+        max_characters: int | None = None,
         offset: bool = False,
         borders: str = "split",
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
             self.schema = self.schema.append(pa.field("margin", pa.float32()))
-        self.limits = Limits(max_length, max_prompt_length, max_completion_length)
+        self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
         self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
@@ -119,9 +100,7 @@ class PairEncoder(Encoder):
         """As the flags of run_rm.py and run_dpo.py say."""
         return cls(
             tokenizer,
-            max_length=args.max_length,
-            max_prompt_length=args.max_prompt_length,
-            max_completion_length=args.max_completion_length,
+            **limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
             borders=args.borders_in_text,
         )
@@ -158,7 +137,8 @@ class PairEncoder(Encoder):
                 fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
                 kind="prompt written in two ways",
             )
-        return PairText(left, left_span, right, right_span, preference.margin)
+        answers = max(written(answer) for answer in (preference.chosen, preference.rejected))
+        return PairText(left, left_span, right, right_span, preference.margin, characters=left_span[0] + answers)
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
@@ -197,15 +177,17 @@ class PairEncoder(Encoder):
             rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
             shared = _common_length(chosen[:first], rejected[:second])
             pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
-            fitted = _fit(pair, self.limits)
-            if np.array_equal(fitted.chosen, fitted.rejected):
-                counts.drop(SAME)
+            seen = Counts()
+            found = fitted(pair, self.limits, text.characters, seen)
+            if found is not None and np.array_equal(found.chosen, found.rejected):
+                found, seen = None, Counts(dropped={SAME: 1})
+            counts.add(seen)
+            if found is None:
                 continue
             counts.used += 1
-            counts.truncated += _length(fitted) < _length(pair) or len(fitted.prompt) < len(pair.prompt)
-            counts.tokens += 2 * len(fitted.prompt) + len(fitted.chosen) + len(fitted.rejected)
-            counts.trained_tokens += len(fitted.chosen) + len(fitted.rejected)
-            kept.append(fitted)
+            counts.tokens += 2 * len(found.prompt) + len(found.chosen) + len(found.rejected)
+            counts.trained_tokens += len(found.chosen) + len(found.rejected)
+            kept.append(found)
         return kept
 
     def _divide(self, encoding: Encoding, span: Span, characters: int) -> tuple[np.ndarray, int]:
@@ -223,13 +205,14 @@ class PairEncoder(Encoder):
 def counted(pairs: list[Pair]) -> dict[str, list[Any]]:
     """The columns of `COUNTED`."""
     return {
-        "length": [_length(pair) for pair in pairs],
+        "length": [pair.length for pair in pairs],
         "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
     }
 
 
-def _length(pair: Pair) -> int:
-    return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
+def written(answer: list[Message]) -> int:
+    """Characters of an answer as it was given."""
+    return sum(len(str(message.get("content") or "")) for message in answer)
 
 
 def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
@@ -261,24 +244,6 @@ def _common_length(left: np.ndarray, right: np.ndarray) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter
-
-
-def fit_answer(prompt: np.ndarray, answer: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """One prompt and answer within their limits, as those of a pair."""
-    fitted = _fit(Pair(prompt, answer, answer, None, ""), limits)
-    return fitted.prompt, fitted.chosen
-
-
-def _fit(pair: Pair, limits: Limits) -> Pair:
-    """The pair within its limits; the same pair if it fits."""
-    prompt = pair.prompt[-limits.prompt :] if limits.prompt else pair.prompt
-    longest = max(len(pair.chosen), len(pair.rejected))
-    answer = min(longest, limits.completion) if limits.completion else longest
-    # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
-    least = max(1, limits.total // 2)
-    kept = min(len(prompt), max(least, limits.total - answer))
-    room = min(answer, limits.total - kept)
-    return Pair(prompt[len(prompt) - kept :], pair.chosen[:room], pair.rejected[:room], pair.margin, pair.source)
 
 
 class PromptEncoder(Encoder):

@@ -253,6 +253,7 @@ class PromptEncoder(Encoder):
 
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
+        system_prompt: The system message of prompts that have none of their own.
         borders: What becomes of turn borders in contents, a mode of `Borders`.
     """
 
@@ -262,30 +263,43 @@ class PromptEncoder(Encoder):
     dummy_kind = "prompt"
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None, borders: str = "split"
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_length: int | None,
+        system_prompt: str | None = None,
+        borders: str = "split",
     ) -> None:
         check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
-        self.tokenizer, self.max_prompt_length = tokenizer, max_prompt_length
+        self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
         self.render = Renderer(tokenizer)
         self.borders = Borders(tokenizer, borders, self.render)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
         """As the flags of run_rl.py say."""
-        return cls(tokenizer, max_prompt_length=args.max_prompt_length, borders=args.borders_in_text)
+        return cls(
+            tokenizer,
+            max_prompt_length=args.max_prompt_length,
+            system_prompt=args.system_prompt,
+            borders=args.borders_in_text,
+        )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {
+        about = {
             "encoder": "prompts",
             "max_prompt_length": self.max_prompt_length,
             "borders_in_text": self.borders.mode,
         }
+        return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
 
     def parse(self, row: Row) -> tuple[Prompt, str]:
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
+        if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
+            prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
         try:
             return prompt, self.borders.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:

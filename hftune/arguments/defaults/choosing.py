@@ -99,22 +99,24 @@ def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, A
     """
     given = as_texts(entries) | {"do_train": "true"}  # how it is trained is compared, not whether
     theirs, _ = medicalgpt_defaults(stage, given)
-    here = {name: chosen.get(name, _of_field(known[name])) for name in theirs if name in known}
-    differ = [name for name in _MATTERS if name in here and _shown(here[name]) != _shown(theirs[name])]
+    here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
+    if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
+        theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}
+    differ = [name for name in _MATTERS if name in here and name in theirs and shown(here[name]) != shown(theirs[name])]
     more = f", and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
-    words = "; ".join(f"{name} {_shown(here[name])} (there {_shown(theirs[name])})" for name in differ[:_SHOWN])
+    words = "; ".join(f"{name} {shown(here[name])} (there {shown(theirs[name])})" for name in differ[:_SHOWN])
     notice(
         f"this reads as a command of MedicalGPT's. Where it is silent hftune has its own defaults: {words}{more}. "
         "--defaults medicalgpt takes all of MedicalGPT's, --defaults hftune keeps these without this notice"
     )
 
 
-def _of_field(action: Any) -> Any:
+def of_field(action: Any) -> Any:
     """The default of an argument's field; that of a list is made anew each time."""
     return action.default() if callable(action.default) else action.default
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value in a few characters."""
     if isinstance(value, float):
         return f"{value:g}"

@@ -121,7 +121,7 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
     }
     whole = {name: str(value) for name, value in values.items()} | dict(given)
     subject = subject_of(stage, whole)
-    reasons = [f"{name} {value} ({because})" for name, value, because in _UNEQUAL if name not in given]
+    reasons = [f"{name} {value} ({because})" for name, value, because in UNEQUAL if name not in given]
     for name in [name for name in _IMPOSSIBLE if name in values]:
         because = _IMPOSSIBLE[name](values[name], subject, given)
         if because:
@@ -140,7 +140,7 @@ def _check_asked(script: str, given: Given) -> None:
 
 # --- what is not as there -------------------------------------------------------------------------------------------
 
-_UNEQUAL = (
+UNEQUAL = (
     ("trust_remote_code", "True", "code of a model runs when it is asked for alone"),
     ("use_fast_tokenizer", "False", "what is trained is found by characters, which slow tokenizers do not know"),
     ("device_map", "auto", "the launcher places models"),

@@ -103,3 +103,35 @@ OWN: tuple[Default, ...] = (
 def own_defaults(subject: Subject) -> dict[str, Default]:
     """The rows for a run, by name; later rows win."""
     return {row.name: row for row in OWN if row.fits(subject)}
+
+
+SAME: dict[str, str] = {
+    "per_device_train_batch_size": "as transformers has it; `hftune plan` says how many fit",
+    "gradient_accumulation_steps": "raise it for a larger batch in the same memory",
+    "block_size": "long enough for a page; memory grows with it",
+    "max_length": "holds most conversations; what is longer is counted, and `hftune preview` shows how much",
+    "max_completion_length": "pairs are bound by max_length as a whole; a policy gets TRL's room to think",
+    "num_generations": "TRL's: answers to a prompt that are compared with each other",
+    "optim": "AdamW in one kernel",
+    "weight_decay": "few passes over the data leave it nothing to do",
+    "max_grad_norm": "one odd batch cannot throw the run",
+    "gradient_checkpointing": "a third slower, and memory no longer grows with the layers",
+    "beta": "of the method's paper, or TRL's",
+    "lora_r": "enough for most tasks at these rates (arXiv:2106.09685)",
+    "lora_alpha": "twice the rank, so that rates suit other ranks as well",
+    "lora_dropout": "none: layers with dropout cannot be computed in one pass",
+    "lora_target_modules": "attention alone learns less (arXiv:2405.09673)",
+    "validation_split_percentage": "nothing is taken from the training records unasked",
+    "train_in_float32": "LoRA is in float32 anyway, and so are all weights with --dtype auto",
+    "bf16": "where the GPU can: as wide as float32, half the memory",
+    "too_long": "a record with its ends cut teaches more than none",
+    "length_budget": "each side as long as it was asked to be",
+    "save_steps": "as transformers has it; a signal saves a checkpoint in any case",
+    "shuffle_seed": "the first records of the files; the Trainer shuffles what is taken",
+    "count_rows": "records are what people count",
+    "critic_learning_rate": "that of the policy",
+    "eval_strategy": "there is nothing to evaluate on; RL evaluates at the end, since answers take long",
+    "reward_funcs": "nobody knows what you reward",
+    "seed": "as transformers has it",
+}
+"""Why arguments that no row above is about have the default of their field; what is here is shown on the page."""

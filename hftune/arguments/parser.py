@@ -92,7 +92,7 @@ class HftuneParser(TrlParser):
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
         entries = self.translate(argv)
-        self._say_defaults(argv, entries, self.settle_defaults(entries))
+        self.settle_defaults(entries, [entry.name for entry in _entries(*take_config(argv))])
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
@@ -103,22 +103,25 @@ class HftuneParser(TrlParser):
         finally:
             GIVEN_NAMES.reset(before)
 
-    def settle_defaults(self, entries: list[Entry]) -> dict[str, Any]:
-        """Give arguments that were not given the defaults for what is trained, or those asked for; returns these.
+    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+        """Give arguments that were not given the defaults for what is trained, or those asked for.
+
+        A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
+
+        Args:
+            entries: What was given, translated.
+            written: The names as they were written.
 
         Raises:
             ArgumentError: `--defaults` names nobody's.
         """
-        chosen = choose_defaults(self.stage, entries, self.known) if self.stage in STAGES else {}
-        self.set_defaults_with_config(**chosen)
-        return chosen
-
-    def _say_defaults(self, argv: list[str], entries: list[Entry], chosen: dict[str, Any]) -> None:
-        """A command of MedicalGPT's that does not say whose defaults it wants is told what differs."""
-        if self.stage not in STAGES or any(entry.name == "defaults" for entry in entries):
+        if self.stage not in STAGES:
             return
-        if reads_as_medicalgpts((entry.name for entry in _entries(*take_config(argv))), self.known):
+        chosen = choose_defaults(self.stage, entries, self.known)
+        asked = any(entry.name == "defaults" for entry in entries)
+        if not asked and reads_as_medicalgpts(written, self.known):
             say_differences(self.stage, entries, chosen, self.known)
+        self.set_defaults_with_config(**chosen)
 
     def translate(self, argv: list[str]) -> list[Entry]:
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.

@@ -98,11 +98,14 @@ def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, A
         known: The parser's actions by name, with the defaults of their fields.
     """
     given = as_texts(entries) | {"do_train": "true"}  # how it is trained is compared, not whether
-    theirs, _ = medicalgpt_defaults(stage, given)
+    # What its classes leave to TRL is the default of the field, here as there.
+    theirs = {name: of_field(known[name]) for name in chosen} | medicalgpt_defaults(stage, given)[0]
     here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
     if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
         theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}
     differ = [name for name in _MATTERS if name in here and name in theirs and shown(here[name]) != shown(theirs[name])]
+    if not differ:
+        return
     more = f", and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     words = "; ".join(f"{name} {shown(here[name])} (there {shown(theirs[name])})" for name in differ[:_SHOWN])
     notice(

@@ -160,17 +160,21 @@ def train_in_float32(adapted: PreTrainedModel | PeftModel) -> None:
 
     ZeRO-3's parts stay as they are: its optimizer has float32 copies.
     """
-    for name, module in adapted.named_modules():
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad and p.is_floating_point()]
-        low = [p for p in own if p.element_size() < 4 and not zero.is_partitioned(p)]
-        if not low:
-            continue
+    # All modules before any is changed: embeddings and head may be one matrix.
+    found = [(name, module, _low(module)) for name, module in adapted.named_modules()]
+    for name, module, low in [entry for entry in found if entry[2]]:
         before = low[0].dtype
-        for parameter in low:
-            parameter.data = parameter.data.float()
         module.register_forward_pre_hook(lambda _, inputs: tuple(_in_dtype(value, torch.float32) for value in inputs))
         if "score" not in name.split("."):  # nothing comes after it
             module.register_forward_hook(lambda _, inputs, found, dtype=before: _in_dtype(found, dtype))
+    for parameter in [parameter for *_, low in found for parameter in low]:
+        parameter.data = parameter.data.float()
+
+
+def _low(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The module's own parameters that are trained, in less than 32 bits, and whole on this process."""
+    own = [p for p in module.parameters(recurse=False) if p.requires_grad and p.is_floating_point()]
+    return [p for p in own if p.element_size() < 4 and not zero.is_partitioned(p)]
 
 
 def _in_dtype(value: Any, dtype: torch.dtype) -> Any:

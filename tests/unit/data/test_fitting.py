@@ -1,4 +1,4 @@
-"""Records beyond their lengths: cut on one side or both, or dropped; each counted. MedicalGPT's budgets, stated again."""
+"""Records beyond their lengths: cut on one side or both, or dropped; counted. MedicalGPT's budgets, stated again."""
 
 from __future__ import annotations
 

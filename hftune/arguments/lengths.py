@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from hftune.errors import ArgumentError
 
@@ -40,18 +39,14 @@ class PairLengths:
         },
     )
 
-    if TYPE_CHECKING:
-        max_length: int | None
-
     def settle_lengths(self) -> None:
         """Make `max_length` the sum of both lengths where both are given.
 
         Raises:
             ArgumentError: A sum of one length, or characters that nothing is dropped for.
         """
-        both = self.max_prompt_length is not None and self.max_completion_length is not None
-        if both:
-            self.max_length = self.max_prompt_length + self.max_completion_length  # type: ignore[operator]
+        if self.max_prompt_length is not None and self.max_completion_length is not None:
+            self.max_length = self.max_prompt_length + self.max_completion_length
         elif self.length_budget != EACH:
             raise ArgumentError(
                 "a budget is the sum of two lengths",

@@ -93,12 +93,11 @@ class StageArguments(
     ds_resolved: dict[str, Any] | None = field(default=None, init=False, metadata={"help": "The config as used."})
 
     if TYPE_CHECKING:  # what every TrainingArguments beside this class brings
-        given: frozenset[str]
 
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        self.given = GIVEN_NAMES.get()
+        self.given: frozenset[str] = GIVEN_NAMES.get()
         # transformers would choose a folder of its own; preflight asks for one instead.
         self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]

@@ -70,6 +70,7 @@ class PairEncoder(Encoder):
     """
 
     schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNTED})
+    length_flag = "--max_length, or --max_prompt_length with --max_completion_length"
     dummy_kind = "preference"
     to_the_end = False
     """Keep what follows an answer's terminator."""

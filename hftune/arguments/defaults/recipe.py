@@ -90,11 +90,16 @@ def _share(steps: float) -> str:
 
 
 def _rows(said: _Words, data_args: DataArguments, args: StageArguments) -> str:
+    known = [name for name in _LENGTHS if getattr(args, name, None) is not None]
+    summed = hasattr(args, "too_long") and {"max_prompt_length", "max_completion_length"} <= {*known}
+    of_max_length = ("max_length", *(("max_prompt_length", "max_completion_length") if summed else ()))
     lengths = [
-        f"{name} {said(getattr(args, name), name)}" for name in _LENGTHS if getattr(args, name, None) is not None
+        f"{name} {said(getattr(args, name), *(of_max_length if name == 'max_length' else (name,)))}" for name in known
     ]
     if hasattr(args, "too_long"):
-        lengths.append(f"longer ones: {said(args.too_long, 'too_long')}")
+        lengths.append(
+            f"budget {said(args.length_budget, 'length_budget')}, too long {said(args.too_long, 'too_long')}"
+        )
     return f"{', '.join(lengths) or 'no limit of length'}; evaluation {_evaluation(said, data_args, args)}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -70,9 +71,15 @@ def hftunes(stage: str, given: Mapping[str, str], known: Collection[str]) -> dic
     if given.get("optim", "").startswith("schedule_free"):  # it has neither, and says so
         values.pop(_SCHEDULE, None)
         values.pop(_WARM_UP, None)
-    if given.get(_SCHEDULE) in _WITHOUT_WARM_UP:
-        values.pop(_WARM_UP, None)
+    if given.get(_SCHEDULE) in _WITHOUT_WARM_UP or values.get(_WARM_UP, 0) * _steps(given) < 1:
+        values.pop(_WARM_UP, None)  # of a few steps the first would be trained at a rate of 0
     return values
+
+
+def _steps(given: Mapping[str, str]) -> float:
+    """The steps of a run where they were given; of others enough for any share."""
+    steps = given.get("max_steps", "-1")
+    return float(steps) if steps.isdigit() else math.inf
 
 
 # --- a command line of MedicalGPT's ---------------------------------------------------------------------------------

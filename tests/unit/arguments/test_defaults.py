@@ -99,6 +99,13 @@ def test_a_schedule_that_was_named_is_not_warmed_up(schedule: str) -> None:
     assert (training.schedule, training.warmup_steps) == (schedule, 0)
 
 
+@pytest.mark.parametrize("steps, warm", [("1", 0), ("33", 0), ("34", 0.03), ("-1", 0.03), ("1000", 0.03)])
+def test_a_few_steps_are_not_warmed_up(steps: str, warm: float) -> None:
+    """The first step of a warm-up has a rate of 0: of one step nothing would be left."""
+    *_, training = parse_arguments("sft", ["--max_steps", steps, *OUT])
+    assert training.warmup_steps == warm
+
+
 def test_schedule_free_optimizers_have_neither() -> None:
     chosen = hftunes("sft", {"optim": "schedule_free_adamw"}, stage_parser("sft").known)
     assert not {"lr_scheduler_type", "warmup_steps"} & chosen.keys()

@@ -97,7 +97,7 @@ class StageArguments(
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
-        self.given: frozenset[str] = GIVEN_NAMES.get()
+        self._given: frozenset[str] = GIVEN_NAMES.get()
         # transformers would choose a folder of its own; preflight asks for one instead.
         self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
@@ -183,6 +183,11 @@ class StageArguments(
             has_compiler=not here or building.builds_operators(),
             unbuilt=building.not_buildable(gpu_operators(config) if here else ()),
         )
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the arguments of the run that were given, on a command line or in a file."""
+        return self._given
 
     @property
     def world_size(self) -> int:

@@ -68,6 +68,8 @@ def hftunes(stage: str, given: Mapping[str, str], known: Collection[str]) -> dic
     """hftune's own defaults for what was not given."""
     rows = own_defaults(subject_of(stage, given))
     values = {name: row.value for name, row in rows.items() if name not in given and name in known}
+    if "learning_rate" in given:
+        values.pop("critic_learning_rate", None)  # whoever has chosen one rate means both
     if given.get("optim", "").startswith("schedule_free"):  # it has neither, and says so
         values.pop(_SCHEDULE, None)
         values.pop(_WARM_UP, None)

@@ -106,6 +106,13 @@ def test_a_few_steps_are_not_warmed_up(steps: str, warm: float) -> None:
     assert training.warmup_steps == warm
 
 
+def test_a_critic_learns_at_the_rate_that_was_given() -> None:
+    ppo = ["--rl_algorithm", "ppo", *OUT]
+    assert parse_arguments("rl", ppo)[-1].critic_learning_rate == 1e-5
+    for more in (["--learning_rate", "5e-3"], ["--use_peft"]):
+        assert parse_arguments("rl", [*ppo, *more])[-1].critic_learning_rate is None
+
+
 def test_schedule_free_optimizers_have_neither() -> None:
     chosen = hftunes("sft", {"optim": "schedule_free_adamw"}, stage_parser("sft").known)
     assert not {"lr_scheduler_type", "warmup_steps"} & chosen.keys()

@@ -28,11 +28,11 @@ PAGE = ROOT / "docs" / "defaults.md"
 HEAD = "## What they reach in 60 steps\n"
 COMMON = {
     "use_peft": True, "save_strategy": "no", "gradient_checkpointing": False, "eval_on_start": True,
-    "eval_strategy": "steps", "max_eval_samples": 24, "report_to": "none", "disable_tqdm": True,
+    "eval_strategy": "steps", "max_eval_samples": 16, "report_to": "none", "disable_tqdm": True,
 }  # fmt: skip
 PAIRS = {
     "train_file_dir": "examples/data/preference", "validation_file_dir": "examples/data/preference_eval",
-    "max_length": 160, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8,
+    "max_length": 128, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 8,
 }  # fmt: skip
 
 
@@ -57,13 +57,13 @@ STAGES = {
     "pt": Stage(
         "pt",
         {"train_file_dir": "examples/data/pretrain", "validation_file_dir": "examples/data/pretrain_eval",
-         "block_size": 128, "per_device_train_batch_size": 2},
+         "block_size": 64, "per_device_train_batch_size": 2},
         "eval_loss",
     ),
     "sft": Stage(
         "sft",
-        {"train_file_dir": "examples/data/sft", "validation_file_dir": "examples/data/sft_eval", "max_length": 128,
-         "per_device_train_batch_size": 4},
+        {"train_file_dir": "examples/data/sft", "validation_file_dir": "examples/data/sft_eval", "max_length": 96,
+         "per_device_train_batch_size": 2},
         "eval_loss",
     ),
     "rm": Stage("rm", PAIRS, "eval_accuracy", higher=True),
@@ -72,8 +72,8 @@ STAGES = {
     "grpo": Stage(
         "rl",
         {"train_file_dir": "examples/data/prompts", "validation_file_dir": "examples/data/prompts_eval",
-         "per_device_train_batch_size": 8, "per_device_eval_batch_size": 8, "num_generations": 8,
-         "max_completion_length": 24},
+         "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "num_generations": 4,
+         "max_completion_length": 20},
         "eval_reward",
         higher=True,
     ),

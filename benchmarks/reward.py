@@ -27,7 +27,8 @@ DATA = ROOT / "examples" / "data"
 BAR_ACCURACY = 0.9
 TRAIN = (
     "--max_train_samples 96 --per_device_train_batch_size 4 --num_train_epochs 1 --learning_rate 1e-3 "
-    "--max_length 192 --use_peft --save_strategy no --logging_steps 1 --report_to none"
+    "--max_length 192 --use_peft --save_strategy no --logging_steps 1 --report_to none --lr_scheduler_type linear "
+    "--warmup_steps 0 --eval_strategy no"
 )
 START, END = "<!-- figures: python benchmarks/reward.py --model MODEL --write-docs -->", "<!-- end of figures -->"
 

@@ -13,6 +13,7 @@ from peft import PeftModel
 from transformers import Trainer, set_seed
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments.defaults.recipe import recipe
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
@@ -78,6 +79,8 @@ def start_run(
     get_logger().info(
         "%s: %s process(es) on %s, ZeRO stage %s", stage, ranks.world_size(), where, training_args.zero_stage
     )
+    for line in recipe(model_args, data_args, adapter_args, training_args):
+        get_logger().info(line)
     return Run(stage, model_args, data_args, adapter_args, training_args, time.time())
 
 

@@ -31,7 +31,10 @@ class AdapterArguments(NewRowsArguments, FreezingArguments):
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the adapter's input."})
     lora_target_modules: list[str] = field(
         default_factory=lambda: ["all"],
-        metadata={"help": "Linear modules to adapt: all (every linear but the head), or names."},
+        metadata={
+            "help": "Linear modules to adapt: all (every linear but the head), names, or default (those that peft "
+            "chooses for the architecture)."
+        },
     )
     target_regex: str | None = field(
         default=None, metadata={"help": "Adapt the modules whose whole name matches, instead of the names above."}

@@ -58,6 +58,20 @@ class DataArguments:
     )
     max_train_samples: int = field(default=-1, metadata={"help": "Use this many records at most; -1: all."})
     max_eval_samples: int = field(default=-1, metadata={"help": "Hold out this many records at most; -1: all."})
+    shuffle_seed: int | None = field(
+        default=None,
+        metadata={
+            "help": "Draw the records that --max_train_samples takes from all of the training data, with this seed. "
+            "Left out: the first ones, in the order of the files."
+        },
+    )
+    count_rows: bool = field(
+        default=False,
+        metadata={
+            "help": "Let --max_train_samples and --max_eval_samples count rows as they are trained (packed blocks), "
+            "not records as they are read."
+        },
+    )
     preprocessing_num_workers: int = field(
         default=0, metadata={"help": "Processes that tokenise; 0: one for each core, 16 at most."}
     )

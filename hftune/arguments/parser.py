@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ import hftune.arguments
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
+from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
 from hftune.arguments.given import (
     GIVEN_NAMES,
     given_in_file,
@@ -98,6 +100,7 @@ class HftuneParser(TrlParser):
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
         entries = self.translate(argv)
+        self.settle_defaults(entries, [entry.name for entry in _entries(*take_config(argv))])
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
@@ -107,6 +110,26 @@ class HftuneParser(TrlParser):
             raise ArgumentError(str(error), fix="see --help") from error
         finally:
             GIVEN_NAMES.reset(before)
+
+    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+        """Give arguments that were not given the defaults for what is trained, or those asked for.
+
+        A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
+
+        Args:
+            entries: What was given, translated.
+            written: The names as they were written.
+
+        Raises:
+            ArgumentError: `--defaults` names nobody's.
+        """
+        if self.stage not in STAGES:
+            return
+        chosen = choose_defaults(self.stage, entries, self.known)
+        asked = any(entry.name == "defaults" for entry in entries)
+        if not asked and reads_as_medicalgpts(written, self.known):
+            say_differences(self.stage, entries, chosen, self.known)
+        self.set_defaults_with_config(**chosen)
 
     def translate(self, argv: list[str]) -> list[Entry]:
         """Arguments of hftune from a command line: aliases replaced, values translated, what has no effect said.
@@ -209,7 +232,10 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
 def help_of(stage: str, argv: list[str]) -> str:
     """The page that `--help` shows."""
     launch.prepare_environment()
-    return parser_for(stage, argv).format_help()
+    parser = parser_for(stage, argv)
+    with contextlib.suppress(UserError):  # said when the script runs
+        parser.settle_defaults(parser.translate(argv))
+    return parser.format_help()
 
 
 def parser_for(stage: str, argv: list[str]) -> HftuneParser:

@@ -23,6 +23,14 @@ class PrecisionFields:
         },
     )
 
+    train_in_float32: bool = field(
+        default=False,
+        metadata={
+            "help": "Keep what is trained in float32 whatever --dtype says, a reward model's head too. Under "
+            "DeepSpeed it is so anyway, in the optimizer's copies."
+        },
+    )
+
     def settle_precision(self) -> None:
         """Refuse a recipe that torchao does not have.
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import trl
 
-from hftune.arguments.training import StageArguments, _PairLengths
+from hftune.arguments.lengths import PairLengths
+from hftune.arguments.training import StageArguments
 
 SMOOTHED = frozenset(
     ["sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired", "dpop", "simpo", "cpo", "cpo_simpo"],
@@ -33,7 +34,7 @@ LOSS_TYPES |= {"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "kto
 
 
 @dataclass
-class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
+class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
     """Preference optimisation on pairs, or on answers with a label (KTO)."""
 
     loss_type: list[str] = field(
@@ -88,7 +89,7 @@ class DPOArguments(StageArguments, _PairLengths, trl.DPOConfig):
     )
 
     def __post_init__(self) -> None:
-        self._fit_max_length()
+        self.settle_lengths()
         super().__post_init__()
 
     @property

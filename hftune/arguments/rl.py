@@ -27,6 +27,9 @@ class RLFields(BorderFields):
             "help": "Reward functions: accuracy, format or length, or in Python as module:function or file.py:function."
         },
     )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "System message put before each prompt that has none of its own."}
+    )
     judge_reward: list[str] | None = field(
         default=None,
         metadata={

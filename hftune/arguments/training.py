@@ -10,6 +10,8 @@ from transformers import TrainingArguments
 
 from hftune.arguments.borders import BorderFields
 from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.given import GIVEN_NAMES
+from hftune.arguments.lengths import PairLengths
 from hftune.arguments.long_context import TilingFields
 from hftune.arguments.measuring import MeasuringFields
 from hftune.arguments.optimizer import OptimizerArguments
@@ -42,6 +44,14 @@ class StageArguments(
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
     output_dir: str | None = field(default=None, metadata={"help": "Folder for the result; needed."})
+    defaults: str = field(
+        default="hftune",
+        metadata={
+            "help": "Whose values arguments have that are not given. hftune: its own, for what is trained (`hftune "
+            "explain NAME`). medicalgpt: those of MedicalGPT's script, and what its code does besides.",
+            "choices": ["hftune", "medicalgpt"],
+        },
+    )
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Train even if the output folder holds a finished run, and replace it."}
     )
@@ -87,6 +97,7 @@ class StageArguments(
         def __getattr__(self, name: str) -> Any: ...
 
     def __post_init__(self) -> None:
+        self._given: frozenset[str] = GIVEN_NAMES.get()
         # transformers would choose a folder of its own; preflight asks for one instead.
         self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
@@ -172,6 +183,11 @@ class StageArguments(
             has_compiler=not here or building.builds_operators(),
             unbuilt=building.not_buildable(gpu_operators(config) if here else ()),
         )
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the arguments of the run that were given, on a command line or in a file."""
+        return self._given
 
     @property
     def world_size(self) -> int:
@@ -268,25 +284,11 @@ class SFTArguments(StageArguments, trl.SFTConfig):
 
 
 @dataclass
-class _PairLengths:
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Tokens of the prompt that are kept, its end; left out: bound by max_length."}
-    )
-    max_completion_length: int | None = field(
-        default=None, metadata={"help": "Tokens of an answer that are kept, its start; left out: bound by max_length."}
-    )
-
-    def _fit_max_length(self) -> None:
-        if self.max_prompt_length and self.max_completion_length:
-            self.max_length = self.max_prompt_length + self.max_completion_length
-
-
-@dataclass
-class RMArguments(StageArguments, _PairLengths, RewardFields, trl.RewardConfig):
+class RMArguments(StageArguments, PairLengths, RewardFields, trl.RewardConfig):
     """Reward model on preference pairs, or on labelled steps."""
 
     def __post_init__(self) -> None:
-        self._fit_max_length()
+        self.settle_lengths()
         # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
         self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
         self.label_smoothing_factor = 0.0

@@ -13,7 +13,7 @@ from hftune.errors import ArgumentError, DataError, UserError
 
 Ids = list[int]
 
-_IF_ANY = frozenset(("bordered", "borders", "packing"))
+_IF_ANY = frozenset(("bordered", "borders", "cut", "packing"))
 
 
 @dataclass
@@ -33,6 +33,8 @@ class Counts:
     bordered: int = 0
     borders: dict[str, int] = field(default_factory=dict)
     """Records in whose text tokens are spelled that begin or end turns; and how many for each of these tokens."""
+    cut: dict[str, int] = field(default_factory=dict)
+    """Of the truncated records of a prompt and answers: how many lost a part of each."""
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
@@ -41,6 +43,12 @@ class Counts:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if example is not None:
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
+
+    def note_cut(self, **parts: bool) -> None:
+        """Count one record as truncated if any of its parts, by their names, has lost something."""
+        self.truncated += any(parts.values())
+        for name in (name for name, is_cut in parts.items() if is_cut):
+            self.cut[name] = self.cut.get(name, 0) + 1
 
     def note_borders(self, tokens: Iterable[str]) -> None:
         """Count one record under each turn border that its text spells."""
@@ -53,7 +61,7 @@ class Counts:
         """Take in the counts of further records."""
         for name in ("rows", "used", "truncated", "tokens", "trained_tokens", "bordered"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders)):
+        for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders), (self.cut, other.cut)):
             for name, number in others.items():
                 mine[name] = mine.get(name, 0) + number
         self.examples = other.examples | self.examples

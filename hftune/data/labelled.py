@@ -17,7 +17,8 @@ from hftune.arguments import DataArguments, DPOArguments
 from hftune.data.borders import count_borders
 from hftune.data.encoder import IDS
 from hftune.data.encoding import Counts
-from hftune.data.pairs import PairEncoder, answer_text, fit_answer
+from hftune.data.fitting import Pair, fitted
+from hftune.data.pairs import PairEncoder, answer_text, written
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.schemas import to_labelled
@@ -35,6 +36,8 @@ class LabelledText:
     text: str
     span: Span
     label: bool
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the answer as it was given."""
 
 
 class MismatchedPairEncoder(PairEncoder):
@@ -59,7 +62,7 @@ class LabelledEncoder(PairEncoder):
         """The text of a row and its answer's span."""
         found = to_labelled(row)
         text, span = answer_text(found, found.completion, self.finder)
-        return LabelledText(text, span, found.label)
+        return LabelledText(text, span, found.label, span[0] + written(found.completion))
 
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
         """Ids within the limits."""
@@ -67,9 +70,12 @@ class LabelledEncoder(PairEncoder):
         for one, (encoding, _) in zip(parsed, self.encodings([one.text for one in parsed]), strict=True):
             count_borders(counts, [one.text])
             ids, first = self._divide(encoding, one.span, len(one.text))
-            prompt, completion = fit_answer(ids[:first], ids[first:], self.limits)
+            whole = Pair(ids[:first], ids[first:], ids[first:], None)
+            found = fitted(whole, self.limits, one.characters, counts)
+            if found is None:
+                continue
+            prompt, completion = found.prompt, found.chosen
             counts.used += 1
-            counts.truncated += len(prompt) + len(completion) < len(ids)
             counts.tokens += len(prompt) + len(completion)
             counts.trained_tokens += len(completion)
             values = (prompt, completion, one.label, len(prompt) + len(completion), len(completion))

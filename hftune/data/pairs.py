@@ -17,10 +17,12 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
+from hftune.arguments.lengths import CUT
 from hftune.data.borders import Borders, count_borders
 from hftune.data.chat import Renderer, require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
+from hftune.data.fitting import Limits, Pair, fitted, limits_of
 from hftune.data.prefixes import PrefixEncoder, token_span
 from hftune.data.records.messages import Message
 from hftune.data.respelling import token_ids
@@ -39,31 +41,6 @@ LONG_PROMPT = "prompt longer than max_prompt_length"
 COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Lengths in tokens; None is no limit."""
-
-    total: int
-    prompt: int | None = None
-    completion: int | None = None
-
-    def __post_init__(self) -> None:
-        check_length(self.total, "--max_length")
-        check_length(self.prompt, "--max_prompt_length", 1)
-        check_length(self.completion, "--max_completion_length", 1)
-
-
-@dataclass(slots=True)
-class Pair:
-    """Token ids of one preference, int32."""
-
-    prompt: np.ndarray
-    chosen: np.ndarray
-    rejected: np.ndarray
-    margin: float | None
-    source: str = ""
-
-
 @dataclass(slots=True)
 class PairText:
     """Prompt with each answer as text, and where the answer is in it."""
@@ -74,13 +51,15 @@ class PairText:
     rejected_span: Span
     margin: float | None
     source: str = ""
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the longer answer as it was given."""
 
 
 class PairEncoder(Encoder):
     """Preference pairs for DPO.
 
-    A prompt loses its start, an answer its end. Where both do not fit in `max_length`, the prompt gives way first, down
-    to half of `max_length`; then the answers, down to one token. Pairs equal after that are dropped and counted.
+    A prompt loses its start, an answer its end, or the pair is dropped, as `too_long` says (`fitting.py`). Pairs equal
+    after that are dropped and counted.
 
     Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
     template's terminator. And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
@@ -91,6 +70,7 @@ class PairEncoder(Encoder):
     """
 
     schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNTED})
+    length_flag = "--max_length, or --max_prompt_length with --max_completion_length"
     dummy_kind = "preference"
     to_the_end = False
     """Keep what follows an answer's terminator."""
@@ -102,13 +82,15 @@ class PairEncoder(Encoder):
         max_length: int,
         max_prompt_length: int | None = None,
         max_completion_length: int | None = None,
+        too_long: str = CUT,
+        max_characters: int | None = None,
         offset: bool = False,
         borders: str = "split",
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
             self.schema = self.schema.append(pa.field("margin", pa.float32()))
-        self.limits = Limits(max_length, max_prompt_length, max_completion_length)
+        self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
         self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
@@ -119,9 +101,7 @@ class PairEncoder(Encoder):
         """As the flags of run_rm.py and run_dpo.py say."""
         return cls(
             tokenizer,
-            max_length=args.max_length,
-            max_prompt_length=args.max_prompt_length,
-            max_completion_length=args.max_completion_length,
+            **limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
             borders=args.borders_in_text,
         )
@@ -158,7 +138,8 @@ class PairEncoder(Encoder):
                 fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
                 kind="prompt written in two ways",
             )
-        return PairText(left, left_span, right, right_span, preference.margin)
+        answers = max(written(answer) for answer in (preference.chosen, preference.rejected))
+        return PairText(left, left_span, right, right_span, preference.margin, characters=left_span[0] + answers)
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
@@ -197,15 +178,17 @@ class PairEncoder(Encoder):
             rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
             shared = _common_length(chosen[:first], rejected[:second])
             pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
-            fitted = _fit(pair, self.limits)
-            if np.array_equal(fitted.chosen, fitted.rejected):
-                counts.drop(SAME)
+            seen = Counts()
+            found = fitted(pair, self.limits, text.characters, seen)
+            if found is not None and np.array_equal(found.chosen, found.rejected):
+                found, seen = None, Counts(dropped={SAME: 1})
+            counts.add(seen)
+            if found is None:
                 continue
             counts.used += 1
-            counts.truncated += _length(fitted) < _length(pair) or len(fitted.prompt) < len(pair.prompt)
-            counts.tokens += 2 * len(fitted.prompt) + len(fitted.chosen) + len(fitted.rejected)
-            counts.trained_tokens += len(fitted.chosen) + len(fitted.rejected)
-            kept.append(fitted)
+            counts.tokens += 2 * len(found.prompt) + len(found.chosen) + len(found.rejected)
+            counts.trained_tokens += len(found.chosen) + len(found.rejected)
+            kept.append(found)
         return kept
 
     def _divide(self, encoding: Encoding, span: Span, characters: int) -> tuple[np.ndarray, int]:
@@ -223,13 +206,14 @@ class PairEncoder(Encoder):
 def counted(pairs: list[Pair]) -> dict[str, list[Any]]:
     """The columns of `COUNTED`."""
     return {
-        "length": [_length(pair) for pair in pairs],
+        "length": [pair.length for pair in pairs],
         "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
     }
 
 
-def _length(pair: Pair) -> int:
-    return len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
+def written(answer: list[Message]) -> int:
+    """Characters of an answer as it was given."""
+    return sum(len(str(message.get("content") or "")) for message in answer)
 
 
 def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
@@ -263,24 +247,6 @@ def _common_length(left: np.ndarray, right: np.ndarray) -> int:
     return int(different[0]) if len(different) else shorter
 
 
-def fit_answer(prompt: np.ndarray, answer: np.ndarray, limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """One prompt and answer within their limits, as those of a pair."""
-    fitted = _fit(Pair(prompt, answer, answer, None, ""), limits)
-    return fitted.prompt, fitted.chosen
-
-
-def _fit(pair: Pair, limits: Limits) -> Pair:
-    """The pair within its limits; the same pair if it fits."""
-    prompt = pair.prompt[-limits.prompt :] if limits.prompt else pair.prompt
-    longest = max(len(pair.chosen), len(pair.rejected))
-    answer = min(longest, limits.completion) if limits.completion else longest
-    # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
-    least = max(1, limits.total // 2)
-    kept = min(len(prompt), max(least, limits.total - answer))
-    room = min(answer, limits.total - kept)
-    return Pair(prompt[len(prompt) - kept :], pair.chosen[:room], pair.rejected[:room], pair.margin, pair.source)
-
-
 class PromptEncoder(Encoder):
     """Prompts for RL. A prompt that is too long is dropped and counted: cut messages would ask something else.
 
@@ -288,6 +254,7 @@ class PromptEncoder(Encoder):
 
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
+        system_prompt: The system message of prompts that have none of their own.
         borders: What becomes of turn borders in contents, a mode of `Borders`.
     """
 
@@ -297,30 +264,43 @@ class PromptEncoder(Encoder):
     dummy_kind = "prompt"
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, max_prompt_length: int | None, borders: str = "split"
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_length: int | None,
+        system_prompt: str | None = None,
+        borders: str = "split",
     ) -> None:
         check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
-        self.tokenizer, self.max_prompt_length = tokenizer, max_prompt_length
+        self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
         self.render = Renderer(tokenizer)
         self.borders = Borders(tokenizer, borders, self.render)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
         """As the flags of run_rl.py say."""
-        return cls(tokenizer, max_prompt_length=args.max_prompt_length, borders=args.borders_in_text)
+        return cls(
+            tokenizer,
+            max_prompt_length=args.max_prompt_length,
+            system_prompt=args.system_prompt,
+            borders=args.borders_in_text,
+        )
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
-        return {
+        about = {
             "encoder": "prompts",
             "max_prompt_length": self.max_prompt_length,
             "borders_in_text": self.borders.mode,
         }
+        return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
 
     def parse(self, row: Row) -> tuple[Prompt, str]:
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
+        if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
+            prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
         try:
             return prompt, self.borders.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:

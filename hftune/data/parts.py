@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments import DataArguments
+from hftune.constants import IGNORE_INDEX
 from hftune.data.borders import describe_borders
 from hftune.data.cache import cached, fingerprint
 from hftune.data.encoder import Encoder, write_tokenised
@@ -22,7 +24,7 @@ from hftune.data.packing import Packing, packed
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.readers.hub import data_files
-from hftune.data.sources import Chunk, chunks, first_rows
+from hftune.data.sources import Chunk, chunks, drawn, drawn_rows, first_rows
 from hftune.data.workers import default_workers
 from hftune.distributed import ranks
 from hftune.errors import DataError
@@ -42,11 +44,14 @@ class Part:
     key: str
 
 
-def load_part(path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1) -> Part:
+def load_part(
+    path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1, seed: int | None = None
+) -> Part:
     """The records of a file, a folder or a Hub name, tokenised, from the cache where they are there.
 
     Args:
         limit: Read so many records at most; -1 for all.
+        seed: Draw these with it from all there are; None for the first ones.
 
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
@@ -54,7 +59,8 @@ def load_part(path: str, flag: str, encoder: Encoder, data_args: DataArguments, 
     """
     files = data_files(path, flag)
     states = _states(files)
-    name = partial(fingerprint, files, encoder.tokenizer, **_settings(encoder, data_args), records=limit)
+    records = limit if seed is None or limit < 0 else [limit, seed]
+    name = partial(fingerprint, files, encoder.tokenizer, **_settings(encoder, data_args), records=records)
     key = name()
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
@@ -64,7 +70,7 @@ def load_part(path: str, flag: str, encoder: Encoder, data_args: DataArguments, 
         if _states(files) != states or (again and name() != key):
             raise _changed(files)
 
-    return _made(key, partial(_chunks, files, limit), encoder, data_args, [str(file) for file in files], check)
+    return _made(key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check)
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
@@ -123,8 +129,10 @@ def _made(
     return Part(encoder.finish(dataset), counts, files, key)
 
 
-def _chunks(files: list[Path], limit: int) -> Iterator[Chunk]:
-    return first_rows(chunks(files), limit) if limit > 0 else chunks(files)
+def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
+    if limit < 0:
+        return chunks(files)
+    return first_rows(chunks(files), limit) if seed is None else drawn_rows(partial(chunks, files), limit, seed)
 
 
 def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments) -> Counts:
@@ -166,6 +174,39 @@ def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[
 def first(part: Part, limit: int) -> Part:
     """At most `limit` records of a part; -1 for all."""
     return select(part, range(limit)) if 0 < limit < len(part.dataset) else part
+
+
+def first_of_all(parts: Sequence[Part], limit: int, seed: int | None = None) -> list[Part]:
+    """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
+    sizes = [len(part.dataset) for part in parts]
+    if limit < 0 or limit >= sum(sizes):
+        return list(parts)
+    chosen = np.arange(limit) if seed is None else np.array(drawn(sum(sizes), limit, seed))
+    starts = np.cumsum([0, *sizes])
+    shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
+    return [
+        part if len(own) == size else select(part, own)
+        for part, own, size in zip(parts, shares, sizes, strict=True)
+        if len(own)
+    ]
+
+
+def first_packed(part: Part, limit: int) -> Part:
+    """At most `limit` packed rows of a part, with what is in them counted; -1 for all."""
+    rows = len(part.dataset)
+    if part.counts.packing is None:
+        return first(part, limit)
+    if limit < 0 or limit >= rows:
+        return part
+    kept = select(part, range(limit))
+    table = kept.dataset.select_columns(["input_ids", "labels"]).with_format("arrow")[:]
+    labels = pc.list_flatten(table["labels"])
+    tokens, trained = len(labels), int(pc.sum(pc.not_equal(labels, IGNORE_INDEX)).as_py())
+    room = limit * part.counts.packing["max_length"]
+    about = part.counts.packing | {"packs": limit, "of": rows, "fill": round(tokens / room, 4)}
+    about |= {"tokens": tokens, "trained_tokens": trained}
+    counts = replace(part.counts, tokens=tokens, trained_tokens=trained, packing=about)
+    return replace(kept, counts=counts)
 
 
 def take(part: Part, number: int | None, seed: int, named: str = "") -> Part:

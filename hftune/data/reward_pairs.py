@@ -15,6 +15,7 @@ from hftune.arguments import DPOArguments, RMArguments
 from hftune.data.collators import FlatCollator
 from hftune.data.encoder import IDS
 from hftune.data.encoding import Counts
+from hftune.data.fitting import limits_of
 from hftune.data.pairs import COUNTED, PairEncoder, PairText, answer_text, counted
 from hftune.data.records.messages import Message
 from hftune.data.schemas import Preference, to_preference
@@ -57,9 +58,7 @@ class RewardPairEncoder(PairEncoder):
         """As the flags of run_rm.py say."""
         return cls(
             tokenizer,
-            max_length=args.max_length,
-            max_prompt_length=args.max_prompt_length,
-            max_completion_length=args.max_completion_length,
+            **limits_of(args),
             score_difference=args.score_difference,
             borders=args.borders_in_text,
         )

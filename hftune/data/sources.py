@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hftune.data.readers.base import Chunk, Failed, Parsed, Read, Row, unreadable
 from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
 from hftune.data.readers.compressed import DECODERS, plain_suffix
@@ -29,7 +31,19 @@ from hftune.logging import notice
 if TYPE_CHECKING:
     from hftune.data.encoding import Counts
 
-__all__ = ["SUFFIXES", "Chunk", "Failed", "Read", "Row", "chunks", "find_files", "first_rows", "read_rows"]
+__all__ = [
+    "SUFFIXES",
+    "Chunk",
+    "Failed",
+    "Read",
+    "Row",
+    "chunks",
+    "drawn",
+    "drawn_rows",
+    "find_files",
+    "first_rows",
+    "read_rows",
+]
 
 Reader = Callable[[Path, int], Iterator[Chunk]]
 
@@ -241,6 +255,34 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
         yield Parsed(taken, chunk.file)
         if not left:
             return
+
+
+def drawn_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> Iterator[Chunk]:
+    """`number` records of some chunks, drawn with `seed`, in the order of the files; all where there are no more.
+
+    The records are those that `datasets.Dataset.shuffle(seed=seed).select(range(number))` takes. They are read twice:
+    the first time they are counted.
+
+    Args:
+        read: Gives the chunks, each time from the first one.
+    """
+    count = sum(1 for chunk in read() for _ in chunk.rows())
+    if number >= count:
+        yield from read()
+        return
+    chosen = set(drawn(count, number, seed))
+    at = 0
+    for chunk in read():
+        rows = list(chunk.rows())
+        taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
+        at += len(rows)
+        if taken:
+            yield Parsed(taken, chunk.file)
+
+
+def drawn(count: int, number: int, seed: int) -> list[int]:
+    """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
+    return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 
 
 def read_rows(

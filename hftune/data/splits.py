@@ -14,7 +14,18 @@ from hftune.data.corpus.mixing import Mixture
 from hftune.data.encoder import Encoder, without_counts
 from hftune.data.encoding import Counts
 from hftune.data.packing import Packing, packings
-from hftune.data.parts import Part, divide, first, generated_part, join, load_part, pack_part, take
+from hftune.data.parts import (
+    Part,
+    divide,
+    first,
+    first_of_all,
+    first_packed,
+    generated_part,
+    join,
+    load_part,
+    pack_part,
+    take,
+)
 from hftune.data.readers.specs import parse_sources
 from hftune.data.saved import load_tokenised
 from hftune.errors import ArgumentError
@@ -51,6 +62,11 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     if weights is None:
         sources = {name: [join(parts)] for name, parts in sources.items()}
     sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
+    if data_args.count_rows:
+        limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
+        sources = {
+            name: _rows_wanted(parts, limits[name]) if limits[name] > 0 else parts for name, parts in sources.items()
+        }
     about, built = {}, {}
     for name, parts in sources.items():
         whole = join(parts)
@@ -80,7 +96,7 @@ def load_sources(
     Raises:
         DataError: A file or record that cannot be used, with file and line; or nothing left.
     """
-    limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
+    limits = record_limits(data_args)
     if data_args.tokenized_dir:
         found = load_tokenised(Path(data_args.tokenized_dir), encoders)
         return {name: [first(part, limits[name])] for name, part in found.items()}
@@ -105,38 +121,55 @@ def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) ->
             fix="leave it out, or give --validation_file_dir in place of --validation_split_percentage",
         )
     whole = _training_parts(encoders["train"], data_args, seed, -1)
+    limits = record_limits(data_args)
     divided = [divide(part, data_args.validation_split_percentage, seed) for part in whole]
     return {
-        "train": _limited([train for train, _ in divided], data_args.max_train_samples),
-        "eval": _limited([held for _, held in divided], data_args.max_eval_samples),
+        "train": first_of_all([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
+        "eval": first_of_all([held for _, held in divided], limits["eval"]),
     }
 
 
 def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[Part]:
     if data_args.dummy_data is not None:
-        return _limited([generated_part(encoder, data_args)], limit)
+        return first_of_all([generated_part(encoder, data_args)], limit)
+    shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
-        return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit)
+        return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)
     assert data_args.train_file_dir is not None, "preflight asks for one of them"
-    return _parts(data_args.train_file_dir, "--train_file_dir", encoder, data_args, seed, limit)
+    return _parts(data_args.train_file_dir, "--train_file_dir", encoder, data_args, seed, limit, shuffle)
 
 
-def _parts(given: str, flag: str, encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[Part]:
-    """The parts of a list of sources; with a single one, what lies behind `limit` is not read."""
+def _parts(
+    given: str,
+    flag: str,
+    encoder: Encoder,
+    data_args: DataArguments,
+    seed: int,
+    limit: int,
+    shuffle: int | None = None,
+) -> list[Part]:
+    """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
     specs = parse_sources(given, flag=flag)
     if len(specs) == 1 and specs[0].take is None:
-        return [load_part(specs[0].path, flag, encoder, data_args, limit=limit)]
+        return [load_part(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
     named = [(spec.take, f"{flag} {spec.path}", load_part(spec.path, flag, encoder, data_args)) for spec in specs]
-    return _limited([take(part, number, seed, place) for number, place, part in named], limit)
+    return first_of_all([take(part, number, seed, place) for number, place, part in named], limit, shuffle)
 
 
-def _limited(parts: list[Part], limit: int) -> list[Part]:
-    """The first `limit` records over all parts; -1 for all."""
+def record_limits(data_args: DataArguments) -> dict[str, int]:
+    """How many records of "train" and "eval" are used at most, -1 for all; all where rows are counted, once packed."""
+    if data_args.count_rows:
+        return {"train": -1, "eval": -1}
+    return {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
+
+
+def _rows_wanted(parts: list[Part], limit: int) -> list[Part]:
+    """At most `limit` rows over all parts, as they are trained."""
     kept: list[Part] = []
     for part in parts:
         left = limit - sum(len(other.dataset) for other in kept)
-        if limit < 0 or left > 0:
-            kept.append(first(part, left if limit >= 0 else -1))
+        if left > 0:
+            kept.append(first_packed(part, left))
     return kept
 
 
@@ -174,7 +207,8 @@ def describe(counts: Counts) -> str:
     parts = [f"{counts.rows} records read, {counts.used} used"]
     parts += [f"{number} dropped ({reason})" for reason, number in counts.dropped.items()]
     if counts.truncated:
-        parts.append(f"{counts.truncated} truncated")
+        which = ", ".join(f"{number} in the {name}" for name, number in counts.cut.items())
+        parts.append(f"{counts.truncated} truncated" + (f" ({which})" if which else ""))
     if counts.bordered:
         parts.append(f"{counts.bordered} with turn borders in their text")
     if counts.tokens:
@@ -186,7 +220,8 @@ def describe(counts: Counts) -> str:
 
 def describe_packing(about: dict[str, Any]) -> str:
     """What `PackStats` and the strategy say, in a line."""
-    parts = f"packed ({about['strategy']}) into {about['packs']} rows of {about['max_length']}"
+    parts = f"packed ({about['strategy']}) into {about.get('of', about['packs'])} rows of {about['max_length']}"
+    parts += f", the first {about['packs']} of them used" if "of" in about else ""
     parts += f", {100 * about['fill']:.1f} % full"
     if about["split_documents"]:
         parts += f", {about['split_documents']} split"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
@@ -58,6 +59,8 @@ def add_adapter(
         adapted = model
         if adapter_args.freezes:
             freeze(model, adapter_args)
+    if training_args.train_in_float32:
+        train_in_float32(adapted)
     if fuses_lora(adapter_args, training_args):
         fuse_lora(adapted)
     say_trained(adapted)
@@ -148,8 +151,35 @@ def _say_low_precision(adapted: PreTrainedModel | PeftModel, training_args: Stag
     if low and training_args.ds_resolved is None:
         notice(
             f"{len(low)} trained parameters are kept in 16 bit, {low[0]} the first: small updates are lost; "
-            "--dtype float32 or --deepspeed keeps them"
+            "--train_in_float32, --dtype float32 or --deepspeed keeps them"
         )
+
+
+def train_in_float32(adapted: PreTrainedModel | PeftModel) -> None:
+    """Keep trained parameters in float32. Beside frozen ones of 16 bits each module computes in float32 by itself.
+
+    ZeRO-3's parts stay as they are: its optimizer has float32 copies.
+    """
+    # All modules before any is changed: embeddings and head may be one matrix.
+    found = [(name, module, _low(module)) for name, module in adapted.named_modules()]
+    for name, module, low in [entry for entry in found if entry[2]]:
+        before = low[0].dtype
+        module.register_forward_pre_hook(lambda _, inputs: tuple(_in_dtype(value, torch.float32) for value in inputs))
+        if "score" not in name.split("."):  # nothing comes after it
+            module.register_forward_hook(lambda _, inputs, found, dtype=before: _in_dtype(found, dtype))
+    for parameter in [parameter for *_, low in found for parameter in low]:
+        parameter.data = parameter.data.float()
+
+
+def _low(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """The module's own parameters that are trained, in less than 32 bits, and whole on this process."""
+    own = [p for p in module.parameters(recurse=False) if p.requires_grad and p.is_floating_point()]
+    return [p for p in own if p.element_size() < 4 and not zero.is_partitioned(p)]
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_float else value
 
 
 def _give_blocks_a_gradient(adapted: PreTrainedModel | PeftModel, training_args: StageArguments) -> None:

@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from peft.utils.other import AuxiliaryTrainingWrapper
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -132,6 +133,8 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
         chosen = _by_regex(model, args.target_regex)
     elif asked == ["none"]:
         return []
+    elif asked == ["default"]:
+        chosen = _of_architecture(model)
     elif asked in (["all"], ["all-linear"]):
         if args.layers_to_transform is None:
             return "all-linear"
@@ -141,6 +144,22 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
         if args.layers_to_transform is None:
             return asked
     return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
+
+
+def _of_architecture(model: PreTrainedModel) -> list[str]:
+    """The modules that peft adapts in models of this type where none are named.
+
+    Raises:
+        ArgumentError: peft knows none for it.
+    """
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
+    if not known:
+        raise ArgumentError(
+            f"peft has no modules of its own choice for models of type {model.config.model_type}",
+            place="--lora_target_modules default",
+            fix="use all, or name some",
+        )
+    return _known(model, known, "--lora_target_modules", ADAPTABLE)
 
 
 def excluded_modules(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:

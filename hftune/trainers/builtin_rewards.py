@@ -17,6 +17,7 @@ SHORT, LONG = 16, 256
 """Words between which `length` is 1."""
 
 _THINKS = re.compile(r"^\s*<think>.+?</think>\s*\S.*$", re.DOTALL)
+_THINKS_AND_ANSWERS = re.compile(r"^\s*<think>.+?</think>\s*<answer>.+?</answer>\s*$", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 _TAGGED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL), re.compile(r"####\s*(.+)"))
 
@@ -45,9 +46,23 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
     ]
 
 
-def follows_format(completions: list[Any], **columns: Any) -> list[float]:
-    """1 where a completion is <think>...</think> and then an answer, else 0."""
-    return [float(_THINKS.match(text) is not None and text.count("<think>") == 1) for text in map(text_of, completions)]
+def follows_format(completions: list[Any], prompts: Sequence[Any] = (), **columns: Any) -> list[float]:
+    """1 where a completion is <think>...</think> and then an answer, else 0.
+
+    The answer stands in <answer>...</answer> where the prompt asks for these tags (`--defaults medicalgpt` does).
+    """
+    asks = [asks_for_tags(prompt) for prompt in prompts] or [False] * len(completions)
+    found = []
+    for text, tags in zip(map(text_of, completions), asks, strict=True):
+        pattern = _THINKS_AND_ANSWERS if tags else _THINKS
+        found.append(float(pattern.match(text) is not None and text.count("<think>") == 1))
+    return found
+
+
+def asks_for_tags(prompt: Any) -> bool:
+    """Whether a prompt, as text or messages, tells the policy to write <answer> tags."""
+    said = [prompt] if isinstance(prompt, str) else [str(message.get("content") or "") for message in prompt]
+    return any("<answer>" in text and "</answer>" in text for text in said)
 
 
 def fits_length(completions: list[Any], **columns: Any) -> list[float]:

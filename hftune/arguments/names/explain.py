@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from hftune.arguments.defaults.telling import explained
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.lists import TOOLS, tools_of
-from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
+from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
 from hftune.arguments.names.table import TABLE
 from hftune.arguments.parser import scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
@@ -29,6 +30,9 @@ def explain(name: str) -> str:
         lines += [f"  in {', '.join(tools_of(name))}"] if tools_of(name) else []
     if help_text is not None:
         lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
+    targets = [name] if row is None else [row.target(stage) for stage in STAGES]
+    for target in dict.fromkeys(target for target in targets if target):
+        lines += explained(target)
     return "\n".join(lines)
 
 

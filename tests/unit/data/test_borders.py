@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
+from hftune.arguments.lengths import PairLengths
 from hftune.data.borders import Borders, describe_borders
 from hftune.data.chat import Renderer
 from hftune.data.encoder import tokenise_rows
@@ -461,11 +462,12 @@ def test_the_mode_is_part_of_the_fingerprint(name: str) -> None:
 def test_the_flag_reaches_every_encoder(name: str) -> None:
     encoder, _, _ = ENCODERS[name]
 
-    class Args:
+    class Args(PairLengths):
         borders_in_text = "error"
         max_length = max_prompt_length = max_completion_length = block_size = 64
         train_on_inputs = train_on_last_turn = turn_weights = train_on_last_step_only = False
         score_difference, step_separator = "none", "\n"
+        system_prompt = None
 
     assert encoder.from_arguments(make_tokenizer(), Args()).settings()["borders_in_text"] == "error"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.pairs import PromptEncoder
 from hftune.data.sources import find_files, read_rows
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
@@ -160,6 +161,23 @@ def test_long_prompts_are_dropped_whole(chatml: PreTrainedTokenizerFast) -> None
     assert (len(dataset), counts.dropped) == (1, {"prompt longer than max_prompt_length": 1})
     with pytest.raises(DataError, match="--max_prompt_length"):
         prompts_dataset(rows, chatml, max_prompt_length=8)
+
+
+def test_a_system_message_for_prompts_without_one(chatml: PreTrainedTokenizerFast) -> None:
+    asked = {"role": "user", "content": "a"}
+    rows = [row(prompt="a"), row(messages=[{"role": "system", "content": "own"}, asked]), row(question="a", answer="4")]
+    dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=None, system_prompt="S")
+    firsts = [messages[0] for messages in dataset["prompt"]]
+    assert [(first["role"], first["content"]) for first in firsts] == [
+        ("system", "S"),
+        ("system", "own"),
+        ("system", "S"),
+    ]
+    assert all(messages[1:] == [asked] for messages in dataset["prompt"])
+    _, plain = prompts_dataset(rows, chatml, max_prompt_length=None)
+    assert counts.tokens > plain.tokens
+    encoder = PromptEncoder(chatml, max_prompt_length=None, system_prompt="S")
+    assert encoder.settings() == PromptEncoder(chatml, max_prompt_length=None).settings() | {"system_prompt": "S"}
 
 
 def test_mixed_types_name_column_and_record(chatml: PreTrainedTokenizerFast) -> None:

@@ -19,7 +19,7 @@ from hftune.data.encoding import Counts
 from hftune.data.packing import PackStats
 from hftune.data.parts import hold_out
 from hftune.data.sources import Row
-from hftune.data.splits import describe, load_splits
+from hftune.data.splits import describe, describe_packing, load_splits
 from hftune.data.tokenization import ChatEncoder
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
@@ -90,6 +90,51 @@ def test_folders_limits_and_cache(tmp_path: Path) -> None:
     assert splits.about["train"]["used"] == 4 and splits.about["train"]["files"] == [str(tmp_path / "train.jsonl")]
     arguments.max_train_samples = 5
     assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == [0, 1, 2, 3, 4]
+
+
+def taken_by_datasets(count: int, number: int, seed: int) -> list[int]:
+    """The numbers that `Dataset.shuffle(seed).select(range(number))` takes, in their order in the files."""
+    whole = Dataset.from_dict({"n": list(range(count))})
+    return sorted(whole.shuffle(seed=seed).select(range(number))["n"])
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_some_records_are_drawn_from_all_files(tmp_path: Path, folder: bool) -> None:
+    """Of three files, as one folder or one by one; those that `datasets` would draw, not the first ones."""
+    (tmp_path / "data").mkdir()
+    files = [write(tmp_path / "data" / f"{at}.jsonl", range(100 * at, 100 * at + 100)) for at in range(3)]
+    arguments = DataArguments(
+        train_file_dir=str(tmp_path / "data") if folder else ",".join(files),
+        max_train_samples=30,
+        shuffle_seed=42,
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    taken = numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train)
+    assert taken == taken_by_datasets(300, 30, 42)
+    assert {number // 100 for number in taken} == {0, 1, 2}
+    arguments.shuffle_seed = 1
+    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == taken_by_datasets(300, 30, 1)
+    arguments.shuffle_seed = None
+    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == list(range(30))
+    arguments.shuffle_seed, arguments.max_train_samples = 42, 300
+    assert numbers_of(load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).train) == list(range(300))
+
+
+def test_records_are_drawn_from_what_is_not_held_out(tmp_path: Path) -> None:
+    arguments = DataArguments(
+        train_file_dir=write(tmp_path / "train.jsonl", range(100)),
+        validation_split_percentage=10,
+        max_train_samples=20,
+        max_eval_samples=3,
+        shuffle_seed=42,
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    splits = load_splits(Numbers(), arguments, SimpleNamespace(seed=3))
+    assert splits.evaluation is not None
+    train, held = numbers_of(splits.train), numbers_of(splits.evaluation)
+    left = [number for number in range(100) if number not in hold_out(100, 10, 3)[1]]
+    assert train == [left[at] for at in taken_by_datasets(90, 20, 42)]
+    assert held == hold_out(100, 10, 3)[1][:3]
 
 
 def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
@@ -171,6 +216,35 @@ def test_each_split_is_packed_as_asked(tmp_path: Path) -> None:
     # Other settings, other rows.
     *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--packing", "False"])
     assert len(load_splits(Documents(), arguments, training).train) == 5
+
+
+def test_rows_are_counted_in_place_of_records(tmp_path: Path) -> None:
+    """Blocks as they are trained; records that would be too many blocks are all packed first."""
+    arguments = DataArguments(
+        train_file_dir=write(tmp_path / "t.jsonl", range(10)),
+        validation_file_dir=write(tmp_path / "v.jsonl", range(9)),
+        max_train_samples=2,
+        max_eval_samples=1,
+        count_rows=True,
+        data_cache_dir=str(tmp_path / "cache"),
+    )
+    *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4"])
+    splits = load_splits(Documents(), arguments, training)
+    assert splits.train["input_ids"][:] == [[0, 1, 1, 2], [2, 3, 3, 4]]
+    assert splits.evaluation is not None and splits.evaluation["input_ids"][:] == [[0, 1, 1, 2]]
+    about = splits.about["train"]
+    assert (about["rows"], about["tokens"], about["trained_tokens"]) == (10, 8, 4)
+    assert (about["packing"]["packs"], about["packing"]["of"], about["packing"]["fill"]) == (2, 5, 1.0)
+    assert "packed (wrapped) into 5 rows of 4, the first 2 of them used, 100.0 % full" in describe_packing(
+        about["packing"]
+    )
+    arguments.count_rows = False
+    assert len(load_splits(Documents(), arguments, training).train) == 1  # two records are one block
+    arguments.count_rows, arguments.max_train_samples = True, 99
+    assert "of" not in load_splits(Documents(), arguments, training).about["train"]["packing"]
+    *_, training = parse_arguments("pt", ["--output_dir", "o", "--block_size", "4", "--packing", "False"])
+    arguments.max_train_samples = 3
+    assert load_splits(Documents(), arguments, training).train["input_ids"][:] == [[0], [1], [2]]
 
 
 def test_held_out_records_cannot_be_cut_in_another_way(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, Features, Json
+from datasets.features.features import generate_from_arrow_type
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 SAME = "chosen and rejected are equal after truncation"
 LONG_PROMPT = "prompt longer than max_prompt_length"
+
+_OFFERED = ("tools", "functions")
 
 COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
@@ -358,22 +361,25 @@ def _prompt_columns(prompts: list[Prompt]) -> Dataset:
     if len(shared) < len(names):
         left_out = ", ".join(name for name in names if name not in shared)
         notice(f"columns that not every row has are left out: {left_out}")
+    if offered := sum(any(prompt.extra.get(name) for name in _OFFERED) for prompt in prompts):
+        notice(
+            f"{offered} of {len(prompts)} prompts offer tools, which the model is not shown: in RL it calls functions "
+            "of --tools; reward functions get what all records have"
+        )
     columns: dict[str, list[Any]] = {"prompt": [prompt.messages for prompt in prompts]}
     columns |= {name: [prompt.extra[name] for prompt in prompts] for name in shared}
-    for name, values in columns.items():
-        try:
-            pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            kinds = sorted({type(value).__name__ for value in values})
-            raise DataError(
-                f'the column "{name}" mixes types ({", ".join(kinds)}): {error}',
-                place=_first_other(prompts, values),
-                fix=f'Write all values of "{name}" in the same way, for example as strings.',
-            ) from error
-    return Dataset.from_dict(columns)
+    return Dataset.from_dict(columns, features=Features({name: _feature(values) for name, values in columns.items()}))
 
 
-def _first_other(prompts: list[Prompt], values: list[Any]) -> str:
-    """The origin of the first value whose type is not that of the first one."""
-    pairs = zip(prompts, values, strict=True)
-    return next((prompt.origin for prompt, value in pairs if type(value) is not type(values[0])), prompts[0].origin)
+def _feature(values: list[Any]) -> Any:
+    """How a column is kept: as Arrow infers it where all values are texts, or numbers, or the like; else as JSON.
+
+    Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
+    and values of other types would be refused.
+    """
+    if any(isinstance(value, (dict, list)) for value in values):
+        return Json()
+    try:
+        return generate_from_arrow_type(pa.array(values).type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return Json()

@@ -19,7 +19,8 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.borders import Borders, count_borders
-from hftune.data.chat import Renderer, require_chat_template
+from hftune.data.chat import Renderer
+from hftune.data.template_choice import require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.prefixes import PrefixEncoder, token_span

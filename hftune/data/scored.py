@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.borders import Borders, borders_of
-from hftune.data.chat import require_chat_template
+from hftune.data.template_choice import require_chat_template
 from hftune.data.encoding import require_fast
 from hftune.data.readers.base import Row
 from hftune.data.records.formats import pair_format

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
 from hftune.data.borders import count_borders
-from hftune.data.chat import require_chat_template
+from hftune.data.template_choice import require_chat_template
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened

@@ -13,7 +13,8 @@ from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.borders import Borders, count_borders
 from hftune.data.bytewise import ByteTokenizer, Tokens, is_bytewise
-from hftune.data.chat import Renderer, require_chat_template
+from hftune.data.chat import Renderer
+from hftune.data.template_choice import require_chat_template
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
 from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from hftune import chat_templates
 from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -49,19 +51,20 @@ def load_plain_tokenizer(
 
 
 def read_chat_template(value: str) -> str:
-    """A Jinja template from a file, or one that TRL ships, by name."""
+    """A Jinja template from a file, or one that TRL or hftune ships, by name."""
     if Path(value).is_file():
         return Path(value).read_text(encoding="utf-8")
-    import trl
-
-    folder = Path(trl.__file__).parent / "chat_templates"
-    shipped = {file.stem: file for file in sorted(folder.glob("*.jinja"))}
-    if value in shipped:
-        return shipped[value].read_text(encoding="utf-8")
+    names = chat_templates.shipped()
+    if value in names:
+        return chat_templates.text_of(value)
+    near = [name for name in names if name.startswith(value.lower()) and not name.endswith("_training")]
+    near = near or difflib.get_close_matches(value.lower(), names, n=1)
+    general = ("chatml", *chat_templates.GENERAL)
     raise ArgumentError(
-        f"there is no chat template {value!r}",
+        f"there is no file and no chat template {value!r}",
         place="--chat_template",
-        fix="give a Jinja file or one of: " + ", ".join(shipped),
+        fix=f"{f'did you mean {near[0]}? ' if near else ''}give one of {', '.join(dict.fromkeys([*near[:4], *general]))}; "
+        "or the path of a .jinja file; left out, the model's own is used",
     )
 
 

@@ -10,9 +10,13 @@ from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.nearby import way_out
 from hftune.secrets import command_without_secrets, learn_arguments, learn_config
 
 Given = list[tuple[str, list[Any]]]
+COMMAND_LINE = "command line"
+LEFT_OUT = "leave it out; `hftune explain {}` knows the names of other tools, --help shows all of this script's"
+"""What to do about a name that is like no other."""
 
 GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=frozenset())
 """Arguments that were given, as hftune calls them, while dataclasses are made of them: a default given counts, too."""
@@ -21,12 +25,20 @@ GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=froz
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
     for position, token in enumerate(argv):
         if token.startswith("--config="):
-            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
+            return token.split("=", 1)[1], _without_config(argv[:position] + argv[position + 1 :])
         if token == "--config":
             if position + 1 == len(argv):
-                raise ArgumentError("--config needs the path of a YAML file")
-            return argv[position + 1], argv[:position] + argv[position + 2 :]
+                raise ArgumentError("--config needs a value", place=COMMAND_LINE, fix="write --config FILE.yaml")
+            return argv[position + 1], _without_config(argv[:position] + argv[position + 2 :])
     return None, argv
+
+
+def _without_config(rest: list[str]) -> list[str]:
+    """The arguments beside `--config FILE`, which is read once."""
+    if any(token.split("=", 1)[0] == "--config" for token in rest):
+        fix = "put all of it into one file, or what differs on the command line, which wins over the file"
+        raise ArgumentError("--config is given twice", place=COMMAND_LINE, fix=fix)
+    return rest
 
 
 def given_on_command_line(argv: list[str]) -> Given:
@@ -39,7 +51,7 @@ def given_on_command_line(argv: list[str]) -> Given:
         elif given:
             given[-1][1].append(token)
         else:
-            raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+            raise ArgumentError(f"cannot place {token!r}", place=COMMAND_LINE, fix="write --NAME VALUE")
     learn_arguments(given)
     return given
 
@@ -48,7 +60,7 @@ def given_in_file(path: str | None) -> Given:
     if path is None:
         return []
     if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
+        raise ArgumentError(f"there is no file {path}", place="--config", fix=way_out(path, "a YAML file"))
     content = load_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")

@@ -20,7 +20,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.borders import Borders, count_borders
 from hftune.data.chat import Renderer
-from hftune.data.template_choice import require_chat_template
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.prefixes import PrefixEncoder, token_span
@@ -29,6 +28,7 @@ from hftune.data.respelling import token_ids
 from hftune.data.schemas import Labelled, Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import DataError
 from hftune.logging import notice
 

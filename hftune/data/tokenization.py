@@ -14,7 +14,6 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.borders import Borders, count_borders
 from hftune.data.bytewise import ByteTokenizer, Tokens, is_bytewise
 from hftune.data.chat import Renderer
-from hftune.data.template_choice import require_chat_template
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
 from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span
@@ -22,6 +21,7 @@ from hftune.data.respelling import encode_batch
 from hftune.data.schemas import Conversation, to_conversation, to_text
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"

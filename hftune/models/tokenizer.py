@@ -12,8 +12,9 @@ from hftune.arguments import ModelArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.added_tokens import add_named_tokens
-from hftune.models.configs import first_line, source
+from hftune.models.configs import source
 from hftune.models.pretrained import pretrained
+from hftune.nearby import not_had
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -43,11 +44,26 @@ def load_plain_tokenizer(
             **source(model_args, name),
         )
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"no tokenizer could be loaded from {name}: {first_line(error)}",
-            place="--tokenizer_name_or_path" if named else "--model_name_or_path",
-            fix="name a folder or Hub name that has one with --tokenizer_name_or_path",
-        ) from error
+        flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"
+        if Path(name).is_dir() and not _has_tokenizer(Path(name)):
+            raise _no_tokenizer(Path(name), flag) from error
+        raise not_had(name, error, flag, "tokenizer", offline=model_args.offline) from error
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file that any tokenizer is read from."""
+    kinds = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "special_tokens_map.json")
+    return any(True for kind in kinds for _ in folder.glob(kind))
+
+
+def _no_tokenizer(folder: Path, flag: str) -> ArgumentError:
+    above = folder.resolve().parent
+    where = str(above) if _has_tokenizer(above) else "the folder or Hub name of the model that its weights began as"
+    return ArgumentError(
+        f"{folder} holds no tokenizer (no tokenizer.json, tokenizer.model or vocabulary)",
+        place=flag,
+        fix=f"add --tokenizer_name_or_path with {where}",
+    )
 
 
 def read_chat_template(value: str) -> str:
@@ -59,12 +75,12 @@ def read_chat_template(value: str) -> str:
         return chat_templates.text_of(value)
     near = [name for name in names if name.startswith(value.lower()) and not name.endswith("_training")]
     near = near or difflib.get_close_matches(value.lower(), names, n=1)
-    general = ("chatml", *chat_templates.GENERAL)
+    listed = ", ".join(dict.fromkeys([*near[:4], "chatml", *chat_templates.GENERAL]))
     raise ArgumentError(
         f"there is no file and no chat template {value!r}",
         place="--chat_template",
-        fix=f"{f'did you mean {near[0]}? ' if near else ''}give one of {', '.join(dict.fromkeys([*near[:4], *general]))}; "
-        "or the path of a .jinja file; left out, the model's own is used",
+        fix=(f"did you mean {near[0]}? " if near else "")
+        + f"give one of {listed}; or the path of a .jinja file; left out, the model's own is used",
     )
 
 

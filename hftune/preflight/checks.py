@@ -14,6 +14,7 @@ from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
+from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.content_checks import check_contents
@@ -98,9 +99,8 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
         yield ArgumentError("no model was named", place="--model_name_or_path", fix="give a folder or a Hub name")
         return
     folder = Path(name)
-    looks_local = folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or folder.exists()
-    if looks_local and not folder.is_dir():
-        yield ArgumentError(f"there is no folder {name}", place="--model_name_or_path", fix="check the path")
+    if (looks_local(name) or folder.exists()) and not folder.is_dir():
+        yield missing_folder(name, "--model_name_or_path", "a model folder or a name on the Hub")
     elif (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         base = adapter_base(folder)
         yield ArgumentError(
@@ -110,7 +110,17 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
             f"--peft_model_path {name} --output_dir MERGED; or continue it with --peft_path",
         )
     elif folder.is_dir() and not (folder / "config.json").is_file() and not model_args.gguf_file:
-        yield ArgumentError(f"{name} has no config.json", place="--model_name_or_path", fix="give a model folder")
+        yield ArgumentError(
+            f"{name} has no config.json, so it is no model folder",
+            place="--model_name_or_path",
+            fix=_models_below(folder) or "give a folder with config.json, weights and tokenizer, or a Hub name",
+        )
+
+
+def _models_below(folder: Path) -> str:
+    """Models and checkpoints within a folder, to be named in its place: the newest first."""
+    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return f"give {' or '.join(str(file.parent) for file in found[:3])}" if found else ""
 
 
 def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:

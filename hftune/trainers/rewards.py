@@ -29,6 +29,7 @@ from hftune.models.config_sizes import check_config
 from hftune.models.folding import fold_adapters
 from hftune.models.pretrained import pretrained
 from hftune.models.stored import check_loaded
+from hftune.nearby import not_had
 from hftune.preflight.rl_checks import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
@@ -125,9 +126,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
         try:
             names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
         except (OSError, ValueError) as error:
-            raise ArgumentError(
-                f"no model could be loaded from {path}: {str(error).splitlines()[0]}", place=flag, fix="check it"
-            ) from error
+            raise not_had(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
     if head == "causal_lm":
@@ -241,5 +240,6 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
             module = importlib.import_module(where)
         function: Callable[..., Any] = getattr(module, attribute)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix="check it") from error
+        fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error
     return function

@@ -10,7 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("chat_templates", "children", "constants", "digests", "errors", "hftune", "imports", "logging", "nearby", "opening"),
+        *(
+            "chat_templates",
+            "children",
+            "constants",
+            "digests",
+            "errors",
+            "hftune",
+            "imports",
+            "logging",
+            "nearby",
+            "opening",
+        ),
         *("secret_names", "secrets", "user_cache", "visible", "weight_files"),
     },
     {"distributed", "publishing"},

@@ -68,10 +68,14 @@ def test_one_search_for_many_records() -> None:
     ways = [choice.way_out("a fault", "mend it", works) for _ in range(3)]
     second = fitting_templates(choice.tokenizer)[1]
     assert tried == [text_of(name) for name in fitting_templates(choice.tokenizer)[:2]]
-    assert ways == [
-        f"Add --chat_template {second}, which writes this record whole; or mend it; or leave such records out with "
-        "--on_bad_record drop."
-    ] * 3
+    assert (
+        ways
+        == [
+            f"Add --chat_template {second}, which writes this record whole; or mend it; or leave such records out with "
+            "--on_bad_record drop."
+        ]
+        * 3
+    )
 
 
 def test_chatml_is_roles_and_texts() -> None:

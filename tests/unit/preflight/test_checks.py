@@ -47,7 +47,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
         (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
-        (["--peft_path", "nowhere"], {}, ["nowhere holds no adapter", "--peft_path"]),
+        (["--peft_path", "nowhere"], {}, ["there is no folder nowhere", "--peft_path"]),
     ],
 )
 def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], parts: list[str]) -> None:
@@ -154,7 +154,7 @@ def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
     assert problems(tmp_path) == ""
     said = problems(tmp_path, "--packing", "--peft_path", "nowhere")
-    assert "2 problems" in said and "kept apart in mamba" in said and "nowhere holds no adapter" in said
+    assert "2 problems" in said and "kept apart in mamba" in said and "there is no folder nowhere" in said
     assert problems(tiny_model, "--packing") == ""
     assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
 

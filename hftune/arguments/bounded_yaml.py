@@ -18,6 +18,9 @@ MAX_NODES = 100_000
 """Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion."""
 
 
+_TWICE = "stands here twice"
+
+
 class Unbounded(yaml.MarkedYAMLError):
     """More than a config has."""
 
@@ -44,6 +47,19 @@ class BoundedLoader(yaml.SafeLoader):
         size = self._size_of(node)
         if size > MAX_NODES:
             raise Unbounded(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
+        return node
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen and key.value != "<<":
+                problem = f"{key.value} {_TWICE}, first in line {seen[key.value]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen[key.value] = key.start_mark.line + 1
         return node
 
     def _is_open(self, node: yaml.Node) -> bool:
@@ -83,6 +99,14 @@ def read_text(file: Path) -> str:
     return text
 
 
+def _fix(problem: str) -> str:
+    if r"\t" in problem:
+        return "write spaces in place of tabs"
+    if _TWICE in problem:
+        return "keep one of the two lines"
+    return "write NAME: VALUE, a line each; text with a colon or a # in it stands in quotes"
+
+
 @contextmanager
 def yaml_faults(file: Path | str) -> Iterator[None]:
     """What PyYAML raises inside, as one message with the line.
@@ -95,11 +119,12 @@ def yaml_faults(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(f"not valid YAML: {error.problem or error}", place=place, fix="mend the file") from error
+        cause = f"not valid YAML: {error.problem or error}"
+        raise ArgumentError(cause, place=place, fix=_fix(str(error.problem))) from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         # Characters that YAML does not allow; and what PyYAML does not expect: 2024-13-45 as a date, !!bool perhaps.
         cause = " ".join(str(error).split())[:300]
-        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix="mend the file") from error
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
 
 
 def load(file: Path) -> Any:

@@ -122,5 +122,9 @@ def all_dropped(counts: Counts, flag: str) -> DataError:
     cause = f"all {counts.rows} records were dropped: {reasons}"
     if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
         first = next(iter(counts.examples.values()))
-        return DataError(f"{cause}; the first is {first}", place="the data", fix="Mend the records.")
+        return DataError(
+            f"{cause}; the first is {first}",
+            place="the data",
+            fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
+        )
     return DataError(cause, place=flag, fix=f"Give a larger {flag}.")

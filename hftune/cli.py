@@ -66,7 +66,10 @@ def dispatch(argv: list[str]) -> None:
     command = COMMANDS.get(argv[0])
     if command is None:
         fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
-        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=fix)
+        stage = argv[0].removesuffix(".py").removeprefix("run_")
+        if stage in ENCODERS:
+            fix = f"a stage is a script: python run_{stage}.py ..., or under a launcher: deepspeed run_{stage}.py ..."
+        raise ArgumentError(f"there is no `hftune {argv[0]}`", place="command line", fix=fix)
     command(argv[1:])
 
 

@@ -12,6 +12,9 @@ from hftune.errors import ArgumentError, did_you_mean, shown
 _OF_ARGPARSE = re.compile(r"argument (?P<options>\S+): (?P<said>.*)", re.DOTALL)
 _QUOTED = re.compile(r"(?:value|choice): '(?P<value>.*?)'", re.DOTALL)
 _FOUND = re.compile(r"found (?P<save>[\d.]+), which is not a (?:round )?multiple of (?P<evaluate>[\d.]+)")
+_GROUPS = re.compile(
+    r"generation_batch_size \((?P<size>\d+)\) must be divisible by num_generations \((?P<number>\d+)\)"
+)
 _SAID = {
     "At most one of fp16 and bf16": "leave out --fp16, or --bf16",
     "requires the save and eval strategy to match": "add --eval_strategy and --save_strategy of one kind, steps or "
@@ -81,6 +84,11 @@ def of_a_class(error: Exception, known: Iterable[str], place: str) -> ArgumentEr
 
 def _fix(said: str, named: list[str]) -> str:
     """What to do: known for what is known to be said, else to leave out what is named."""
+    if groups := _GROUPS.search(said):
+        number = groups["number"]
+        return (
+            f"write --per_device_train_batch_size {number}, or another --num_generations that divides {groups['size']}"
+        )
     found = _FOUND.search(said)
     if found is not None:
         save, evaluate = float(found["save"]), float(found["evaluate"])

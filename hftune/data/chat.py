@@ -27,7 +27,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from hftune.data.parametric import Part, guarded, outline
 from hftune.data.records.messages import Message
-from hftune.data.template_choice import TemplateChoice
+from hftune.data.template_choice import TemplateChoice, without_token
 from hftune.errors import DataError
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -61,7 +61,7 @@ def render(
     except (TemplateError, TypeError) as error:
         # TypeError is what Jinja lets through when a template adds text to something that is not text.
         roles = " ".join(message["role"] for message in messages)
-        raise DataError(
+        raise without_token(error, tokenizer) or DataError(
             f"the chat template refuses this conversation ({roles}): {error}",
             fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that takes "
             "it, as --chat_template FILE.jinja.",

@@ -340,7 +340,7 @@ class PromptEncoder(Encoder):
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
             count_borders(counts, [text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
-                counts.drop(LONG_PROMPT)
+                counts.drop(LONG_PROMPT, needs=len(ids))
                 continue
             counts.used += 1
             counts.tokens += len(ids)

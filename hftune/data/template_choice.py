@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 
 from transformers import PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.chat_templates import CHATML, GENERAL, text_of, tokens_of
 from hftune.errors import DataError
 
+_UNDEFINED = re.compile(r"'(\w+_token)' is undefined")
 _TURNS = ("<|im_start|>", "<|im_end|>")
 
 
@@ -33,6 +35,20 @@ def fitting_templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The general templates whose special tokens are in the tokenizer's vocabulary."""
     known = tokenizer.get_vocab().keys()
     return [name for name in GENERAL if tokens_of(text_of(name)) <= known]
+
+
+def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataError | None:
+    """The message for a template that asks for a token which the tokenizer has not; None for another error."""
+    named = _UNDEFINED.match(str(error))
+    if named is None:
+        return None
+    fitting = next((f"or --chat_template {name}, " for name in fitting_templates(tokenizer)), "")
+    return DataError(
+        f"the chat template writes the {named[1]}, and this tokenizer has none: it belongs to another model",
+        place="--chat_template",
+        fix=f"Leave --chat_template out, {fitting}or give a tokenizer with {named[1]} by --tokenizer_name_or_path.",
+        kind="a template of another model",
+    )
 
 
 class TemplateChoice:

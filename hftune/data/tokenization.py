@@ -237,7 +237,8 @@ class ChatEncoder(Encoder):
         for (text, _, _), tokens in zip(parsed, self._tokens(parsed), strict=True):
             count_borders(counts, [text])
             if not tokens.trained:
-                counts.drop(NO_TARGET)
+                whole = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                counts.drop(NO_TARGET, needs=len(whole))
                 continue
             counts.used += 1
             counts.truncated += tokens.cut

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hftune import chat_templates
@@ -27,6 +28,7 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
     add_named_tokens(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
+        _say_unknown_tokens(tokenizer)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
 
@@ -82,6 +84,21 @@ def read_chat_template(value: str) -> str:
         fix=(f"did you mean {near[0]}? " if near else "")
         + f"give one of {listed}; or the path of a .jinja file; left out, the model's own is used",
     )
+
+
+def _say_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """A template of another model writes tokens that this tokenizer spells in pieces: no token then ends a turn."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    try:
+        text = str(tokenizer.apply_chat_template(said, tokenize=False))
+    except (TemplateError, TypeError):  # said with the first record
+        return
+    unknown = sorted(chat_templates.tokens_of(text) - tokenizer.get_vocab().keys())
+    if unknown:
+        notice(
+            f"the chat template writes {', '.join(unknown)}, which are no tokens of this tokenizer and are spelt in "
+            f"pieces: another template fits it better, or add them with --add_special_tokens '{','.join(unknown)}'"
+        )
 
 
 def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, asked: str | None) -> None:

@@ -21,7 +21,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.data.borders import mode_for_answers
 from hftune.distributed.zero import not_partitioned
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
@@ -228,7 +228,9 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
     """
     where, _, attribute = name.rpartition(":")
     if not where:
-        raise ArgumentError(f"{name!r} names no function", place=flag, fix="write module:function or file.py:function")
+        known = did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}") if flag == "--reward_funcs" else ""
+        fix = f"{known} write {flag} FILE.py:FUNCTION or MODULE:FUNCTION".strip()
+        raise ArgumentError(f"{name!r} names no function", place=flag, fix=fix)
     module: Any
     try:
         if where.endswith(".py"):

@@ -49,9 +49,9 @@ class BoundedLoader(yaml.SafeLoader):
             raise Unbounded(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
         return node
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):

@@ -23,6 +23,8 @@ _SAID = {
     "requires an eval strategy": "add --eval_strategy steps with held-out records (--validation_file_dir), or another "
     "--lr_scheduler_type",
     "--dataloader_prefetch_factor can only": "add --dataloader_num_workers 2, or leave it out",
+    "env:// rendezvous": "start under a launcher (deepspeed or torchrun), which sets RANK, WORLD_SIZE, MASTER_ADDR and "
+    "MASTER_PORT; or unset RANK, LOCAL_RANK and WORLD_SIZE to start alone",
     "--tf32 requires": "leave out --tf32",
     "must have the same length as `loss_type`": "give --loss_weights a number for each of --loss_type",
 }

@@ -69,7 +69,7 @@ def dispatch(argv: list[str]) -> None:
         stage = argv[0].removesuffix(".py").removeprefix("run_")
         if stage in ENCODERS:
             fix = f"a stage is a script: python run_{stage}.py ..., or under a launcher: deepspeed run_{stage}.py ..."
-        raise ArgumentError(f"there is no `hftune {argv[0]}`", place="command line", fix=fix)
+        raise ArgumentError(f"there is no `hftune {argv[0]}`", fix=fix)
     command(argv[1:])
 
 

@@ -13,7 +13,7 @@ from hftune.errors import ArgumentError, DataError, UserError
 
 Ids = list[int]
 
-_IF_ANY = frozenset(("bordered", "borders", "packing", "needs"))
+_IF_ANY = frozenset(("bordered", "borders", "packing", "shortest_dropped"))
 
 
 @dataclass
@@ -36,13 +36,13 @@ class Counts:
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
-    needs: int = 0
+    shortest_dropped: int = 0
     """Tokens of the shortest record that was dropped for its length; 0 where none was."""
 
     def drop(self, reason: str, example: UserError | None = None, *, needs: int = 0) -> None:
         """Count one record as dropped; `needs` tokens would have saved it."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        self.needs = _least(self.needs, needs)
+        self.shortest_dropped = _least(self.shortest_dropped, needs)
         if example is not None:
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
 
@@ -61,7 +61,7 @@ class Counts:
             for name, number in others.items():
                 mine[name] = mine.get(name, 0) + number
         self.examples = other.examples | self.examples
-        self.needs = _least(self.needs, other.needs)
+        self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
@@ -137,5 +137,5 @@ def all_dropped(counts: Counts, flag: str) -> DataError:
             place="the data",
             fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
         )
-    least = f": the shortest of these records needs {flag} {counts.needs}" if counts.needs else ""
+    least = f": the shortest of these records needs {flag} {counts.shortest_dropped}" if counts.shortest_dropped else ""
     return DataError(cause, place=flag, fix=f"Give a larger {flag}{least}.")

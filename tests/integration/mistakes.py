@@ -435,7 +435,7 @@ MISTAKES = [
     _parsed("two half precisions", "run_sft --bf16 True --fp16 True", ("fp16 and bf16",), left_out("--fp16")),
     Mistake(
         "checkpoints between evaluations",
-        "run_sft --load_best_model_at_end True --save_strategy steps --eval_strategy steps --eval_steps 3 --save_steps 4",
+        "run_sft --load_best_model_at_end --save_strategy steps --eval_strategy steps --eval_steps 3 --save_steps 4",
         ("found 4, which is not a round multiple of 3", "--load_best_model_at_end"),
         added,
         parsed=True,

@@ -100,3 +100,22 @@ def test_a_tokenizer_without_a_template_is_told_one_that_fits(monkeypatch: pytes
     monkeypatch.setattr(type(tokenizer), "get_vocab", lambda self: {"a": 0})
     with pytest.raises(DataError, match=r"chatml --add_special_tokens '<\|im_start\|>,<\|im_end\|>'; or"):
         require_chat_template(tokenizer)
+
+
+def test_a_template_that_asks_for_a_token_of_another_model() -> None:
+    tokenizer = make_tokenizer(template("llama3"))
+    tokenizer.bos_token = None
+    problem = refused(tokenizer, [user("a"), assistant("b")])
+    assert (
+        problem.cause
+        == "the chat template writes the bos_token, and this tokenizer has none: it belongs to another model"
+    )
+    assert str(problem.fix).startswith("Leave --chat_template out, or --chat_template qwen3, or give a tokenizer")
+    assert problem.place == "--chat_template"
+
+
+def test_other_refusals_are_those_of_the_template() -> None:
+    problem = refused(
+        make_tokenizer(template("gemma")), [{"role": "system", "content": "S"}, user("a"), assistant("b")]
+    )
+    assert "System role not supported" in problem.cause and "--on_bad_record drop" in str(problem.fix)

@@ -161,3 +161,30 @@ def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -
 
 def test_a_folder_without_a_model_is_said_once(tmp_path: Path) -> None:
     assert "problems" not in problems(tmp_path, "--packing")
+
+
+@pytest.mark.parametrize("head", ["score", "steps", "causal_lm"])
+def test_a_reward_model_is_not_trained_to_write(tiny_model: Path, tmp_path: Path, head: str) -> None:
+    reward = tmp_path / "rm"
+    shutil.copytree(tiny_model, reward)
+    write_manifest(reward, {"status": "complete", "head": head, "base": {"name": str(tiny_model)}})
+    message = problems(reward)
+    refused = f"{reward} is a reward model" in message and f"give --model_name_or_path {tiny_model};" in message
+    assert refused == (head != "causal_lm")
+
+
+def test_what_is_no_model_names_those_within(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "checkpoint-5")
+    assert (
+        f"has no config.json, so it is no model folder\n  where: --model_name_or_path\n  to do: give {tmp_path}/checkp"
+        in (problems(tmp_path))
+    )
+    (tmp_path / "empty").mkdir()
+    assert "give a folder with config.json, weights and tokenizer" in problems(tmp_path / "empty")
+
+
+def test_the_rewards_of_medicalgpt_are_named() -> None:
+    (problem,) = check_rewards([], [])
+    assert "add --reward_funcs accuracy format" in str(problem) and "<think>...</think>" in str(problem)
+    (problem,) = check_rewards([], ["./outputs/rn"])
+    assert "there is no folder ./outputs/rn" in str(problem)

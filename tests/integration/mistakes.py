@@ -41,7 +41,8 @@ class Mistake:
         says: Parts of the message: of cause and place.
         follow: Makes the command that the message proposes.
         files: Files of the case, by name, as texts.
-        parsed: Command line and files alone are looked at: nothing is run.
+        until: How far it goes: "parse", command line and files of settings; "check", what is looked at before anything
+            is loaded; "run", the whole script by fork, which trains a step once it is mended.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Mistake:
     says: tuple[str, ...]
     follow: Follow
     files: dict[str, str] | None = None
-    parsed: bool = False
+    until: str = "run"
 
 
 # --- ways to follow -----------------------------------------------------------------------------------------------
@@ -67,11 +68,19 @@ def meant(fix: str, words: Words, case: Path) -> Words:
 
 
 def added(fix: str, words: Words, case: Path) -> Words:
-    """Give the flags that the message writes out, with their values."""
-    found = re.search(r"(?i:add|write|give|needs|by|it:) ((?:--\w+(?: [^\s;,-][^\s;,]*)* ?)+)", fix)
+    """Give the flags that the message writes out first, with their values: up to a comma or a word of the sentence."""
+    found = re.search(r"(?i:add|write|give|needs|with|it:) (--.*)", fix)
     assert found, fix
-    for flag, values in re.findall(r"(--\w+)((?: [^\s;,-][^\s;,]*)*)", found[1].rstrip(" .")):
-        words = with_flag(words, flag, *(value.strip(".") for value in values.split()))
+    said: Words = []
+    for word in found[1].split():
+        if word.startswith("(") or word in ("to", "in", "or", "for"):
+            break
+        said.append(word.rstrip(";,."))
+        if said[-1] != word:
+            break
+    starts = [place for place, word in enumerate(said) if word.startswith("--")]
+    for start, end in zip(starts, [*starts[1:], len(said)], strict=True):
+        words = with_flag(words, said[start], *said[start + 1 : end])
     return words
 
 
@@ -184,7 +193,7 @@ def copy_without(source: Path, target: Path, *names: str) -> None:
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(*names))
 
 
-_parsed = partial(Mistake, parsed=True)
+_parsed, _checked = partial(Mistake, until="parse"), partial(Mistake, until="check")
 
 RL = "--reward_funcs format --num_generations 2 --per_device_train_batch_size 2 --max_completion_length 4"
 MINIMAL = "model_name_or_path: {model}\ntrain_file_dir: {data}/sft\noutput_dir: {out}\n"
@@ -194,20 +203,26 @@ BROKEN = _lines(CHAT) + '{"messages": [{"role": "user", "content": "a"\n'
 MISTAKES = [
     # --- paths and names
     Mistake("a model folder is misspelt", "run_sft --model_name_or_path {model}x", ("no folder {model}x",), meant),
-    Mistake(
+    _checked(
         "a relative model folder is misspelt",
-        "run_sft --model_name_or_path {relative}/tiny-lama",
-        ("there is no folder {relative}/tiny-lama", "the Hub is not asked"),
-        taken("--model_name_or_path", r"did you mean (\S+)\?"),
+        "run_sft --model_name_or_path {relative}x",
+        ("there is no folder {relative}x",),
+        meant,
     ),
-    Mistake("data are misspelt", "run_sft --train_file_dir {data}/sfd", ("no file or folder {data}/sfd",), meant),
-    Mistake(
+    _checked(
+        "a name that is neither a folder nor in the cache",
+        "run_sft --model_name_or_path outputs/sft",
+        ("there is no folder outputs/sft here", "the Hub is not asked"),
+        given("--model_name_or_path", "{model}", "give the path of a folder"),
+    ),
+    _checked("data are misspelt", "run_sft --train_file_dir {data}/sfd", ("no file or folder {data}/sfd",), meant),
+    _checked(
         "a file is given where a model folder is meant",
         "run_sft --model_name_or_path {model}/model.safetensors",
         ("is a file, where a folder is read",),
         taken("--model_name_or_path", r"its folder: (\S+)"),
     ),
-    Mistake(
+    _checked(
         "a folder above the model is given",
         "run_sft --model_name_or_path {above}",
         ("{above} has no config.json",),
@@ -232,19 +247,19 @@ MISTAKES = [
         ("{adapter} holds a LoRA adapter, not a model",),
         lambda fix, words, case: added(fix[fix.index("continue it") :], words, case),
     ),
-    Mistake(
+    _checked(
         "a model is given as an adapter",
         "run_sft --peft_path {model}",
         ("{model} holds a whole model, not an adapter", "--peft_path"),
         left_out("--peft_path"),
     ),
-    Mistake(
+    _checked(
         "an adapter on another base",
         "run_sft --model_name_or_path {other_model} --peft_path {adapter}",
         ("was trained on other weights",),
         taken("--model_name_or_path", r"use the base it was trained on: (\S+)"),
     ),
-    Mistake(
+    _checked(
         "a reward model is fine-tuned",
         "run_sft --model_name_or_path {reward}",
         ("{reward} is a reward model",),
@@ -285,14 +300,14 @@ MISTAKES = [
         added,
         {"data.jsonl": BROKEN},
     ),
-    Mistake(
+    _checked(
         "an empty file",
         "run_sft --train_file_dir {case}",
         ("empty.jsonl is empty (0 bytes)",),
         edited("Remove it", _remove("empty.jsonl")),
         {"empty.jsonl": "", "data.jsonl": _lines(CHAT)},
     ),
-    Mistake(
+    _checked(
         "nothing that is read",
         "run_sft --train_file_dir {case}",
         ("found data.dat",),
@@ -363,7 +378,7 @@ MISTAKES = [
         added,
     ),
     # --- methods and machines
-    Mistake(
+    _checked(
         "a quantised model in full",
         "run_sft --load_in_4bit",
         ("a quantised model cannot be trained in full",),
@@ -381,28 +396,28 @@ MISTAKES = [
         ("the model has no module c_attn", "--lora_target_modules"),
         taken("--lora_target_modules", r"use (all)"),
     ),
-    Mistake("a loss is misspelt", "run_dpo --loss_type sigmod", ("there is no loss sigmod",), meant),
-    Mistake(
+    _checked("a loss is misspelt", "run_dpo --loss_type sigmod", ("there is no loss sigmod",), meant),
+    _checked(
         "a tracker that is not installed",
         "run_sft --report_to codecarbon",
         ("codecarbon is not installed", "--report_to"),
         taken("--report_to", r"--report_to (none)"),
     ),
-    Mistake("a tracker is misspelt", "run_sft --report_to tensorbord", ("there is no tracker 'tensorbord'",), meant),
-    Mistake(
+    _checked("a tracker is misspelt", "run_sft --report_to tensorbord", ("there is no tracker 'tensorbord'",), meant),
+    _checked(
         "evaluation without held-out records",
         "run_sft --eval_strategy steps",
         ("no records are held out", "--eval_strategy"),
         taken("--validation_split_percentage", r"--validation_split_percentage (\d+)"),
     ),
     # --- output and resuming
-    Mistake(
+    _checked(
         "a finished run is in the output folder",
         "run_sft --output_dir {adapter_copy}",
         ("{adapter_copy} already holds a finished run", "--output_dir"),
         added,
     ),
-    Mistake(
+    _checked(
         "an output folder that takes no files",
         "run_sft --output_dir /proc/hftune",
         ("/proc/hftune cannot be written", "--output_dir"),
@@ -438,7 +453,7 @@ MISTAKES = [
         "run_sft --load_best_model_at_end --save_strategy steps --eval_strategy steps --eval_steps 3 --save_steps 4",
         ("found 4, which is not a round multiple of 3", "--load_best_model_at_end"),
         added,
-        parsed=True,
+        until="parse",
     ),
     _parsed("an argument of another script", "run_rm --packing True", ("no argument of run_rm.py",), other_script),
     # --- files of settings
@@ -448,7 +463,7 @@ MISTAKES = [
         ("run.yaml:5",),
         edited("write spaces in place of tabs", _replace("run.yaml", "\t", "  ")),
         {"run.yaml": MINIMAL + "lora_target_modules:\n\t- q_proj\n"},
-        parsed=True,
+        until="parse",
     ),
     Mistake(
         "a name twice in YAML",
@@ -456,7 +471,7 @@ MISTAKES = [
         ("max_steps stands here twice, first in line 4", "run.yaml:5"),
         edited("keep one of the two lines", _replace("run.yaml", "max_steps: 2\n", "")),
         {"run.yaml": MINIMAL + "max_steps: 1\nmax_steps: 2\n"},
-        parsed=True,
+        until="parse",
     ),
     Mistake(
         "two files of settings",
@@ -464,7 +479,7 @@ MISTAKES = [
         ("--config is given twice",),
         one_file,
         {"run.yaml": MINIMAL, "other.yaml": "max_steps: 1\n"},
-        parsed=True,
+        until="parse",
     ),
     Mistake(
         "a file of settings is misspelt",
@@ -472,7 +487,7 @@ MISTAKES = [
         ("there is no file", "--config"),
         meant,
         {"run.yaml": MINIMAL},
-        parsed=True,
+        until="parse",
     ),
     Mistake(
         "a DeepSpeed config is misspelt",

@@ -1,11 +1,12 @@
 """Common mistakes: each message names place, cause and a way out that works when it is followed.
 
-The rows are in `mistakes.py`; a row that only needs the command line is parsed in this process, all others run the real
-script, by fork, and train one step when they were mended.
+The rows are in `mistakes.py`. What is found before anything is loaded is looked for in this process; all other rows run
+the real script, by fork, and train one step when they were mended.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import pytest
 
 from hftune.arguments import parse_arguments
 from hftune.errors import UserError
-from tests.conftest import CHATS, Finished, _write_jsonl, tiny_tokenizer
+from hftune.preflight.checks import check_run
+from tests.conftest import CHATS, ROOT, Finished, _write_jsonl, tiny_tokenizer
 from tests.integration.mistakes import MISTAKES, Mistake, Words, copy_without
 
 pytestmark = pytest.mark.long
@@ -47,6 +49,7 @@ def places(
         **{"model": str(models / "tiny-llama"), "above": str(models), "data": str(tiny_data)},
         **{"adapter": str(folder / "adapter"), "reward": str(folder / "reward")},
         "adapter_copy": str(folder / "adapter_copy"),
+        "relative": os.path.relpath(models / "tiny-llama", ROOT),  # scripts work there
     }
     _run(run, complete(["run_sft", "--use_peft", "--save_strategy", "steps"], found, folder / "adapter")).check()
     _run(run, complete(["run_rm"], found, folder / "reward")).check()
@@ -78,9 +81,11 @@ def _run(run: Callable[..., Finished], words: Words) -> Finished:
 
 def attempt(run: Callable[..., Finished], mistake: Mistake, words: Words, places: dict[str, str], out: Path) -> str:
     """The message of a command; empty where it works."""
-    if mistake.parsed:
+    if mistake.until != "run":
         try:
-            parse_arguments(words[0].removeprefix("run_"), complete(words, places, out)[1:])
+            arguments = parse_arguments(words[0].removeprefix("run_"), complete(words, places, out)[1:])
+            if mistake.until == "check":
+                check_run(*arguments)
         except UserError as error:
             return error.render()
         return ""
@@ -101,7 +106,6 @@ def test_the_way_out_works(
     tmp_path: Path,
 ) -> None:
     known = places | {"case": str(tmp_path / "case"), "out": str(tmp_path / "out")}
-    known["relative"] = str(Path(places["above"]).relative_to("/"))  # of a file system whose root is the working folder
     (tmp_path / "case").mkdir()
     for name, text in (mistake.files or {}).items():
         (tmp_path / "case" / name).write_text(_filled(text, known))

@@ -66,7 +66,11 @@ def dispatch(argv: list[str]) -> None:
     command = COMMANDS.get(argv[0])
     if command is None:
         fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
-        raise ArgumentError(f"there is no `hftune {argv[0].partition('=')[0]}`", fix=fix)
+        said = argv[0].partition("=")[0]
+        stage = said.removesuffix(".py").removeprefix("run_")
+        if stage in ENCODERS:
+            fix = f"a stage is a script: python run_{stage}.py ..., or under a launcher: deepspeed run_{stage}.py ..."
+        raise ArgumentError(f"there is no `hftune {said}`", fix=fix)
     command(argv[1:])
 
 

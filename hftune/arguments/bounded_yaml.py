@@ -22,6 +22,7 @@ MAX_NODES = 100_000
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
+_TWICE = "stands here twice"
 
 
 class Unbounded(yaml.MarkedYAMLError):
@@ -50,6 +51,19 @@ class BoundedLoader(yaml.SafeLoader):
         size = self._size_of(node)
         if size > MAX_NODES:
             raise Unbounded(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen and key.value != "<<":
+                problem = f"{key.value} {_TWICE}, first in line {seen[key.value]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen[key.value] = key.start_mark.line + 1
         return node
 
     def _is_open(self, node: yaml.Node) -> bool:
@@ -89,6 +103,17 @@ def read_text(file: Path) -> str:
     return text
 
 
+def _fix(problem: str) -> str:
+    if r"\t" in problem:
+        return "write spaces in place of tabs"
+    if _TWICE in problem:
+        return "keep one of the two lines"
+    return (
+        "write NAME: VALUE, a line each; a text with a colon or a # in it, or one that begins with a sign (* & ! % @) "
+        "or looks like a date or number, stands in quotes"
+    )
+
+
 @contextmanager
 def yaml_faults(file: Path | str) -> Iterator[None]:
     """What PyYAML raises inside, as one message with the line.
@@ -101,17 +126,14 @@ def yaml_faults(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(f"not valid YAML: {_told(error)}", place=place, fix=_FIX) from None
+        raise ArgumentError(f"not valid YAML: {_told(error)}", place=place, fix=_fix(str(error.problem))) from None
     except ReaderError as error:  # a character that YAML does not allow
         cause = " ".join(str(error).split())
-        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_FIX) from error
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
         # What PyYAML does not expect, 2024-13-45 as a date, !!bool perhaps; most of these quote the value.
         cause = f"not valid YAML: a value is not of its type ({type(error).__name__})"
-        raise ArgumentError(cause, place=str(file), fix=_FIX) from None
-
-
-_FIX = "mend the file; a text that begins with a sign (* & ! % @) or looks like a date or number needs quotes"
+        raise ArgumentError(cause, place=str(file), fix=_fix("")) from None
 
 
 def _told(error: yaml.MarkedYAMLError) -> str:

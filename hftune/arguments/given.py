@@ -12,10 +12,14 @@ from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
+from hftune.nearby import way_out
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
 
 Given = list[tuple[str, list[Any]]]
+COMMAND_LINE = "command line"
+LEFT_OUT = "leave it out; `hftune explain {}` knows the names of other tools, --help shows all of this script's"
+"""What to do about a name that is like no other."""
 
 _NAME = re.compile(r"[\w.-]*")
 _ONE_DASH = re.compile(r"-([A-Za-z][\w.-]+)(=|$)")
@@ -27,12 +31,20 @@ GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=froz
 def take_config(argv: list[str]) -> tuple[str | None, list[str]]:
     for position, token in enumerate(argv):
         if token.startswith("--config="):
-            return token.split("=", 1)[1], argv[:position] + argv[position + 1 :]
+            return token.split("=", 1)[1], _without_config(argv[:position] + argv[position + 1 :])
         if token == "--config":
             if position + 1 == len(argv):
-                raise ArgumentError("--config needs the path of a YAML file")
-            return argv[position + 1], argv[:position] + argv[position + 2 :]
+                raise ArgumentError("--config needs a value", place=COMMAND_LINE, fix="write --config FILE.yaml")
+            return argv[position + 1], _without_config(argv[:position] + argv[position + 2 :])
     return None, argv
+
+
+def _without_config(rest: list[str]) -> list[str]:
+    """The arguments beside `--config FILE`, which is read once."""
+    if any(token.split("=", 1)[0] == "--config" for token in rest):
+        fix = "put all of it into one file, or what differs on the command line, which wins over the file"
+        raise ArgumentError("--config is given twice", place=COMMAND_LINE, fix=fix)
+    return rest
 
 
 def given_on_command_line(argv: list[str]) -> Given:
@@ -46,7 +58,7 @@ def given_on_command_line(argv: list[str]) -> Given:
     for token in argv:
         if token.startswith("--") or token == "-h":
             name, _, value = token.lstrip("-").partition("=")
-            raise_together(bad_name(name, "command line"))
+            raise_together(bad_name(name, COMMAND_LINE))
             given.append((name, [value] if "=" in token else []))
             continue
         _refuse_stray(given, token)
@@ -57,10 +69,10 @@ def given_on_command_line(argv: list[str]) -> Given:
 def _refuse_stray(given: Given, token: str) -> None:
     if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
         fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
-        raise ArgumentError(f"--{given[-1][0]} has no value", place="command line", fix=fix)
+        raise ArgumentError(f"--{given[-1][0]} has no value", place=COMMAND_LINE, fix=fix)
     refuse_one_dash(token)
     if not given:
-        raise ArgumentError(f"cannot place {token!r}", place="command line", fix="write --name value")
+        raise ArgumentError(f"cannot place {token!r}", place=COMMAND_LINE, fix="write --NAME VALUE")
 
 
 def refuse_one_dash(token: str) -> None:
@@ -68,7 +80,7 @@ def refuse_one_dash(token: str) -> None:
     written = _ONE_DASH.match(token)
     if written is not None:
         fix = f"write it with two dashes: --{written[1]}"
-        raise ArgumentError(f"cannot place '-{written[1]}'", place="command line", fix=fix)
+        raise ArgumentError(f"cannot place '-{written[1]}'", place=COMMAND_LINE, fix=fix)
 
 
 def bad_name(name: str, place: str) -> list[UserError]:
@@ -90,7 +102,7 @@ def given_in_file(path: str | None) -> Given:
     if path is None:
         return []
     if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix="give the path of a YAML file")
+        raise ArgumentError(f"there is no file {path}", place="--config", fix=way_out(path, "a YAML file"))
     content = load_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")

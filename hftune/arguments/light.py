@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from hftune.arguments.given import (
+    LEFT_OUT,
     Given,
     given_in_file,
     given_on_command_line,
@@ -80,7 +81,7 @@ def _translate(
         elif name in no_effect:
             notice(f"--{name} has no effect: {no_effect[name]}")
         else:
-            fix = did_you_mean(name, [*known, *aliases], written="--{}") or "see --help for all arguments"
+            fix = did_you_mean(name, [*known, *aliases], written="--{}") or LEFT_OUT.format(name)
             problems.append(ArgumentError(f"unknown argument --{name}", place=place, fix=fix))
     return without_repeats(translated)
 
@@ -93,7 +94,9 @@ def _convert(field: Any, found: list[Any]) -> Any:
     if not values:
         if "choices" in field.metadata and "true" in field.metadata["choices"]:
             return "true"
-        raise ArgumentError(f"--{field.name} needs a value", place="command line", fix="see --help")
+        raise ArgumentError(
+            f"--{field.name} needs a value", place="command line", fix=f"write --{field.name} VALUE, or leave it out"
+        )
     if len(values) > 1:
         values = [",".join(map(str, values))]
     value = str(yaml_value(values))

@@ -13,12 +13,14 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 import hftune.arguments
+from hftune.arguments import complaints
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
 from hftune.arguments.given import (
     GIVEN_NAMES,
+    LEFT_OUT,
     given_in_file,
     given_on_command_line,
     joined,
@@ -73,7 +75,7 @@ class HftuneParser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
-        raise ArgumentError(message, fix="see --help")
+        raise complaints.of_argparse(message, self.known, COMMAND_LINE)
 
     def format_help(self) -> str:
         """hftune's own arguments first, by topic; then those of TRL and transformers."""
@@ -107,7 +109,7 @@ class HftuneParser(TrlParser):
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError) as error:
-            raise ArgumentError(str(error), fix="see --help") from error
+            raise complaints.of_a_class(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
 
@@ -164,7 +166,7 @@ class HftuneParser(TrlParser):
                 raise_together(several(entry.name, entry.values))
                 self.parse_known_args(self._flat([alone]))
             except ArgumentError as problem:
-                yield ArgumentError(problem.cause, place=entry.place, fix=f"hftune explain {entry.name}")
+                yield ArgumentError(problem.cause, place=entry.place, fix=problem.fix)
             else:
                 yield from self.out_of_range([entry])
 
@@ -183,7 +185,7 @@ class HftuneParser(TrlParser):
             cause = f"--{name} is no argument of {script_of(self.stage)}"
             return ArgumentError(cause, place=place, fix=f"it belongs to {', '.join(scripts)}")
         names = {*self.known, *self.aliases, *(other for other, row in TABLE.items() if row.target(self.stage))}
-        fix = did_you_mean(name, sorted(names - {name}), written="--{}") or "see --help for all arguments"
+        fix = did_you_mean(name, sorted(names - {name}), written="--{}") or LEFT_OUT.format(name)
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)
 
 

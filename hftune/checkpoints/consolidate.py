@@ -20,6 +20,7 @@ from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, lib
 from hftune.checkpoints.pieces import WEIGHTS, Pieces
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
+from hftune.nearby import missing_folder
 from hftune.opening.folders import copy_file, strays
 from hftune.opening.torch_file import check_torch_files
 from hftune.publishing.folder import published_folder
@@ -61,11 +62,13 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
     """The checkpoint is DeepSpeed's and whole enough, and the output replaces nothing by accident."""
     folder = Path(args.checkpoint or "")
     if not args.checkpoint or not folder.is_dir():
-        yield ArgumentError(f"there is no folder {args.checkpoint}", place="--checkpoint", fix="give a checkpoint-N")
+        yield missing_folder(args.checkpoint or "", "--checkpoint", "a folder such as outputs/sft/checkpoint-100")
     elif engine_folder(folder) is None:
         whole = "; its weights are whole already" if weight_files(folder) else ""
         yield ArgumentError(
-            f"{folder} is no checkpoint of DeepSpeed{whole}", place="--checkpoint", fix="check the path"
+            f"{folder} is no checkpoint of DeepSpeed{whole}",
+            place="--checkpoint",
+            fix=f"use {folder} as it is" if whole else "give a checkpoint-N that holds a folder global_stepN",
         )
     elif not any((folder / tag).is_file() for tag in ("latest", "latest_universal")):
         yield ArgumentError(

@@ -11,9 +11,11 @@ from pathlib import Path
 from hftune.arguments import StageArguments
 from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
+from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
+from hftune.nearby import missing_folder
 from hftune.opening.folders import strays
 from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
@@ -21,6 +23,7 @@ from hftune.publishing.disk import is_plain_folder, is_there
 from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
+FLAG = "--resume_from_checkpoint"
 PARTIAL = ".partial"
 """Folder below the output folder in which checkpoints are written before they are published."""
 
@@ -114,30 +117,47 @@ def asked_for(args: StageArguments) -> Found:
 
 def resume_problems(found: Found) -> Iterator[UserError]:
     """Why nothing can go on from what was asked for."""
+    if found.folder and not found.folder.is_dir():
+        yield missing_folder(found.folder, FLAG, "a checkpoint, or auto for the newest whole one")
+        return
     fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
     if found.disagreement:
         yield ArgumentError(
             f"no checkpoint is whole on every machine: {found.disagreement}",
-            place="--resume_from_checkpoint",
+            place=FLAG,
             fix="name one, after copying its folders together; or start anew in another --output_dir",
+        )
+    elif found.folder and _is_output(found.folder):
+        inside = newest_whole(found.folder).folder
+        warm = f"it holds none; to begin anew with its weights, in another --output_dir: --warm_start {found.folder}"
+        yield ArgumentError(
+            f"{found.folder} is an output folder, not a checkpoint",
+            place=FLAG,
+            fix=f"give its newest one: {FLAG} {inside}; or auto with --output_dir {found.folder}" if inside else warm,
         )
     elif fault is not None:
         yield ArgumentError(
             f"nothing can go on from {found.folder}: {fault}",
-            place="--resume_from_checkpoint",
+            place=FLAG,
             fix="give another checkpoint, or auto for the newest whole one",
         )
     elif found.folder and has_weights_only(found.folder):
         yield ArgumentError(
             f"{found.folder} was saved without the optimizer's state (--save_only_model), and a run cannot go on "
             "without it",
-            place="--resume_from_checkpoint",
+            place=FLAG,
             fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
         )
     elif found.folder:
         yield from missing_pieces(found.folder)
         yield from strays(found.folder)
         yield from _programs(found.folder)
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a folder is that of a run, and no checkpoint under another name."""
+    is_run = (folder / MANIFEST_NAME).is_file() or any(checkpoints(folder))
+    return is_run and not _NAME.search(folder.name) and has_weights_only(folder)
 
 
 def _programs(folder: Path) -> Iterator[UserError]:

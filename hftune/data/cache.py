@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 import hftune
 from hftune.data.arrow_folder import open_folder
 from hftune.data.encoding import Counts
+from hftune.data.readers.base import UNREADABLE_FIX
 from hftune.data.workfolder import work_folder
 from hftune.digests import Contents, Damaged, check_contents, contents, open_file, read_text, sealed, unsealed
 from hftune.distributed import ranks
@@ -56,7 +57,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
             _add_file(digest, file)
         except OSError as error:
             cause = f"cannot read the file: {error.strerror or error}"
-            raise DataError(cause, place=str(file), fix="Check it.", kind="unreadable file") from error
+            raise DataError(cause, place=str(file), fix=UNREADABLE_FIX, kind="unreadable file") from error
     return digest.hexdigest()
 
 

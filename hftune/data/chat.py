@@ -27,6 +27,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template, rend
 
 from hftune.data.parametric import Part, guarded, outline
 from hftune.data.records.messages import Message
+from hftune.data.template_choice import TemplateChoice, without_token
 from hftune.errors import DataError
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -34,28 +35,11 @@ _REASONING = frozenset(("reasoning", "reasoning_content", "thinking"))
 """Keys of a turn that transformers gives each other's names, so that any template finds the one it reads."""
 
 _REWRITTEN = "turns rewritten by the chat template"
-_WAY_OUT = (
-    "Train on the last turn only (--train_on_last_turn), split the record into one record a turn, "
-    "or give another template with --chat_template."
-)
+_LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
 
 
 _LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
 """What templates ask of their loop."""
-
-
-def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--chat_template") -> None:
-    """Refuse a tokenizer without a chat template.
-
-    Raises:
-        DataError: Saying how to give one.
-    """
-    if not tokenizer.chat_template:
-        raise DataError(
-            "the tokenizer has no chat template, so conversations cannot be written as text",
-            place=flag,
-            fix=f"Give one with {flag} (a .jinja file or a known name), or start from an instruct model's tokenizer.",
-        )
 
 
 def render(
@@ -77,9 +61,10 @@ def render(
     except (TemplateError, TypeError) as error:
         # TypeError is what Jinja lets through when a template adds text to something that is not text.
         roles = " ".join(message["role"] for message in messages)
-        raise DataError(
+        raise without_token(error, tokenizer) or DataError(
             f"the chat template refuses this conversation ({roles}): {error}",
-            fix="Change the record, or give another template with --chat_template.",
+            fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that takes "
+            "it, as --chat_template FILE.jinja.",
             kind="refused by the chat template",
         ) from error
     return str(text)
@@ -99,6 +84,7 @@ class Renderer:
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
         self.compiled: dict[bool, Any] = {}
         self.guarded: Any = None
+        self.choice = TemplateChoice(tokenizer)
 
     def outline(self, roles: Iterable[str]) -> list[Part] | None:
         """What the template writes around the contents of messages with these roles; None where it looks at them."""
@@ -202,6 +188,7 @@ class Finder:
     Args:
         by_marks: Take what the template marks with {% generation %}, if it does. That may cover what the generation
             prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
+        proposes: Errors name a template that would do.
 
     Raises:
         DataError: The template refuses the conversation.
@@ -214,8 +201,9 @@ class Finder:
         tools: list[dict[str, Any]] | None = None,
         *,
         by_marks: bool = False,
+        proposes: bool = True,
     ) -> None:
-        self.by_marks = by_marks
+        self.by_marks, self.proposes = by_marks, proposes
         self.messages, self.renderer, self.tools = messages, renderer, tools
         self.text = text = renderer(messages, tools)
         self.beginnings: dict[tuple[int, bool], str | None] = {}
@@ -238,7 +226,9 @@ class Finder:
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise DataError(
-                    "this chat template rewrites earlier turns: two turns overlap", fix=_WAY_OUT, kind=_REWRITTEN
+                    "this chat template rewrites earlier turns: two turns overlap",
+                    fix=self._way_out("overlap", _LAST_ONLY),
+                    kind=_REWRITTEN,
                 )
         return spans
 
@@ -356,7 +346,7 @@ class Finder:
                 raise self._rewritten(index, f"it drops the {name} of that turn")
             raise DataError(
                 f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
-                fix=f"Remove the {name} from the record, or give another template with --chat_template.",
+                fix=self._way_out(name, f"remove the {name} from the record"),
                 kind="turn cut by the chat template",
             )
 
@@ -367,12 +357,24 @@ class Finder:
     def _rewritten(self, index: int, why: str) -> DataError:
         where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
         if self._is_earlier(index):
-            return DataError(f"this chat template rewrites earlier turns: {where}", fix=_WAY_OUT, kind=_REWRITTEN)
+            fix = self._way_out(why, _LAST_ONLY)
+            return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix="Change the turn (often its reasoning), or give another template with --chat_template.",
+            fix=self._way_out(why, "change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
+
+    def _way_out(self, what: str, otherwise: str) -> str:
+        """What to do about a fault of this sort; "" where nobody asks."""
+        return self.renderer.choice.way_out(what, otherwise, self._found_with) if self.proposes else ""
+
+    def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether every turn of this conversation can be located with a tokenizer that has another template."""
+        try:
+            return bool(Finder(self.messages, Renderer(tokenizer), self.tools, proposes=False).spans())
+        except DataError:
+            return False
 
 
 def common_start(left: str, right: str) -> str:

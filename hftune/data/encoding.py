@@ -13,7 +13,7 @@ from hftune.errors import ArgumentError, DataError, UserError
 
 Ids = list[int]
 
-_IF_ANY = frozenset(("bordered", "borders", "cut", "packing"))
+_IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
 
 
 @dataclass
@@ -38,9 +38,13 @@ class Counts:
     packing: dict[str, Any] | None = None
     """`PackStats` and the settings, where the rows are packed."""
 
-    def drop(self, reason: str, example: UserError | None = None) -> None:
-        """Count one record as dropped."""
+    shortest_dropped: int = 0
+    """Tokens of the shortest record that was dropped for its length; 0 where none was."""
+
+    def drop(self, reason: str, example: UserError | None = None, *, needs: int = 0) -> None:
+        """Count one record as dropped; `needs` tokens would have saved it."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.shortest_dropped = _least(self.shortest_dropped, needs)
         if example is not None:
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
 
@@ -65,10 +69,16 @@ class Counts:
             for name, number in others.items():
                 mine[name] = mine.get(name, 0) + number
         self.examples = other.examples | self.examples
+        self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
         return {name: value for name, value in asdict(self).items() if value or name not in _IF_ANY}
+
+
+def _least(first: int, second: int) -> int:
+    """The smaller of two numbers, of which 0 is none."""
+    return min(first, second) if first and second else first or second
 
 
 def check_length(value: int | None, flag: str, least: int = 2) -> None:
@@ -130,5 +140,10 @@ def all_dropped(counts: Counts, flag: str) -> DataError:
     cause = f"all {counts.rows} records were dropped: {reasons}"
     if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
         first = next(iter(counts.examples.values()))
-        return DataError(f"{cause}; the first is {first}", place="the data", fix="Mend the records.")
-    return DataError(cause, place=flag, fix=f"Give a larger {flag}.")
+        return DataError(
+            f"{cause}; the first is {first}",
+            place="the data",
+            fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
+        )
+    least = f": the shortest of these records needs {flag} {counts.shortest_dropped}" if counts.shortest_dropped else ""
+    return DataError(cause, place=flag, fix=f"Give a larger {flag}{least}.")

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from datasets import Dataset, Features, Json
+from datasets.features.features import generate_from_arrow_type
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.lengths import CUT
 from hftune.data.borders import Borders, count_borders
-from hftune.data.chat import Renderer, require_chat_template
+from hftune.data.chat import Renderer
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
 from hftune.data.fitting import Limits, Pair, fitted, limits_of
@@ -29,6 +30,7 @@ from hftune.data.respelling import token_ids
 from hftune.data.schemas import Labelled, Preference, Prompt, to_preference, to_prompt
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import DataError
 from hftune.logging import notice
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 SAME = "chosen and rejected are equal after truncation"
 LONG_PROMPT = "prompt longer than max_prompt_length"
+
+_OFFERED = ("tools", "functions")
 
 COUNTED = {"length": pa.int32(), "trained": pa.int32()}
 
@@ -316,7 +320,7 @@ class PromptEncoder(Encoder):
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
             count_borders(counts, [text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
-                counts.drop(LONG_PROMPT)
+                counts.drop(LONG_PROMPT, needs=len(ids))
                 continue
             counts.used += 1
             counts.tokens += len(ids)
@@ -338,22 +342,25 @@ def _prompt_columns(prompts: list[Prompt]) -> Dataset:
     if len(shared) < len(names):
         left_out = ", ".join(name for name in names if name not in shared)
         notice(f"columns that not every row has are left out: {left_out}")
+    if offered := sum(any(prompt.extra.get(name) for name in _OFFERED) for prompt in prompts):
+        notice(
+            f"{offered} of {len(prompts)} prompts offer tools, which the model is not shown: in RL it calls functions "
+            "of --tools; reward functions get what all records have"
+        )
     columns: dict[str, list[Any]] = {"prompt": [prompt.messages for prompt in prompts]}
     columns |= {name: [prompt.extra[name] for prompt in prompts] for name in shared}
-    for name, values in columns.items():
-        try:
-            pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            kinds = sorted({type(value).__name__ for value in values})
-            raise DataError(
-                f'the column "{name}" mixes types ({", ".join(kinds)}): {error}',
-                place=_first_other(prompts, values),
-                fix=f'Write all values of "{name}" in the same way, for example as strings.',
-            ) from error
-    return Dataset.from_dict(columns)
+    return Dataset.from_dict(columns, features=Features({name: _feature(values) for name, values in columns.items()}))
 
 
-def _first_other(prompts: list[Prompt], values: list[Any]) -> str:
-    """The origin of the first value whose type is not that of the first one."""
-    pairs = zip(prompts, values, strict=True)
-    return next((prompt.origin for prompt, value in pairs if type(value) is not type(values[0])), prompts[0].origin)
+def _feature(values: list[Any]) -> Any:
+    """How a column is kept: as Arrow infers it where all values are texts, or numbers, or the like; else as JSON.
+
+    Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
+    and values of other types would be refused.
+    """
+    if any(isinstance(value, (dict, list)) for value in values):
+        return Json()
+    try:
+        return generate_from_arrow_type(pa.array(values).type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return Json()

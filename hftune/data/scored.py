@@ -8,7 +8,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.borders import Borders, borders_of
-from hftune.data.chat import require_chat_template
 from hftune.data.encoding import require_fast
 from hftune.data.readers.base import Row
 from hftune.data.records.formats import pair_format
@@ -18,6 +17,7 @@ from hftune.data.respelling import token_ids
 from hftune.data.schemas import to_conversation, to_preference
 from hftune.data.spans import Renderer
 from hftune.data.steps import StepEncoder, last_tokens
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import DataError
 
 CHOSEN, REJECTED, ONLY = "_chosen", "_rejected", ""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hftune.data.readers.base import Chunk, Failed, Parsed, Read, Row, unreadable
+from hftune.data.readers.base import UNREADABLE_FIX, Chunk, Failed, Parsed, Read, Row, unreadable
 from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
 from hftune.data.readers.compressed import DECODERS, plain_suffix
 from hftune.data.readers.csv_table import csv_chunks
@@ -105,7 +105,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
         seen = _data_of(root, flag) if root.is_dir() else [root]
     except OSError as error:
         cause = f"cannot read {path}: {error.strerror or error}"
-        raise DataError(cause, place=flag, fix="Check it.", kind="unreadable file") from error
+        raise DataError(cause, place=flag, fix=UNREADABLE_FIX, kind="unreadable file") from error
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
     _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:

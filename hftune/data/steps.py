@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
 from hftune.data.borders import count_borders
-from hftune.data.chat import require_chat_template
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.encoder import IDS, Encoder
 from hftune.data.encoding import Counts, check_length, overlaps, require_fast, widened
@@ -23,6 +22,7 @@ from hftune.data.records.steps import Solution, to_solutions
 from hftune.data.reward_pairs import source_of
 from hftune.data.sources import Row
 from hftune.data.spans import SpanFinder
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import DataError
 
 CUT = "no labelled step within --max_length"

@@ -13,7 +13,7 @@ from hftune.arguments import PTArguments, SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.borders import Borders, count_borders
 from hftune.data.bytewise import ByteTokenizer, Tokens, is_bytewise
-from hftune.data.chat import Renderer, require_chat_template
+from hftune.data.chat import Renderer
 from hftune.data.encoder import IDS, Encoder, Ragged
 from hftune.data.encoding import Counts, check_length, require_fast
 from hftune.data.prefixes import PrefixEncoder, labels_by_ranges, token_span
@@ -21,6 +21,7 @@ from hftune.data.respelling import encode_batch
 from hftune.data.schemas import Conversation, to_conversation, to_text
 from hftune.data.sources import Row
 from hftune.data.spans import Span, SpanFinder
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"
@@ -236,7 +237,8 @@ class ChatEncoder(Encoder):
         for (text, _, _), tokens in zip(parsed, self._tokens(parsed), strict=True):
             count_borders(counts, [text])
             if not tokens.trained:
-                counts.drop(NO_TARGET)
+                whole = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                counts.drop(NO_TARGET, needs=len(whole))
                 continue
             counts.used += 1
             counts.truncated += tokens.cut

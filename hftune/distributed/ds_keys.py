@@ -194,7 +194,7 @@ def _zero_types(zero: dict[str, Any]) -> Iterator[ArgumentError]:
             yield ArgumentError(
                 f"{keys or 'zero_optimization'} is {_shown(fault.get('input'))}: {fault['msg'].lower()}",
                 place=f"--deepspeed: zero_optimization{'.' if keys else ''}{keys}",
-                fix="see DeepSpeed's documentation of the key, or start from a config in ds_configs/",
+                fix=f"take {keys or 'the block'} out, so that DeepSpeed's default counts, or write such a value",
             )
 
 

@@ -63,13 +63,16 @@ def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+_OTHERWISE = "start torchrun within the job instead, as examples/cluster/slurm.sbatch does"
+
+
 def per_node(text: str) -> list[int]:
     """Tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
     counts = []
     for piece in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
         if match is None:
-            raise ArgumentError(f"{text!r} are no tasks per node", place="SLURM_STEP_TASKS_PER_NODE")
+            raise ArgumentError(f"{text!r} are no tasks per node", place="SLURM_STEP_TASKS_PER_NODE", fix=_OTHERWISE)
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 

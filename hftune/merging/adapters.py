@@ -10,7 +10,8 @@ from typing import Any
 
 from hftune.checkpoints.intact import folder_problems
 from hftune.checkpoints.manifest import Manifest, read_manifest
-from hftune.errors import ArgumentError, ManifestError, raise_together
+from hftune.errors import ManifestError, raise_together
+from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
 from hftune.weight_files import StoredTensor, read_header, stored_tensors
 
@@ -150,11 +151,7 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
     """
     path = Path(folder)
     if not (path / CONFIG_NAME).is_file():
-        raise ArgumentError(
-            f"there is no adapter in {folder}",
-            place=flag,
-            fix="give a folder with adapter_config.json, the output of a stage that ran with --use_peft",
-        )
+        raise no_adapter(folder, flag)
     raise_together(folder_problems(path, flag, whole=True))
     file = path / ADAPTER_WEIGHTS
     if file.is_file():

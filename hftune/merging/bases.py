@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.checkpoints.intact import folder_problems
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import raise_together
+from hftune.nearby import not_had
 from hftune.weight_files import weight_files
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -60,9 +61,5 @@ def from_hub(name: str, revision: str | None, *, flag: str, patterns: list[str])
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_ELSEWHERE)
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"no model could be loaded from {name}: {(str(error).splitlines() or [type(error).__name__])[0]}",
-            place=flag,
-            fix="give a folder with config.json and weights, or a Hub name that can be reached",
-        ) from error
+        raise not_had(name, error, flag, "model") from error
     return Path(found)

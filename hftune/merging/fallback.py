@@ -27,7 +27,9 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         model = load_adapter(model, adapter.folder)
         if not hasattr(model, "merge_and_unload"):
             raise ArgumentError(
-                f"an adapter of type {adapter.config.get('peft_type')} cannot be merged", place="--peft_model_path"
+                f"an adapter of type {adapter.config.get('peft_type')} cannot be merged",
+                place="--peft_model_path",
+                fix="serve it beside its base, or train a LoRA adapter in its place",
             )
         model = model.merge_and_unload(safe_merge=True)
     after = _digests(model)

@@ -114,7 +114,7 @@ def build_skeleton(
         raise ArgumentError(
             f"transformers cannot build the model of {folder}: {str(error).splitlines()[0]}",
             place="--base_model_name_or_path",
-            fix="check its config.json; --trust_remote_code for a model that comes with its own code",
+            fix="copy or download its config.json again; a model with code of its own needs --trust_remote_code",
         ) from error
     skeleton = Skeleton(model)
     _place(skeleton, stored)

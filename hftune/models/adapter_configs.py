@@ -13,6 +13,7 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
 
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
@@ -83,9 +84,7 @@ def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfi
 
 def _read(file: Path, flag: str) -> dict[str, Any]:
     if not file.is_file():
-        raise ArgumentError(
-            f"{file.parent} holds no adapter (adapter_config.json is missing)", place=flag, fix="give an adapter folder"
-        )
+        raise no_adapter(file.parent, flag)
     return read_checked(file, error=ArgumentError, fix=f"save the adapter again, or give another one with {flag}")
 
 

@@ -13,12 +13,12 @@ from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoConfig, PreTrainedConfig
 
 from hftune.arguments import ModelArguments, StageArguments
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.config_sizes import check_config
 from hftune.models.dropout import set_dropout_fields
 from hftune.models.pretrained import pretrained
 from hftune.models.rope import scale_rope
+from hftune.nearby import not_had
 
 _PROBE_SECONDS = 5.0
 
@@ -38,11 +38,8 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
             **source(model_args),
         )
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"no config could be loaded from {model_args.model_name_or_path}: {first_line(error)}",
-            place="--model_name_or_path",
-            fix="give a folder with config.json, or a Hub name that can be reached",
-        ) from error
+        name = str(model_args.model_name_or_path)
+        raise not_had(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
     scale_rope(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
@@ -84,11 +81,8 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
         for file in ("config.json", "tokenizer_config.json")
     )
     if not any(isinstance(path, str) for path in kept):
-        raise ArgumentError(
-            f"{name} is no folder here, and {constants.ENDPOINT} does not answer",
-            place="--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path",
-            fix="give a folder, or a name that is in the cache (--cache_dir, HF_HOME)",
-        )
+        flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
+        raise not_had(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
     notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
     return True
 
@@ -115,8 +109,3 @@ def row_length(training_args: StageArguments) -> int | None:
         return int(training_args.max_length)
     parts = [getattr(training_args, name, None) for name in ("max_prompt_length", "max_completion_length")]
     return sum(parts) if all(parts) else None  # type: ignore[arg-type]
-
-
-def first_line(error: Exception) -> str:
-    """What an exception says, as much of it as a message can quote."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

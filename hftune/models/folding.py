@@ -74,7 +74,7 @@ def fold_adapters(model: PreTrainedModel, folders: Iterable[str]) -> PreTrainedM
             raise ArgumentError(
                 f"the adapter in {folder} cannot be folded into its base: {error}",
                 place="--peft_path",
-                fix="check the run that wrote it",
+                fix="take an earlier checkpoint of its run, from before its weights broke, or train it again",
             ) from error
     return model
 

@@ -151,7 +151,13 @@ def _named(
         try:
             found = {name: parameter for name, parameter in named if re.search(regex, name)}
         except re.error as error:
-            problems.append(ArgumentError(f"no regular expression: {error}", place=flag, fix="mend it"))
+            problems.append(
+                ArgumentError(
+                    f"no regular expression: {error}",
+                    place=flag,
+                    fix="write one as Python's re takes it, such as '.*layers.[0-3].*'",
+                )
+            )
             return chosen
         if not found:
             problems.append(_no_match(flag, "holds a match of it", named))

@@ -28,7 +28,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.agreement import agree_with_tokenizer
 from hftune.models.attention import attention_for, state_attention
-from hftune.models.configs import first_line, model_config, source
+from hftune.models.configs import model_config, source
 from hftune.models.experts import is_mixture
 from hftune.models.float8 import state_float8, to_float8
 from hftune.models.gguf import forget_gguf
@@ -36,6 +36,7 @@ from hftune.models.pretrained import from_config, pretrained
 from hftune.models.quantization import keep_differentiable, quantization_config
 from hftune.models.reward_rows import settle_padding
 from hftune.models.stored import check_loaded
+from hftune.nearby import not_had
 from hftune.weight_files import weight_shapes
 
 
@@ -172,11 +173,8 @@ def _from_pretrained(
             **given,
         )
     except OSError as error:
-        raise ArgumentError(
-            f"no model could be loaded from {model_args.model_name_or_path}: {first_line(error)}",
-            place="--model_name_or_path",
-            fix="give a folder with config.json and weights, or a Hub name that can be reached",
-        ) from error
+        name = str(model_args.model_name_or_path)
+        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:

@@ -265,7 +265,8 @@ def compiled(regex: str, flag: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
-        raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix="mend it") from error
+        fix = "write one as Python's re takes it, such as '.*(q|v)_proj'"
+        raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix=fix) from error
 
 
 def _all_linear(model: PreTrainedModel) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hftune.errors import ManifestError, UserError
+from hftune.nearby import way_out
 
 MIB = 1 << 20
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -31,7 +32,7 @@ def open_regular(file: str | Path, *, error: type[UserError] = ManifestError) ->
     try:
         handle = os.open(file, os.O_RDONLY | _NEVER_WAIT)
     except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
-        raise error(_cannot(file, problem), place=str(file), fix="check the path and its permissions") from problem
+        raise error(_cannot(file, problem), place=str(file), fix=_way_out(file, problem)) from problem
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
@@ -94,6 +95,13 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
             place=str(file),
             fix="end other programs, or use a machine with more memory",
         )
+
+
+def _way_out(file: str | Path, problem: OSError | ValueError) -> str:
+    """The nearest path where there is none; else whose rights it is about."""
+    if isinstance(problem, FileNotFoundError):
+        return way_out(str(file), "the path of a file")
+    return "make it readable for you (ls -l shows whose it is), or name another file"
 
 
 def _cannot(file: str | Path, problem: OSError | ValueError) -> str:

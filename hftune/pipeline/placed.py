@@ -69,25 +69,12 @@ def _placed(loader: yaml.SafeLoader, node: yaml.Node, file: str, named: str = ""
         return Placed([_placed(loader, child, file) for child in node.value], place, named)
     if not isinstance(node, yaml.MappingNode):
         return Placed(loader.construct_object(node), place, named)  # type: ignore[no-untyped-call]
-    _refuse_repeats(node, file)
     loader.flatten_mapping(node)  # `<<: *other`
     found = {}
     for key, child in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            line = key.start_mark.line + 1
+            raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
         # Of a name that `<<` brings and the mapping has itself, the own one is last.
         found[str(key.value)] = _placed(loader, child, file, f"{file}:{key.start_mark.line + 1}")
     return Placed(found, place, named)
-
-
-def _refuse_repeats(node: yaml.MappingNode, file: str) -> None:
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        line = key.start_mark.line + 1
-        if not isinstance(key, yaml.ScalarNode):
-            raise ArgumentError("a name must be a text", place=f"{file}:{line}", fix="NAME: VALUE")
-        if key.value in seen and key.value != "<<":
-            raise ArgumentError(
-                f"{key.value} stands here twice, first in line {seen[key.value]}",
-                place=f"{file}:{line}",
-                fix="remove one",
-            )
-        seen[key.value] = line

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.errors import ArgumentError, ManifestError, UserError
+from hftune.errors import ManifestError, UserError
 from hftune.logging import notice
+from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
 from hftune.weight_files import fingerprint, weight_shapes
 
@@ -22,9 +23,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
     """
     config_file = Path(adapter) / "adapter_config.json"
     if not config_file.is_file():
-        yield ArgumentError(
-            f"{adapter} holds no adapter (adapter_config.json is missing)", place=flag, fix="give an adapter folder"
-        )
+        yield no_adapter(adapter, flag)
         return
     yield from _shape_problems(base, adapter, flag)
     yield from check_recorded_base(base, adapter, flag)

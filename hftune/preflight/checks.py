@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
-from hftune.checkpoints.manifest import is_complete
+from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, RMArguments, StageArguments
+from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import attention_for
 from hftune.models.configs import model_config
+from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
 from hftune.preflight.adapter_checks import check_adapters
 from hftune.preflight.content_checks import check_contents
@@ -32,6 +33,7 @@ from hftune.preflight.reward_checks import check_reward
 from hftune.preflight.rl_checks import check_rl
 from hftune.preflight.schedule_checks import check_schedule
 from hftune.preflight.sequence_checks import check_sequence
+from hftune.preflight.tracker_checks import check_trackers
 from hftune.preflight.vocabulary_checks import check_vocabulary
 from hftune.publishing.disk import free_room, is_there, writing_problem
 from hftune.weight_files import weight_files
@@ -59,10 +61,12 @@ def check_run(
         [
             *check_nodes(model_args, data_args, adapter_args, training_args),
             *check_model_folder(model_args),
+            *check_no_reward_model(model_args, training_args),
             *check_contents(model_args, adapter_args, training_args),
             *check_output_folder(training_args),
             *check_room(model_args, adapter_args, training_args),
             *check_hub(training_args),
+            *check_trackers(training_args),
             *check_data_flags(data_args, training_args),
             *check_tokenized(data_args, training_args),
             *check_streaming(data_args, training_args),
@@ -95,28 +99,56 @@ def check_model_folder(model_args: ModelArguments) -> Iterator[UserError]:
     """A model is named; a folder holds a model, not an adapter without its base."""
     name = model_args.model_name_or_path
     if not name:
-        yield ArgumentError("no model was named", place="--model_name_or_path", fix="give a folder or a Hub name")
+        yield ArgumentError(
+            "no model was named",
+            place="--model_name_or_path",
+            fix="add --model_name_or_path with a model folder or a Hub name, such as Qwen/Qwen3-0.6B",
+        )
         return
     folder = Path(name)
-    looks_local = folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or folder.exists()
-    if looks_local and not folder.is_dir():
-        yield ArgumentError(f"there is no folder {name}", place="--model_name_or_path", fix="check the path")
+    if (looks_local(name) or folder.exists()) and not folder.is_dir():
+        yield missing_folder(name, "--model_name_or_path", "a model folder or a name on the Hub")
     elif (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         base = adapter_base(folder)
         yield ArgumentError(
             f"{name} holds a LoRA adapter, not a model",
             place="--model_name_or_path",
             fix=f"merge it first: python merge_peft_adapter.py --base_model_name_or_path {base} "
-            f"--peft_model_path {name} --output_dir MERGED; or continue it with --peft_path",
+            f"--peft_model_path {name} --output_dir MERGED; or continue it: --model_name_or_path {base} "
+            f"--peft_path {name}",
         )
     elif folder.is_dir() and not (folder / "config.json").is_file() and not model_args.gguf_file:
-        yield ArgumentError(f"{name} has no config.json", place="--model_name_or_path", fix="give a model folder")
+        yield ArgumentError(
+            f"{name} has no config.json, so it is no model folder",
+            place="--model_name_or_path",
+            fix=_models_below(folder) or "give a folder with config.json, weights and tokenizer, or a Hub name",
+        )
+
+
+def check_no_reward_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """What run_rm.py made goes on in run_rm.py alone: the language model in it is no longer trained to write."""
+    name = str(model_args.model_name_or_path)
+    manifest = read_manifest(name) or {}
+    if manifest.get("head") in ("score", "steps") and not isinstance(training_args, RMArguments):
+        base = (manifest.get("base") or {}).get("name") or "the model that it was trained from"
+        yield ArgumentError(
+            f"{name} is a reward model: it scores, and this stage trains a model that writes",
+            place="--model_name_or_path",
+            fix=f"give --model_name_or_path {base}; in RL a reward model is --reward_model_path {name}",
+        )
+
+
+def _models_below(folder: Path) -> str:
+    """Models and checkpoints within a folder, to be named in its place: the newest first."""
+    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return f"give {' or '.join(str(file.parent) for file in found[:3])}" if found else ""
 
 
 def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
     """An output folder is named, can be written to, and holds no finished run and no files of somebody else's."""
     if not training_args.output_dir:
-        yield ArgumentError("no output folder was named", place="--output_dir", fix="give the folder for the result")
+        fix = "add --output_dir with a folder for the result, such as outputs/sft"
+        yield ArgumentError("no output folder was named", place="--output_dir", fix=fix)
         return
     folder = Path(training_args.output_dir)
     problem = writing_problem(folder)
@@ -135,7 +167,7 @@ def check_output_folder(training_args: StageArguments) -> Iterator[UserError]:
             f"{training_args.output_dir} holds {', '.join(foreign[:3])}, which a run would replace and hftune did not "
             "write",
             place="--output_dir",
-            fix="choose another folder",
+            fix="choose another folder, such as " + str(folder / "run"),
         )
 
 

@@ -10,6 +10,7 @@ from hftune.data.readers.hub import is_there_or_on_the_hub
 from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.data.sources import find_files
 from hftune.errors import ArgumentError, DataError, UserError
+from hftune.nearby import way_out
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -20,7 +21,8 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
     if len(given) != 1:
         cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
         flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
-        yield ArgumentError(cause, place=flags, fix="give a file or a folder, a Hub name, or a number of dummy records")
+        fix = "keep one of them" if given else "add --train_file_dir with a file or folder of records, or a Hub name"
+        yield ArgumentError(cause, place=flags, fix=fix)
     yield from check_sources(data_args)
     held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized
     if training_args.eval_strategy != "no" and not held_out:
@@ -43,7 +45,8 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
             continue
         for spec in specs:
             if not is_there_or_on_the_hub(spec.path):
-                yield ArgumentError(f"there is no file or folder {spec.path}", place=flag, fix="check the path")
+                cause = f"there is no file or folder {spec.path}"
+                yield ArgumentError(cause, place=flag, fix=way_out(spec.path, "a file or a folder of records"))
             elif path_exists(spec.path):
                 yield from _unusable_files(spec.path, flag)
     try:

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 
 from hftune.arguments import DPOArguments, ModelArguments, StageArguments
 from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SMOOTHED, SORTED, UNPAIRED
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
 from hftune.models.attention import causal_class, refuse_attention, refuse_unless_apart, this_machine
 from hftune.models.configs import model_config
@@ -82,9 +82,9 @@ def _check_losses(args: DPOArguments) -> Iterator[UserError]:
     kinds = set(args.loss_type)
     for name in args.loss_type:
         if name not in LOSS_TYPES:
-            yield ArgumentError(
-                f"there is no loss {name}", place="--loss_type", fix=f"one of: {', '.join(sorted(LOSS_TYPES))}"
-            )
+            near = did_you_mean(name, sorted(LOSS_TYPES), written="--loss_type {}")
+            fix = f"{near} one of: {', '.join(sorted(LOSS_TYPES))}".strip()
+            yield ArgumentError(f"there is no loss {name}", place="--loss_type", fix=fix)
     if args.f_divergence_type != "reverse_kl" and (others := kinds & LOSS_TYPES - DIFFERENCES_OF_SCORES - {"sft"}):
         yield ArgumentError(
             f"{', '.join(sorted(others))} with the divergence {args.f_divergence_type}, whose constant does not cancel",

@@ -13,6 +13,7 @@ from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
+from hftune.nearby import looks_local, missing_folder
 
 if TYPE_CHECKING:
     from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments
@@ -49,14 +50,16 @@ def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> 
     model_paths = list(model_paths)
     if not model_paths and not list(sources):
         yield ArgumentError(
-            "RL needs a reward",
+            "RL needs a reward, and none was named",
             place="--reward_model_path / --reward_funcs",
-            fix="give the output folder of run_rm.py, or a Python function as module:function",
+            fix="add --reward_funcs accuracy format, which are MedicalGPT's: records hold the right answer as "
+            '"answer" or "solution", and as "system" a prompt that asks for <think>...</think> and then the answer; or '
+            "add --reward_model_path OUTPUT_OF_RUN_RM; or a function of yours, --reward_funcs FILE.py:FUNCTION",
         )
     for path in model_paths:
         manifest = read_manifest(path)
-        if Path(path).is_absolute() and not Path(path).is_dir():
-            yield ArgumentError(f"there is no folder {path}", place="--reward_model_path", fix="check the path")
+        if looks_local(path) and not Path(path).is_dir():
+            yield missing_folder(path, "--reward_model_path", "the output folder of run_rm.py")
         elif manifest and manifest.get("head") not in ("score", "steps"):
             yield ArgumentError(
                 f"{path} was made by the {manifest.get('stage')} stage and has no score head",

@@ -140,7 +140,9 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
     """Parts of a DeepSpeed config that were not tried together with a way to share."""
     for name in (name for name, is_asked in asked.items() if is_asked):
         yield ArgumentError(
-            f"{name} was not found right with {way.parts}", place=f"{way.flag}, --deepspeed: {name}", fix="drop one"
+            f"{name} was not found right with {way.parts}",
+            place=f"{way.flag}, --deepspeed: {name}",
+            fix=f"leave {name} out, or {way.flag}",
         )
 
 

@@ -147,6 +147,9 @@ def writing_problem(folder: Path, place: str = "--output_dir") -> ArgumentError 
                 os.fsync(probe.fileno())
     except ArgumentError as problem:
         return problem
+    except OSError as error:  # as /proc answers, which takes no files
+        cause = f"{folder} cannot be written: {error.strerror or error}"
+        return ArgumentError(cause, place=place, fix="name a folder on a disk of yours, below your home for instance")
     except (RuntimeError, ValueError) as error:  # links in a circle, a zero byte
         return ArgumentError(f"{str(folder)!r} cannot be a folder: {error}", place=place, fix="choose another name")
     return None

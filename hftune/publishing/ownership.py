@@ -92,7 +92,7 @@ def place_problems(output: str | None, *, inputs: list[Path], flag: str = "--out
         flag: What names the output.
     """
     if not output:
-        return [ArgumentError("no output folder was named", place=flag, fix="give one")]
+        return [ArgumentError("no output folder was named", place=flag, fix=f"add {flag} FOLDER")]
     try:
         folder = Path(output).resolve()
         os.lstat(work_folder(folder) if folder.name else folder)

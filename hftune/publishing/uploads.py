@@ -118,7 +118,7 @@ def hub_errors(repo: str, flag: str, more: str = "") -> Iterator[None]:
         raise ArgumentError(
             f"the Hub did not take {repo}: {(str(error).splitlines() or [type(error).__name__])[0]}",
             place=flag,
-            fix=f"check the name, the network and the token (`hf auth login`){more}",
+            fix=f"log in with `hf auth login`, and give a name as OWNER/NAME to which you may write{more}",
         ) from error
 
 

@@ -40,6 +40,7 @@ from hftune.models.agreement import grow_as_recorded
 from hftune.models.config_sizes import check_config
 from hftune.models.folding import fold_adapters
 from hftune.models.pretrained import pretrained
+from hftune.nearby import not_had
 from hftune.opening.json_file import LARGE, read_json
 from hftune.publishing.disk import disk_errors, write_file
 from hftune.publishing.files import file_problems, published_file
@@ -203,11 +204,7 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
             options["device_map"] = "auto"
         model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"no language model could be loaded from {name}: {str(error).splitlines()[0]}",
-            place="--models",
-            fix="give a folder with config, weights and tokenizer, or a Hub name that can be reached",
-        ) from error
+        raise not_had(name, error, "--models", "language model") from error
     finally:
         transformers_logging.set_verbosity(level)
     if info["missing_keys"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 
@@ -11,6 +11,58 @@ def distinct_ngrams(ids: Sequence[int], n: int = 3) -> float:
     """Share of different n-grams among all of an answer (arXiv:1510.03055): 1 without repetition, 1 for short ones."""
     grams = [tuple(ids[start : start + n]) for start in range(len(ids) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
+
+
+PATIENCE = 10
+"""Batches of answers in a row that are rewarded alike before it is said."""
+_MOST_CUT = 0.5
+
+
+@dataclass
+class AllAlike:
+    """Notices that nothing can be learned: no answer of a prompt is rewarded otherwise than the others of that prompt.
+
+    Advantages are then 0 and so is the loss, step after step, without an error.
+
+    Attributes:
+        count: Batches of answers in a row.
+    """
+
+    count: int = 0
+
+    def measure(
+        self, differ: Sequence[bool], *, means: Mapping[str, float], asked: bool, cut: float, limit: int
+    ) -> str | None:
+        """What to say after this batch, if anything: once, after `PATIENCE` batches.
+
+        Args:
+            differ: For each prompt, whether the rewards of its answers do.
+            means: The mean of each reward by its name.
+            asked: Whether the prompts have a system text.
+            cut: Share of answers that are cut at `limit` tokens.
+        """
+        self.count = 0 if any(differ) else self.count + 1
+        if self.count != PATIENCE:
+            return None
+        figures = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items())
+        return (
+            f"in {PATIENCE} batches of answers in a row all answers of a prompt got one reward (means: {figures}): the "
+            f"loss is 0 and nothing is learned. {_likely(means, asked, cut, limit)}"
+        )
+
+
+def _likely(means: Mapping[str, float], asked: bool, cut: float, limit: int) -> str:
+    """The likely causes, each with its way out."""
+    causes = []
+    if cut > _MOST_CUT:
+        causes.append(f"{cut:.0%} of the answers are cut at --max_completion_length {limit}: raise it")
+    if means.get("format") == 0.0:
+        begin = "begin with a model that was trained to write it"
+        ask = 'no prompt asks for it: give the records a "system" text that does'
+        causes.append(f"no answer has the form <think>...</think> and then the answer: {begin if asked else ask}")
+    if not causes:
+        causes.append("the prompts are too hard or too easy for this model: give others, or raise --num_generations")
+    return f"Likely: {'; '.join(causes)}"
 
 
 @dataclass

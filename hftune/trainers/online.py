@@ -17,7 +17,8 @@ from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.model_files import read_checked
 from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
-from hftune.trainers.guards import Drift, distinct_ngrams
+from hftune.trainers.dynamic_sampling import groups_that_differ
+from hftune.trainers.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
 from hftune.trainers.text_keeping import KeepsTextMixin
 from hftune.trainers.watching import passes_heard
@@ -38,6 +39,7 @@ class OnlineMixin(KeepsTextMixin):
 
     judges: Rewards = ([], [])
     _drift: Drift
+    _alike: AllAlike
     _shown = -1
 
     def count_trained_tokens(self: Any) -> int:
@@ -106,6 +108,8 @@ class OnlineMixin(KeepsTextMixin):
         metrics = self._metrics["train" if self.model.training else "eval"]
         distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=self.accelerator.device)
         metrics["completions/distinct_3"].append(self.accelerator.gather(distinct).mean().item())
+        if self.model.training:
+            self._say_if_all_are_alike(rewards, prompts, ids)
         if self.mask_truncated_completions:
             self._say_if_all_are_cut(ids)
         if self.judges[0]:
@@ -118,11 +122,33 @@ class OnlineMixin(KeepsTextMixin):
             metrics["judge/drift"].append(drift)
         return rewards
 
+    def _say_if_all_are_alike(self: Any, rewards: torch.Tensor, prompts: list[Any], ids: list[list[int]]) -> None:
+        """No gradient, no error and no word would come of it.
+
+        Args:
+            rewards: (completions of all ranks, functions).
+        """
+        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        group = self.num_generations if self.num_generations > 1 else len(rewards)  # PPO: one answer a prompt
+        said = self._alike.measure(
+            groups_that_differ(weighted, group),
+            means=dict(zip(self.reward_func_names, rewards.nanmean(dim=0).tolist(), strict=True)),
+            asked=any(isinstance(prompt, list) and prompt[0]["role"] == "system" for prompt in prompts),
+            cut=1.0 - self._ended(ids),
+            limit=self.max_completion_length,
+        )
+        if said:
+            notice(said)
+
+    def _ended(self: Any, ids: list[list[int]]) -> float:
+        """Share of the answers of all ranks that end by themselves."""
+        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
+        ended = torch.tensor([sum(one[-1] in ends for one in ids if one) / len(ids)], device=self.accelerator.device)
+        return float(self.accelerator.gather(ended).mean())
+
     def _say_if_all_are_cut(self: Any, ids: list[list[int]]) -> None:
         """No gradient, no error and no word would come of it."""
-        ends = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        ended = torch.tensor([sum(one[-1] in ends for one in ids)], device=self.accelerator.device)
-        if not self.accelerator.gather(ended).any():
+        if not self._ended(ids):
             notice(
                 f"no answer of a batch ends within --max_completion_length {self.max_completion_length}, and "
                 "--mask_truncated_completions trains on none that is cut: such steps train nothing"
@@ -152,7 +178,7 @@ class OnlineMixin(KeepsTextMixin):
         placed = [
             source.to(self.args.device) if isinstance(source, torch.nn.Module) else source for source in functions
         ]
-        self.judges, self._drift = (placed, tokenizers), Drift()
+        self.judges, self._drift, self._alike = (placed, tokenizers), Drift(), AllAlike()
 
     def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As TRL's; samples of the last batch of answers go into `completions.jsonl`."""

@@ -21,7 +21,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.data.borders import mode_for_answers
 from hftune.distributed.zero import not_partitioned
-from hftune.errors import ArgumentError, raise_together
+from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.agreement import grow_as_recorded
@@ -29,6 +29,7 @@ from hftune.models.config_sizes import check_config
 from hftune.models.folding import fold_adapters
 from hftune.models.pretrained import pretrained
 from hftune.models.stored import check_loaded
+from hftune.nearby import not_had
 from hftune.preflight.rl_checks import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
@@ -125,9 +126,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
         try:
             names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
         except (OSError, ValueError) as error:
-            raise ArgumentError(
-                f"no model could be loaded from {path}: {str(error).splitlines()[0]}", place=flag, fix="check it"
-            ) from error
+            raise not_had(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
     if head == "causal_lm":
@@ -229,7 +228,9 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
     """
     where, _, attribute = name.rpartition(":")
     if not where:
-        raise ArgumentError(f"{name!r} names no function", place=flag, fix="write module:function or file.py:function")
+        known = did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}") if flag == "--reward_funcs" else ""
+        fix = f"{known} write {flag} FILE.py:FUNCTION or MODULE:FUNCTION".strip()
+        raise ArgumentError(f"{name!r} names no function", place=flag, fix=fix)
     module: Any
     try:
         if where.endswith(".py"):
@@ -241,5 +242,6 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
             module = importlib.import_module(where)
         function: Callable[..., Any] = getattr(module, attribute)
     except (ImportError, FileNotFoundError, AttributeError) as error:
-        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix="check it") from error
+        fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error
     return function

@@ -107,10 +107,19 @@ def _check_prompts(data: Splits, args: RLArguments) -> None:
         raise ArgumentError(
             f"{len(data.train)} prompts, and a batch of answers is drawn for {needed}",
             place="--per_device_train_batch_size / --num_generations",
-            fix="lower the first (or --gradient_accumulation_steps), raise the second, or give more prompts",
+            fix=_smaller_batch(len(data.train), args),
         )
     if rest := len(data.train) % needed:
         notice(f"{rest} of {len(data.train)} prompts, other ones each epoch, are left out: a batch takes {needed}")
+
+
+def _smaller_batch(prompts: int, args: RLArguments) -> str:
+    """A size of micro batches for which there are prompts enough."""
+    others = args.generation_batch_size // args.per_device_train_batch_size  # processes x steps
+    size = prompts // others * args.num_generations
+    if size:
+        return f"write --per_device_train_batch_size {size}, or give more prompts"
+    return f"lower --gradient_accumulation_steps {args.gradient_accumulation_steps}, or give more prompts"
 
 
 def _say_gathered(model: PreTrainedModel | PeftModel, args: RLArguments) -> None:

@@ -98,3 +98,9 @@ def test_what_cannot_be_done_is_said(argv: list[str], words: str) -> None:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     dispatch([])
     assert "hftune preview" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("word", ["run_sft", "sft", "run_sft.py"])
+def test_a_stage_is_a_script(word: str) -> None:
+    with pytest.raises(ArgumentError, match=r"python run_sft\.py .*deepspeed run_sft\.py"):
+        dispatch([word, "--max_steps", "1"])

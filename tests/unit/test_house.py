@@ -10,7 +10,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("children", "constants", "digests", "errors", "hftune", "imports", "logging", "opening"),
+        *(
+            "chat_templates",
+            "children",
+            "constants",
+            "digests",
+            "errors",
+            "hftune",
+            "imports",
+            "logging",
+            "nearby",
+            "opening",
+        ),
         *("secret_names", "secrets", "user_cache", "visible", "weight_files"),
     },
     {"distributed", "publishing"},

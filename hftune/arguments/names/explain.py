@@ -23,7 +23,8 @@ def explain(name: str) -> str:
     row, help_text = TABLE.get(name), help_of(name)
     if row is None and help_text is None:
         known = {*TABLE, *(other for names in TOOLS.values() for other in names), *stage_parser("sft").known}
-        raise ArgumentError(f"nobody has --{name}", fix=did_you_mean(name, known, written="--{}") or "see --help")
+        fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
+        raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
     lines = [f"--{name}"]
     if row is not None:
         lines += [f"  {row.does}", f"  {outcome(row)}"]

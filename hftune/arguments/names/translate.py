@@ -85,7 +85,9 @@ class Translator:
         name = self._renamed(entry.name, row)
         if name in self.done_by_hftune and not _means_no(entry.values):
             reason = self.done_by_hftune[name]
-            outcome.problems.append(ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place))
+            outcome.problems.append(
+                ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place, fix=_leave_out(name))
+            )
         elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
             _turned_down(entry, row, outcome)
         elif name in self.known:
@@ -139,6 +141,10 @@ class Translator:
         return taken
 
 
+def _leave_out(name: str) -> str:
+    return f"leave --{name} out; what does the same here, if anything, is named above"
+
+
 def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
     """A name that is refused or has no effect, unless its value asks for what happens anyway."""
     if not _says_something(entry):
@@ -150,7 +156,7 @@ def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
         return
     if row.verdict == REFUSED:
         cause = f"--{entry.name} cannot be used: {row.because}"
-        outcome.problems.append(ArgumentError(cause, place=entry.place))
+        outcome.problems.append(ArgumentError(cause, place=entry.place, fix=_leave_out(entry.name)))
     else:
         outcome.notices.append(f"--{entry.name} has no effect: {row.because}")
 

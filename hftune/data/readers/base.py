@@ -75,6 +75,9 @@ class Parsed(Chunk):
         yield from self.found
 
 
+UNREADABLE_FIX = "Make it readable for you (ls -l shows whose it is), or leave it out of the data."
+
+
 def too_large(place: str, what: str = f"more than {MAX_RECORD_BYTES >> 20} MiB") -> DataError:
     """A record that would take more memory than any true one does."""
     return DataError(
@@ -95,5 +98,5 @@ def no_record(file: Path) -> Failed:
 
 def unreadable(file: Path | str, cause: str) -> Failed:
     """A file that the system will not let us read."""
-    error = DataError(f"cannot read the file: {cause}", place=str(file), fix="Check it.", kind="unreadable file")
+    error = DataError(f"cannot read the file: {cause}", place=str(file), fix=UNREADABLE_FIX, kind="unreadable file")
     return Failed(error, str(file))

@@ -213,8 +213,14 @@ def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Itera
         return
     for number, line in enumerate(data.split(b"\n"), start=first_line):
         if line and not line.isspace():
-            hint = " If the file is one JSON array, name it .json." if line.lstrip().startswith(b"[") else ""
-            yield parse_object(line, file, number, hint)
+            yield parse_object(line, file, number, _array_hint(file) if line.lstrip().startswith(b"[") else "")
+
+
+def _array_hint(file: str) -> str:
+    """What to do where a line opens an array: the whole file is one, most likely."""
+    name = Path(file).name
+    kind = next((kind for kind in (".jsonl", ".ndjson") if kind in name), "")
+    return f"If the file is one JSON array, rename it to {name.replace(kind, '.json')}. " if kind else ""
 
 
 def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[Read]:

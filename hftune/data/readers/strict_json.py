@@ -26,7 +26,7 @@ TOO_DEEP = "nested too deep"
 
 _LONG = 1 << 20
 """Bytes up to which a record cannot hold values enough to do harm."""
-_FIX = "Mend or remove this record; each must be one JSON object."
+_FIX = "Mend or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
 
@@ -43,17 +43,17 @@ def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
 
     Args:
         raw: One record, white space around it allowed.
-        hint: Added to the advice for malformed JSON.
+        hint: Before the advice, for what is malformed or no object.
     """
     if len(raw) > _LONG and sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
         return too_large(f"{file}:{line}", f"more than {MAX_VALUES} values")
     try:
         value = loads(raw)
     except Malformed as error:
-        fix = error.fix or f"{_FIX}{hint}"
+        fix = error.fix or f"{hint}{_FIX}"
         return DataError(str(error), place=f"{file}:{line}", fix=fix, kind=error.kind)
     if type(value) is not dict:
-        return _no_object(value, raw, f"{file}:{line}")
+        return _no_object(value, raw, f"{file}:{line}", hint)
     return Row(value, file, line)
 
 
@@ -178,12 +178,12 @@ def _float(digits: str) -> float:
     return number
 
 
-def _no_object(value: Any, raw: bytes, place: str) -> DataError:
+def _no_object(value: Any, raw: bytes, place: str, hint: str = "") -> DataError:
     start = raw.strip()[:240].decode("utf-8", "replace")
     return DataError(
         f"a record must be a JSON object, found {type(value).__name__}: {shown(start)}",
         place=place,
-        fix='Write it as {"key": ...}. A .jsonl file holds an object a line, a .json file an array of objects.',
+        fix=f'{hint}Write it as {{"key": ...}}: a .jsonl file holds an object a line, a .json file a list of them.',
         kind="not an object",
     )
 

@@ -263,5 +263,5 @@ def _number(row: Row, key: str) -> float:
             number = None
     if not _is_number(number):
         cause = f'"{key}" must be a finite number, found {row.value[key]!r:.40}'
-        raise DataError(cause, place=row.origin, fix="Mend or remove it.", kind=BAD_NUMBER)
+        raise DataError(cause, place=row.origin, fix=f'Write a number as "{key}", or remove it.', kind=BAD_NUMBER)
     return float(number)

@@ -84,7 +84,7 @@ def _solution(row: Row, prompt: list[Message], steps: list[Any], labels: list[fl
     if not texts or not all(texts):
         which = next((number for number, text in enumerate(texts, start=1) if not text), None)
         cause = "the answer has no steps" if which is None else f"step {which} is no text, or blank"
-        raise DataError(cause, place=row.origin, fix="Mend or remove the record.", kind=NO_STEPS)
+        raise DataError(cause, place=row.origin, fix="Write the missing steps, or remove the record.", kind=NO_STEPS)
     return Solution(prompt, texts, labels, fields.tools(row), row.origin)
 
 
@@ -132,7 +132,7 @@ def _number(label: Any, row: Row) -> float | None:
 
 
 def _bad(row: Row, cause: str) -> DataError:
-    return DataError(cause, place=row.origin, fix="Mend or remove the record.", kind=BAD_LABELS)
+    return DataError(cause, place=row.origin, fix="Write the missing labels, or remove the record.", kind=BAD_LABELS)
 
 
 # --- PRM800K ------------------------------------------------------------------------------------------------------

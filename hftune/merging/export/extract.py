@@ -83,7 +83,7 @@ def extract_lora(base: Path, tuned: Path, rank: int, *, keep_other_changes: bool
         raise ArgumentError(
             f"{tuned} and {base} do not differ in any matrix",
             place="--base_model_name_or_path",
-            fix="check the folders",
+            fix=f"name the model that {tuned} was trained from, and not {tuned} itself or a copy",
         )
     if found.lost:
         notice(f"{len(found.lost)} tensors changed that a LoRA does not carry: {', '.join(found.lost[:4])}, ...")

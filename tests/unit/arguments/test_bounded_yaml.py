@@ -90,3 +90,26 @@ def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
     file.write_text(text)
     with pytest.raises(ArgumentError, match=words):
         bounded_yaml.load(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "cause", "fix"),
+    [
+        ("a: 1\nb: 2\na: 3\n", 3, "a stands here twice, first in line 1", "keep one of the two lines"),
+        ("x:\n  a: 1\n  a: 1\n", 3, "a stands here twice, first in line 2", "keep one of the two lines"),
+        ("x:\n\t- a\n", 2, "cannot start any token", "write spaces in place of tabs"),
+        ("a: b: c\n", 1, "mapping values are not allowed", "write NAME: VALUE, a line each"),
+    ],
+)
+def test_slips_have_a_line_and_a_way_out(file: Path, text: str, line: int, cause: str, fix: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ArgumentError) as caught:
+        bounded_yaml.load(file)
+    assert caught.value.place == f"{file}:{line}"
+    assert cause in caught.value.cause and fix in str(caught.value.fix)
+
+
+def test_what_an_alias_brings_may_be_replaced(file: Path) -> None:
+    """In whichever order the parts are made: `z` flattens `b` before `b` itself is made."""
+    file.write_text("a: &a {k: 1}\nx: {y: &b {<<: *a, k: 2}}\nz: {<<: *b, k: 3}\nw: {<<: [*a, *b]}\n")
+    assert bounded_yaml.load(file) == {"a": {"k": 1}, "x": {"y": {"k": 2}}, "z": {"k": 3}, "w": {"k": 1}}

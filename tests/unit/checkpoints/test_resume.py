@@ -11,7 +11,16 @@ import torch
 from safetensors.torch import save_file
 
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, what_is_wrong, write_record
-from hftune.checkpoints.resume import PARTIAL, newest_whole, remove_leftovers, remove_old, steps_done
+from hftune.checkpoints.resume import (
+    PARTIAL,
+    Found,
+    newest_whole,
+    remove_leftovers,
+    remove_old,
+    resume_problems,
+    steps_done,
+)
+from hftune.constants import MANIFEST_NAME
 from hftune.errors import ArgumentError
 
 
@@ -163,3 +172,38 @@ def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) ->
     remove_leftovers(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
     assert what_is_wrong(tmp_path / "checkpoint-1") is None
+
+
+def said(folder: Path) -> str:
+    return "\n".join(str(problem) for problem in resume_problems(Found(folder)))
+
+
+def test_an_output_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    """What it lacks was never there: nothing is said of --save_only_model."""
+    output = tmp_path / "out"
+    checkpoint = make(output, 5)
+    (checkpoint / "optimizer.pt").touch()
+    shutil.copy(checkpoint / "model.safetensors", output)
+    shutil.copy(checkpoint / TRAINER_STATE, output)
+    message = said(output)
+    assert f"{output} is an output folder, not a checkpoint" in message
+    assert f"give its newest one: --resume_from_checkpoint {checkpoint}; or auto" in message
+    shutil.rmtree(checkpoint)
+    (output / MANIFEST_NAME).write_text("{}")
+    assert f"it holds none; to begin anew with its weights, in another --output_dir: --warm_start {output}" in said(
+        output
+    )
+
+
+def test_a_checkpoint_without_its_optimizer_says_so(tmp_path: Path) -> None:
+    assert "--save_only_model" in said(make(tmp_path, 5))
+    renamed = make(tmp_path, 6).rename(tmp_path / "kept")
+    assert "--save_only_model" in said(renamed), "a checkpoint under another name is one"
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    make(tmp_path, 5)
+    message = said(tmp_path / "checkpont-5")
+    assert (
+        f"there is no folder {tmp_path}/checkpont-5" in message and f"did you mean {tmp_path}/checkpoint-5?" in message
+    )

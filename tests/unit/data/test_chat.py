@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hftune.data.chat import render_with_spans, require_chat_template
+from hftune.data.chat import render_with_spans
+from hftune.data.template_choice import require_chat_template
 from hftune.errors import DataError
 from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, template, user
 

@@ -159,7 +159,8 @@ def test_long_prompts_are_dropped_whole(chatml: PreTrainedTokenizerFast) -> None
     rows = [row(prompt="a"), row(prompt="ab")]
     dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=9)
     assert (len(dataset), counts.dropped) == (1, {"prompt longer than max_prompt_length": 1})
-    with pytest.raises(DataError, match="--max_prompt_length"):
+    # "a" is one token between 8 of the template: following the message keeps one record
+    with pytest.raises(DataError, match="the shortest of these records needs --max_prompt_length 9"):
         prompts_dataset(rows, chatml, max_prompt_length=8)
 
 
@@ -180,11 +181,45 @@ def test_a_system_message_for_prompts_without_one(chatml: PreTrainedTokenizerFas
     assert encoder.settings() == PromptEncoder(chatml, max_prompt_length=None).settings() | {"system_prompt": "S"}
 
 
-def test_mixed_types_name_column_and_record(chatml: PreTrainedTokenizerFast) -> None:
-    rows = [row(1, prompt="a", answer=1), row(2, prompt="b", answer="x")]
-    with pytest.raises(DataError, match='"answer" mixes types') as caught:
-        prompts_dataset(rows, chatml, max_prompt_length=None)
-    assert caught.value.place == "data.jsonl:2"
+def calling(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation in which a function is called with these arguments, in the canonical form."""
+    called = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        user("a"),
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "1"},
+    ]
+
+
+ARGUMENTS = [{"x": 1}, {"x": "one"}, {"x": [1, "a", {"b": None}]}, {"y": {"z": 0.5}}, {}]
+
+
+@pytest.mark.parametrize("number", range(1, len(ARGUMENTS)))
+def test_arguments_of_tools_stay_as_they_are(number: int) -> None:
+    """Neither refused for their types nor filled with each other's keys, in prompts and in columns for rewards."""
+    given = [ARGUMENTS[0], ARGUMENTS[number]]
+    schemas = [[{"name": "f", "parameters": {"x": {"enum": [value]}}}] for value in (1, "a")]
+    rows = [row(messages=calling(one), tools=tools) for one, tools in zip(given, schemas, strict=True)]
+    dataset, _ = prompts_dataset(rows, make_tokenizer(template("qwen3")), max_prompt_length=None)
+    assert dataset["prompt"][:] == [calling(one) for one in given]
+    assert dataset["tools"][:] == schemas
+
+
+def test_columns_of_several_types_stay_as_they_are(chatml: PreTrainedTokenizerFast) -> None:
+    answers = [1, "x", None, 0.5, [1, "a"]]
+    rows = [row(prompt="a", answer=answer, level=level) for level, answer in enumerate(answers)]
+    dataset, _ = prompts_dataset(rows, chatml, max_prompt_length=None)
+    assert (dataset["answer"][:], dataset["level"][:]) == (answers, [0, 1, 2, 3, 4])
+    assert str(dataset.features["level"]) == "Value('int64')"
+
+
+def test_tools_that_the_model_is_not_shown_are_said(
+    chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("hftune.data.pairs.notice", said.append)
+    prompts_dataset([row(prompt="a"), row(prompt="b", tools=[{"name": "f"}])], chatml, max_prompt_length=None)
+    assert any(line.startswith("1 of 2 prompts offer tools, which the model is not shown") for line in said)
 
 
 def test_samples(samples: Path) -> None:

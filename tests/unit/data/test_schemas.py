@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hftune.data.records.formats import FORMATS
+from hftune.data.readers.columns import apply_columns, parse_columns
+from hftune.data.records.formats import FORMATS, unknown_format
 from hftune.data.schemas import (
     describe_format,
     to_conversation,
@@ -458,3 +460,23 @@ def test_samples(samples: Path) -> None:
         assert {"user", "assistant"} <= {message["role"] for message in to_conversation(row_).messages}
     for row_ in read_rows(find_files(str(samples / "preference"), "--train_file_dir")):
         assert to_preference(row_).chosen != to_prompt(row_).messages
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin response=anser. "),
+        ({"prompt_": "a", "completions": "b"}, "Add --columns "),
+        ({"alpha": "a", "omega": "b"}, ""),
+        ({"questoin": "a"}, ""),
+        ({"questoin": "a", "anser": "b", "third": "c"}, ""),
+    ],
+)
+def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:
+    problem = unknown_format(value, "data.jsonl:1", "run_sft.py")
+    assert str(problem.fix).startswith(flag or "Rename the keys, or")
+    if flag:
+        columns = re.search(r"--columns (.*?)\. ", str(problem.fix))
+        assert columns
+        renamed = apply_columns(row(**value), parse_columns(columns[1]))
+        assert to_conversation(renamed).messages[-1]["content"] == "b"

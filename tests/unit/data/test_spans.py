@@ -43,7 +43,7 @@ def test_same_as_the_exact_finder(name: str) -> None:
                 if isinstance(expected, str):
                     with pytest.raises(DataError) as caught:
                         finder(messages)
-                    assert str(caught.value) == expected
+                    assert caught.value.cause == expected
                     continue
                 text, spans, weights = finder(messages)
                 assert (text, spans) == expected
@@ -55,13 +55,13 @@ def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) 
     try:
         exact = Finder(messages, Renderer(tokenizer), by_marks=by_marks)
     except DataError as error:
-        return {False: str(error), True: str(error)}
+        return {False: error.cause, True: error.cause}
     found: dict[bool, Any] = {}
     for last in (False, True):
         try:
             found[last] = exact.text, exact.spans(last_turn_only=last)
         except DataError as error:
-            found[last] = str(error)
+            found[last] = error.cause
     return found
 
 

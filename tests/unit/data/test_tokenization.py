@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,10 @@ def test_records_without_a_trained_token_are_dropped(chatml: PreTrainedTokenizer
     with pytest.raises(DataError, match="all 1 records were dropped: 1 x no trained token") as caught:
         tokenize_chat(rows[1:], chatml, max_length=20)
     assert caught.value.place == "--max_length"
+    needed = re.search(r"the shortest of these records needs --max_length (\d+)", str(caught.value.fix))
+    assert needed and tokenize_chat(rows[1:], chatml, max_length=int(needed[1]))[1].truncated == 0
+    with pytest.raises(DataError, match=f"needs --max_length {needed[1]}"):
+        tokenize_chat([row(messages=[user("hello " * 90), assistant("b")]), rows[1]], chatml, max_length=20)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_every_problem_has_its_line(tmp_path: Path) -> None:
     sft, merge = steps(tmp_path, WRONG)
     found = [*stage_problems(sft.script, sft.arguments, sft.places, (1, 1)), *merge_problems(merge)]
     told = {str(problem.place).rsplit(":", 1)[1]: problem.render() for problem in found}
-    assert "did you mean --learning_rate?" in told["6"] and "invalid int value: 'many'" in told["7"]
+    assert "did you mean --learning_rate?" in told["6"] and "--max_steps cannot be 'many'" in told["7"]
     assert "use_dora" in told["9"] and "pipeline_model_parallel_size" in told["10"]
     merge_told = [problem.render() for problem in merge_problems(merge)]
     assert any("int3" in text for text in merge_told) and any("verify" in text for text in merge_told)

@@ -47,7 +47,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"dummy_data": "10"}, ["2 kinds of training data at once", "--train_file_dir, --dummy_data"]),
         (["--load_in_4bit"], {}, ["cannot be trained in full", "--use_peft"]),
         (["--use_peft", "--load_in_4bit", "--load_in_8bit"], {}, ["4 bit and 8 bit at once"]),
-        (["--peft_path", "nowhere"], {}, ["nowhere holds no adapter", "--peft_path"]),
+        (["--peft_path", "nowhere"], {}, ["there is no folder nowhere", "--peft_path"]),
     ],
 )
 def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], parts: list[str]) -> None:
@@ -154,10 +154,37 @@ def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
     assert problems(tmp_path) == ""
     said = problems(tmp_path, "--packing", "--peft_path", "nowhere")
-    assert "2 problems" in said and "kept apart in mamba" in said and "nowhere holds no adapter" in said
+    assert "2 problems" in said and "kept apart in mamba" in said and "there is no folder nowhere" in said
     assert problems(tiny_model, "--packing") == ""
     assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
 
 
 def test_a_folder_without_a_model_is_said_once(tmp_path: Path) -> None:
     assert "problems" not in problems(tmp_path, "--packing")
+
+
+@pytest.mark.parametrize("head", ["score", "steps", "causal_lm"])
+def test_a_reward_model_is_not_trained_to_write(tiny_model: Path, tmp_path: Path, head: str) -> None:
+    reward = tmp_path / "rm"
+    shutil.copytree(tiny_model, reward)
+    write_manifest(reward, {"status": "complete", "head": head, "base": {"name": str(tiny_model)}})
+    message = problems(reward)
+    refused = f"{reward} is a reward model" in message and f"give --model_name_or_path {tiny_model};" in message
+    assert refused == (head != "causal_lm")
+
+
+def test_what_is_no_model_names_those_within(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "checkpoint-5")
+    assert (
+        f"has no config.json, so it is no model folder\n  where: --model_name_or_path\n  to do: give {tmp_path}/checkp"
+        in (problems(tmp_path))
+    )
+    (tmp_path / "empty").mkdir()
+    assert "give a folder with config.json, weights and tokenizer" in problems(tmp_path / "empty")
+
+
+def test_the_rewards_of_medicalgpt_are_named() -> None:
+    (problem,) = check_rewards([], [])
+    assert "add --reward_funcs accuracy format" in str(problem) and "<think>...</think>" in str(problem)
+    (problem,) = check_rewards([], ["./outputs/rn"])
+    assert "there is no folder ./outputs/rn" in str(problem)

@@ -112,6 +112,13 @@ def test_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "x")
 
+    def strange(*_: object) -> None:
+        raise OSError(errno.ENOENT, "No such file or directory")  # as /proc answers
+
+    monkeypatch.setattr(disk.os, "fsync", strange)
+    nowhere = writing_problem(tmp_path / "not" / "yet")
+    assert nowhere is not None and "cannot be written: No such file" in nowhere.cause
+    assert "name a folder on a disk of yours" in str(nowhere.fix)
     monkeypatch.setattr(disk.os, "fsync", full)
     problem = writing_problem(tmp_path / "not" / "yet")
     assert problem is not None and "No space left" in problem.cause

@@ -98,6 +98,25 @@ def test_too_few_prompts_are_refused(tiny_model: Path, tmp_path: Path) -> None:
         make_trainer(tiny_model, tmp_path, "ppo", count_even, "--per_device_train_batch_size", "8")
 
 
+@pytest.mark.parametrize(
+    ("flags", "size"),
+    [
+        (["--per_device_train_batch_size", "64", "--num_generations", "2"], 8),
+        (["--per_device_train_batch_size", "16", "--num_generations", "2", "--gradient_accumulation_steps", "3"], 2),
+        (["--per_device_train_batch_size", "6", "--num_generations", "2", "--gradient_accumulation_steps", "5"], None),
+    ],
+)
+def test_the_batch_that_is_proposed_fits(tiny_model: Path, tmp_path: Path, flags: list[str], size: int | None) -> None:
+    """Four prompts: 4 x 2 answers in a step; of three micro batches one prompt each; five take more than there are."""
+    with pytest.raises(ArgumentError, match="4 prompts, and a batch of answers") as caught:
+        make_trainer(tiny_model, tmp_path, "grpo", count_even, *flags)
+    if size is None:
+        assert str(caught.value.fix).startswith("lower --gradient_accumulation_steps 5")
+        return
+    assert f"write --per_device_train_batch_size {size}," in str(caught.value.fix)
+    make_trainer(tiny_model, tmp_path, "grpo", count_even, *flags, "--per_device_train_batch_size", str(size))
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
 def test_turn_borders_in_prompts_stay_text(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     """By the tokenizer's own template, in what the policy is asked; with `allow` they become tokens."""

@@ -88,7 +88,10 @@ ROWS = (
         for name in ("use_chat_template", "use_template")
     ),
     no_effect(
-        "tool_format", "how tools are shown", "tools are rendered by the tokenizer's own chat template", "default"
+        "tool_format",
+        "how tools and calls are written into MedicalGPT's own conversation templates",
+        "the model's chat template writes them here; where it has no tools, --chat_template qwen3 does the same",
+        "default",
     ),
     no_effect("agent_template", "how tools are shown", "tools are rendered by the tokenizer's chat template", "hermes"),
     refused("system", "system message", "put it into the records, as a message of role system", "Be kind."),

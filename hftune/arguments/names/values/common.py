@@ -14,7 +14,7 @@ def cannot(name: str, value: object, because: str) -> ArgumentError:
     Args:
         because: The reason and what to use instead, after a colon.
     """
-    return ArgumentError(f"--{name} {value} cannot be used: {because}")
+    return ArgumentError(f"--{name} {value} cannot be used: {because}", fix=f"leave --{name} out, or use what is named")
 
 
 def number(name: str, value: str) -> float:
@@ -26,7 +26,7 @@ def number(name: str, value: str) -> float:
     try:
         return float(value)
     except ValueError as error:
-        raise ArgumentError(f"--{name} {value} is no number", fix="give a number") from error
+        raise ArgumentError(f"--{name} {value} is no number", fix=f"write a number, such as --{name} 0.5") from error
 
 
 def shortest(value: float) -> str:

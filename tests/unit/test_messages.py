@@ -1,0 +1,50 @@
+"""Every message for users says where it is about, what is wrong, and something that can be done."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "hftune").rglob("*.py"))
+ERRORS = {"UserError", "ArgumentError", "DataError", "ManifestError"}
+VAGUE = re.compile(
+    r"see --help|\bcheck (it|them|the)\b|^mend( it| the (file|records?))?\.?$|^(drop|fix|give|change) (it|one)\.?$|"
+    r"documentation of|^Check|something|somehow",
+    re.IGNORECASE,
+)
+
+
+def fixes(file: Path) -> list[tuple[int, str]]:
+    """The texts given as `fix` to errors of ours, with their lines: those parts that are written out."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.keyword) and node.arg == "fix":
+            parts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            found.append((node.value.lineno, " ".join(part for part in parts if isinstance(part, str))))
+    return found
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "hftune")))
+def test_no_way_out_is_vague(file: Path) -> None:
+    assert [(line, text) for line, text in fixes(file) if VAGUE.search(text.strip())] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "hftune")))
+def test_every_error_has_a_way_out(file: Path) -> None:
+    """Of those that are made where they are raised; `errors.py` makes one of several."""
+    lacking = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ERRORS
+        if made and not any(keyword.arg == "fix" for keyword in node.keywords):
+            lacking.append(node.lineno)
+    assert lacking == [] or file.name in ("errors.py", "checking.py")
+
+
+def test_vague_ones_are_found() -> None:
+    for text in ("see --help", "Check it.", "check the path", "mend the file", "drop one", "give one"):
+        assert VAGUE.search(text), text
+    assert not VAGUE.search("checkpoints: give checkpoint-5")

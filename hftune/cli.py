@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.children import leave_working_folder
-from hftune.errors import ArgumentError, did_you_mean, run_script
+from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.visible import as_json, say
 
 PLAN = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
@@ -51,7 +51,7 @@ ENCODERS = {
 def main() -> None:
     """Run the subcommand that the command line names."""
     leave_working_folder()
-    run_script(lambda: dispatch(sys.argv[1:]))
+    run_tool(lambda: dispatch(sys.argv[1:]))
 
 
 def dispatch(argv: list[str]) -> None:

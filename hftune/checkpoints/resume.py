@@ -17,10 +17,13 @@ from hftune.logging import notice
 from hftune.opening.folders import strays
 from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
-from hftune.publishing.disk import is_plain_folder, is_there
+from hftune.publishing.disk import free_name, is_plain_folder, is_there
 from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
+REPLACED = ".replaced"
+"""Ends the name of a checkpoint that makes room for another."""
+
 PARTIAL = ".partial"
 """Folder below the output folder in which checkpoints are written before they are published."""
 
@@ -138,6 +141,30 @@ def resume_problems(found: Found) -> Iterator[UserError]:
         yield from missing_pieces(found.folder)
         yield from strays(found.folder)
         yield from _programs(found.folder)
+
+
+def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
+    """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
+    found = checkpoints(Path(args.output_dir)) if args.output_dir and args.do_train else []
+    if not found or args.resume_from_checkpoint or args.overwrite_output_dir:
+        return
+    anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
+    takes_up = "to resume it: --resume_from_checkpoint auto"
+    if has_weights_only(found[0]):
+        takes_up = f"to go on from its weights in another --output_dir: --warm_start {found[0]}"
+    yield ArgumentError(
+        f"{args.output_dir} holds a run that reached {found[0].name}",
+        place="--output_dir",
+        fix=f"{takes_up}; {anew}",
+    )
+
+
+def set_aside_checkpoints(output_dir: Path) -> None:
+    """Rename the checkpoints of an earlier run, so that nothing takes them for those of the one that begins."""
+    for folder in checkpoints(output_dir):
+        kept = free_name(folder.with_name(f"{folder.name}{REPLACED}"))
+        folder.rename(kept)
+        notice(f"{folder} of an earlier run is now {kept.name}")
 
 
 def _programs(folder: Path) -> Iterator[UserError]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from hftune import terminal
 from hftune.constants import IGNORE_INDEX
 from hftune.data.schemas import describe_format
 from hftune.data.sources import read_rows
@@ -40,7 +41,7 @@ def preview(
     Args:
         rows_per_step: Rows of a training batch over all processes and accumulation steps.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or Console(file=terminal.out(), highlight=False, soft_wrap=True)
     for name, dataset in (("train", data.train), ("eval", data.evaluation)):
         if dataset is None:
             continue

@@ -1,4 +1,4 @@
-"""Signals that ask this process to stop: Ctrl-C, a scheduler, a terminal that is closed, a launcher that passes them on.
+"""Signals that ask this process to stop: Ctrl-C, a scheduler, a terminal that is closed, a launcher that forwards one.
 
 Before training the first one raises `Interrupted` in the main thread: nothing has been written that matters. After
 `defer` it is noted, for the trainer to act on at the end of a step. The second one ends the process at once.

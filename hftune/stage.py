@@ -100,6 +100,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
             return _finish_run(run, trainer, data, stop)
     finally:
         stop.end()
+        release_output()
 
 
 def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
@@ -129,7 +130,6 @@ def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallba
     watchdog.stop()
     if args.push_to_hub and args.do_train:
         trainer.push_to_hub(commit_message="Model trained with hftune")
-    release_output()
     _say_goodbye(run, manifest)
     return manifest
 

@@ -24,6 +24,9 @@ from typing import IO, Any, TextIO
 SHOW_ALL = "HFTUNE_SHOW_ALL"
 """Variable: 1 leaves the output of libraries where it is, which a debugger needs."""
 
+ELSEWHERE = "HFTUNE_TERMINAL"
+"""Variable: folder with the descriptors 1 and 2 of the process at which the user looks."""
+
 _KEPT = 5000
 _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031
@@ -78,7 +81,7 @@ class Capture:
         self._own = ""
         sys.stdout.flush()
         sys.stderr.flush()
-        self.saved = {number: os.dup(number) for number in (1, 2)}
+        self.saved = {number: _led_to(number) for number in (1, 2)}
         self.out, self.err = (Shown(_opened(self.saved[number]), self._say) for number in (1, 2))
         self._read, self._write = os.pipe()
         with contextlib.suppress(OSError):
@@ -169,6 +172,24 @@ class Capture:
         if self.file is not None:
             with contextlib.suppress(OSError):
                 self.file.write(line + "\n")
+
+
+def _led_to(number: int) -> int:
+    """Where the user looks: where this descriptor leads, unless `hftune launch` says that it is elsewhere."""
+    folder = os.environ.get(ELSEWHERE)
+    if folder:
+        with contextlib.suppress(OSError):
+            return open_again(f"{folder}/{number}")
+    return os.dup(number)
+
+
+def open_again(path: str) -> int:
+    """A descriptor of a terminal, pipe or file that another process has open, for adding to it.
+
+    Raises:
+        OSError: It cannot be opened by a name: a socket, or not on this machine.
+    """
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC)
 
 
 def _opened(number: int) -> TextIO:

@@ -69,8 +69,8 @@ class Kept:
             os.kill(self.pid, signal.SIGTERM)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
-    """Run a command with its output in a log, and nothing to read."""
+def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Kept:
+    """Run a command with its output in a log, or where this process has its own, and nothing to read."""
     runner = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -80,7 +80,7 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
     _keep(command, env, log, runner)
 
 
-def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int) -> NoReturn:
+def _keep(command: Sequence[str], env: Mapping[str, str], log: Path | None, runner: int) -> NoReturn:
     """The keeper's life, in a forked process. A signal of the command becomes an exit code above 128."""
     os.setsid()  # Ctrl-C in the terminal is the runner's alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -90,12 +90,13 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: Path, runner: int
     if os.getppid() != runner:
         os._exit(1)
     try:
-        with log.open("ab") as stream:
+        with log.open("ab") if log is not None else contextlib.nullcontext() as stream:
             child = children.start(command, env=env, stdin=children.DEVNULL, stdout=stream, stderr=stream)
         code = child.wait()
     except OSError as error:
-        with log.open("a") as stream:
+        with log.open("a") if log is not None else contextlib.nullcontext(sys.stderr) as stream:
             stream.write(f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n")
+            stream.flush()
         code = 127
     _kill_below()
     os._exit(code if code >= 0 else 128 - code)

@@ -1,7 +1,7 @@
 """Figures over a whole run, also where it was interrupted: mean loss, tokens, seconds, and what was not logged yet.
 
-The Trainer (transformers 5.23) begins all of them anew when it resumes, and takes the losses since the last log from one
-process alone.
+The Trainer (transformers 5.23) begins all of them anew when it resumes, and takes the losses since the last log from
+one process alone.
 """
 
 from __future__ import annotations

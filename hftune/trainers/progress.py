@@ -127,7 +127,7 @@ class ProgressLine(TrainerCallback):
         """The line counts the batches of an evaluation."""
         self._batch += 1
         loader = kwargs.get("eval_dataloader")
-        of = f"/{len(loader)}" if has_length(loader) else ""
+        of = f"/{len(loader)}" if loader is not None and has_length(loader) else ""
         self._draw(args, f"{self._steps(state)}, evaluating: batch {self._batch}{of}")
 
     def on_log(

@@ -29,8 +29,9 @@ class StoppingMixin:
     def get_train_dataloader(self: Any) -> DataLoader:
         """As the Trainer's; workers do not die of what their parent is told."""
         loader: DataLoader = super().get_train_dataloader()  # type: ignore[misc]
-        for each in (loader, getattr(loader, "base_dataloader", None)):
-            if each is not None and getattr(each, "num_workers", 0):
+        inner: Any = getattr(loader, "base_dataloader", None)
+        for each in (loader, inner):
+            if each is not None and each.num_workers:
                 each.worker_init_fn = partial(_begin_worker, each.worker_init_fn)
         return loader
 

@@ -145,8 +145,10 @@ def resume_problems(found: Found) -> Iterator[UserError]:
 
 def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
-    found = checkpoints(Path(args.output_dir)) if args.output_dir and args.do_train else []
-    if not found or args.resume_from_checkpoint or args.overwrite_output_dir:
+    if args.resume_from_checkpoint or not args.output_dir or not args.do_train or args.overwrite_output_dir:
+        return
+    found = checkpoints(Path(args.output_dir))
+    if not found:
         return
     anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
     takes_up = "to resume it: --resume_from_checkpoint auto"

@@ -59,11 +59,13 @@ class TotalsMixin:
         self.take_up_tokens(saved)
 
     def take_up_tokens(self: Any, saved: dict[str, Any]) -> None:
-        """Counts of tokens; sums over processes are given to one of them."""
+        """Counts of tokens and sums of metrics since the last log; those over processes are given to one of them."""
         if hasattr(self, "_total_train_tokens"):
             self._total_train_tokens = saved["tokens"]
         if hasattr(self, "seen_tokens"):
             self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
+        if hasattr(self, "metrics") and ranks.is_main():
+            self.metrics["train"].take_up(saved["pairs"])
         if hasattr(self, "token_sums") and saved["sums"] is not None:
             sums = self.token_sums["train"]
             whole = torch.tensor(saved["sums"], dtype=torch.float64, device=sums.device)
@@ -93,7 +95,14 @@ class TotalsMixin:
 
     def _tokens(self: Any) -> dict[str, Any]:
         """What `take_up_tokens` takes; every rank must ask."""
-        found: dict[str, Any] = {"tokens": getattr(self, "_total_train_tokens", 0), "seen": 0, "sums": None}
+        found: dict[str, Any] = {
+            "tokens": getattr(self, "_total_train_tokens", 0),
+            "seen": 0,
+            "sums": None,
+            "pairs": {},
+        }
+        if hasattr(self, "metrics"):
+            found["pairs"] = self.metrics["train"].sums(self.accelerator)
         if hasattr(self, "seen_tokens"):
             found["seen"] = int(self.accelerator.reduce(self.seen_tokens.double(), "sum"))
         if hasattr(self, "token_sums"):

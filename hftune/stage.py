@@ -20,7 +20,7 @@ from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
-from hftune.checkpoints.resume import find_checkpoint, say_if_done, set_aside_checkpoints
+from hftune.checkpoints.resume import begins_anew, find_checkpoint, say_if_done, set_aside_checkpoints
 from hftune.checkpoints.warm import settle_warm_start
 from hftune.constants import LOG_NAME as LOG
 from hftune.data.preview import preview, segments
@@ -236,7 +236,7 @@ def _stopped(trainer: Trainer, manifest: manifests.Manifest) -> Preempted:
         _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
     ranks.barrier()
     saved = f"{name} is saved" if there else "its checkpoints are kept"
-    how = "the same command" if args.resume_from_checkpoint else "the same command with --resume_from_checkpoint auto"
+    how = "the same command" + (" with --resume_from_checkpoint auto" if begins_anew(args) else "")
     return Preempted(f"stopped at step {step}, {saved}: {how} resumes")
 
 

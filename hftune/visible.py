@@ -56,6 +56,11 @@ def as_json(value: Any, indent: int | None = None) -> str:
     return _HIDDEN.sub(lambda found: json.dumps(found.group())[1:-1], text)
 
 
+def whole(text: str) -> str:
+    """A text that was cut between tokens, without the part of a character that is left at its end."""
+    return text.rstrip("\ufffd")
+
+
 def clock(seconds: float) -> str:
     """Seconds as 42 s, 3:07 or 2:15:00."""
     whole = round(seconds)

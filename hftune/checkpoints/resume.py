@@ -21,6 +21,7 @@ from hftune.publishing.disk import free_name, is_plain_folder, is_there
 from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
+_ANEW = ("", "no", "none", "false")
 REPLACED = ".replaced"
 """Ends the name of a checkpoint that makes room for another."""
 
@@ -101,11 +102,10 @@ def find_checkpoint(args: StageArguments) -> str | None:
 
 def asked_for(args: StageArguments) -> Found:
     """What `--resume_from_checkpoint` means, in silence; a folder that was named is there, whole or not."""
-    asked = str(args.resume_from_checkpoint or "")
-    if asked.lower() in ("", "no", "none", "false"):
+    if begins_anew(args):
         return Found()
     if not _wants_newest(args):
-        return Found(Path(asked))
+        return Found(Path(str(args.resume_from_checkpoint)))
     if not ranks.is_distributed():
         return newest_whole(Path(args.output_dir or ""))
     # Asked by a collective, so once only: later some processes may have met a problem that others have not.
@@ -147,7 +147,7 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
     if args.resume_from_checkpoint or not args.output_dir or not args.do_train or args.overwrite_output_dir:
         return
-    found = checkpoints(Path(args.output_dir))
+    found = [folder for folder in checkpoints(Path(args.output_dir)) if what_is_wrong(folder) is None]
     if not found:
         return
     anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
@@ -180,6 +180,11 @@ def _programs(folder: Path) -> Iterator[UserError]:
 def has_weights_only(folder: Path) -> bool:
     """Whether a whole checkpoint holds no state of an optimizer."""
     return not any(folder.glob("global_step*")) and not any(folder.glob("*optimizer*"))
+
+
+def begins_anew(args: StageArguments) -> bool:
+    """Whether nothing is to be resumed."""
+    return str(args.resume_from_checkpoint or "").lower() in _ANEW
 
 
 def _wants_newest(args: StageArguments) -> bool:

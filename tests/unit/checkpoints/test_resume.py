@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, what_is_wrong, write_record
-from hftune.checkpoints.resume import PARTIAL, newest_whole, remove_leftovers, remove_old, steps_done
+from hftune.checkpoints.resume import (
+    PARTIAL,
+    newest_whole,
+    remove_leftovers,
+    remove_old,
+    set_aside_checkpoints,
+    steps_done,
+)
 from hftune.errors import ArgumentError
 
 
@@ -163,3 +170,13 @@ def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) ->
     remove_leftovers(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
     assert what_is_wrong(tmp_path / "checkpoint-1") is None
+
+
+def test_checkpoints_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
+    """Nothing is lost, and `auto` does not take them for those of the run that begins."""
+    folders = [make(tmp_path, step) for step in (5, 20)]
+    (tmp_path / "checkpoint-5.replaced").mkdir()
+    set_aside_checkpoints(tmp_path)
+    assert not any(folder.exists() for folder in folders) and newest_whole(tmp_path).folder is None
+    assert what_is_wrong(tmp_path / "checkpoint-20.replaced") is None
+    assert len(list(tmp_path.glob("checkpoint-5.replaced*"))) == 2, "one that was there already stays"

@@ -10,7 +10,6 @@ from transformers import TrainingArguments
 
 from hftune.arguments.borders import BorderFields
 from hftune.arguments.checkpointing import CheckpointingFields
-from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.long_context import TilingFields
 from hftune.arguments.measuring import MeasuringFields
 from hftune.arguments.optimizer import OptimizerArguments
@@ -106,9 +105,6 @@ class StageArguments(
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
             )
-        # A text of `none` comes as None; who gives it begins anew, who gives nothing may have forgotten to resume.
-        if self.resume_from_checkpoint is None and "resume_from_checkpoint" in GIVEN_NAMES.get():  # type: ignore[has-type]
-            self.resume_from_checkpoint = "no"
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu

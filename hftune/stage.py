@@ -42,7 +42,7 @@ from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile, use_progress_line
-from hftune.trainers.result import hold_output, release_output, save_result
+from hftune.trainers.result import hold_output, leave_as_it_was, release_output, save_result
 from hftune.weight_files import fingerprint
 
 
@@ -70,6 +70,7 @@ def start_run(
     watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
+    leave_as_it_was(Path(str(training_args.output_dir)))
     hold_output(Path(str(training_args.output_dir)), create=False)
     if training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
@@ -180,7 +181,10 @@ def _train(
     if args.profile and (ranks.is_main() or not args.profiler_rank0_only):
         trainer.add_callback(ProfileSteps(args.profile_step_start, args.profile_step_end))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
-    result = trainer.train(resume_from_checkpoint=resume)
+    try:
+        result = trainer.train(resume_from_checkpoint=resume)
+    except EvaluationStopped:  # one before the first step (--eval_on_start)
+        raise _stopped(trainer, manifest) from None
     if stop.stopped:
         raise _stopped(trainer, manifest)
     check_trained(trainer.state.global_step)
@@ -228,14 +232,15 @@ def _stopped(trainer: Trainer, manifest: manifests.Manifest) -> Preempted:
     name = f"checkpoint-{step}"
     there = ranks.all_agree((Path(str(args.output_dir)) / name).is_dir())
     # Where the best weights were loaded they are not those of the last step any more.
-    if not there and not args.load_best_model_at_end:
+    if not there and not args.load_best_model_at_end and step:
         trainer._save_checkpoint(trainer.model, None)
+        trainer._wait_for_publisher()
         there = True
     ranks.barrier()
     if not manifests.is_complete(args.output_dir):
         _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
     ranks.barrier()
-    saved = f"{name} is saved" if there else "its checkpoints are kept"
+    saved = f"{name} is saved" if there else "checkpoints are kept" if step else "there is nothing to save"
     how = "the same command" + (" with --resume_from_checkpoint auto" if begins_anew(args) else "")
     return Preempted(f"stopped at step {step}, {saved}: {how} resumes")
 

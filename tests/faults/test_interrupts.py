@@ -106,7 +106,7 @@ def stopped_well(terminal: Terminal, seen: AtTerminal, launcher: str) -> str:
     assert found.folder is not None and not found.skipped, left
     assert not [name for name in left if name.startswith(".")], left
     said = [line for line in seen.lines if line.startswith("stopped at step")]
-    assert len(said) == 1 and "--resume_from_checkpoint auto" in said[0], seen.output[-3000:]
+    assert len(said) == 1 and said[0].endswith("resumes"), seen.output[-3000:]
     return "checkpoint"
 
 

@@ -5,7 +5,7 @@ python merge_peft_adapter.py --peft_model_path outputs/sft --output_dir outputs/
 """
 
 from hftune.arguments.light import parse_merge_arguments
-from hftune.errors import run_script
+from hftune.errors import run_tool
 
 
 def main() -> None:
@@ -18,4 +18,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_tool(main)

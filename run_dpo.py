@@ -5,12 +5,13 @@ deepspeed --num_gpus 2 run_dpo.py --deepspeed ds_configs/zero2.json --model_name
     --output_dir outputs/dpo
 """
 
-from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
+    from hftune.arguments import parse_arguments
+
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
     from hftune.data.labelled import preference_encoder

@@ -6,12 +6,13 @@ deepspeed --num_gpus 2 run_pt.py --deepspeed ds_configs/zero2.json --model_name_
 At scale, on documents that are tokenised already: --tokenized_dir FOLDER --datasets web,code --weights 3,1
 """
 
-from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
+    from hftune.arguments import parse_arguments
+
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
     from hftune.data.corpus.streams import open_stream

@@ -7,12 +7,13 @@ deepspeed --num_gpus 2 run_rl.py --deepspeed ds_configs/zero2.json --model_name_
 
 from functools import partial
 
-from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
+    from hftune.arguments import parse_arguments
+
     model_args, data_args, adapter_args, training_args = parse_arguments("rl")
 
     from hftune.data.pairs import PromptEncoder

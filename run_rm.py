@@ -5,12 +5,13 @@ deepspeed --num_gpus 2 run_rm.py --deepspeed ds_configs/zero2.json --model_name_
     --output_dir outputs/rm
 """
 
-from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
+    from hftune.arguments import parse_arguments
+
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
     from hftune.data.reward_data import RewardEncoder

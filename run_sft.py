@@ -4,12 +4,13 @@ deepspeed --num_gpus 2 run_sft.py --deepspeed ds_configs/zero2.json --model_name
     --train_file_dir examples/data/sft --validation_file_dir examples/data/sft_eval --use_peft --output_dir outputs/sft
 """
 
-from hftune.arguments import parse_arguments
 from hftune.errors import run_script
 
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
+    from hftune.arguments import parse_arguments
+
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
     from hftune.data.corpus.streams import open_stream

@@ -6,6 +6,7 @@ hftune plan run_sft --model_name_or_path MODEL --gpus 8xH200      memory, the ch
 hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tokens 1000 --output_dir OUT
 hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
+hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
 hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.children import leave_working_folder
-from hftune.errors import ArgumentError, did_you_mean, run_script
+from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.visible import as_json, say
 
 PLAN = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
@@ -51,7 +52,7 @@ ENCODERS = {
 def main() -> None:
     """Run the subcommand that the command line names."""
     leave_working_folder()
-    run_script(lambda: dispatch(sys.argv[1:]))
+    run_tool(lambda: dispatch(sys.argv[1:]))
 
 
 def dispatch(argv: list[str]) -> None:
@@ -248,6 +249,13 @@ def pipeline(argv: list[str]) -> None:
     run(argv)
 
 
+def launch(argv: list[str]) -> None:
+    """A script under its launcher, without what launchers say and with the exit code of the processes."""
+    from hftune.pipeline.launching import launch as run
+
+    run(argv)
+
+
 def lineage(argv: list[str]) -> None:
     """The chain from base to a model."""
     from hftune.reporting.lineage import draw, trace
@@ -291,6 +299,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "ask": ask,
     "score": score,
     "explain": explain,
+    "launch": launch,
     "pipeline": pipeline,
     "lineage": lineage,
     "report": report,

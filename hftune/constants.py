@@ -10,13 +10,20 @@ MANIFEST_NAME = "hftune.json"
 
 SAMPLES_NAME = "samples.json"
 """The file with a few records of what a stage trained on, as text."""
+LOG_NAME = "run.log"
+"""The file of an output folder that holds what libraries said, and hftune's own lines among it; of another rank than 0
+`run-rank1.log`."""
 
 USER_ERROR_EXIT_CODE = 2
 """What every script exits with after a `UserError`."""
 
 PREEMPTED_EXIT_CODE = 75
-"""What every script exits with that was told to stop (SIGTERM, SIGUSR1) and saved a checkpoint: EX_TEMPFAIL of
-sysexits.h. Start it again with `--resume_from_checkpoint auto`."""
+"""What every script exits with that was told to stop (Ctrl-C, SIGTERM, SIGHUP, SIGUSR1) and saved a checkpoint, or had
+nothing to save yet: EX_TEMPFAIL of sysexits.h. Start it again with `--resume_from_checkpoint auto`."""
+
+INTERRUPTED_EXIT_CODE = 130
+"""What a tool that does not train exits with when it is told to stop, and everything that is told twice: as a shell
+says of Ctrl-C."""
 
 STALLED_EXIT_CODE = 76
 """What every process exits with after a hang (--hang_timeout), or when another process is gone: EX_PROTOCOL of

@@ -10,9 +10,13 @@ import difflib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
-from hftune.constants import PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
+from hftune import interrupts, terminal
+from hftune.constants import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, USER_ERROR_EXIT_CODE
+from hftune.secrets import redact
 from hftune.visible import hide_in_tracebacks, say, visible
 
 
@@ -104,6 +108,10 @@ class Preempted(Exception):
 farewells: list[Callable[[BaseException | None], None]] = []
 """Called before a script ends, with what ends it: an error, or None. Other processes may wait for this one."""
 
+_OTHERS_WAIT = 3.0
+_TOOLS_PATIENCE = 30.0
+_TAIL = 15
+
 
 class _Farewell:
     """Says goodbye however the block inside ends, and hides nothing."""
@@ -111,32 +119,103 @@ class _Farewell:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.told()
         for farewell in farewells:
-            farewell(None if isinstance(error, Preempted) else error)
+            farewell(None if stopped else error)
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a script's `main`; a `UserError` becomes its message and exit code 2, a stop on demand exit code 75.
+    """Run the `main` of a script that trains; a `UserError` becomes its message and exit code 2, a stop exit code 75.
+
+    What libraries say goes to a log (`terminal.py`), the end of which is shown with an unexpected error.
 
     Under a launcher every rank usually meets the same error. Rank 0 speaks at once; the others wait a moment, in which
     the launcher ends them, and speak only if they are still alive, that is, if the error was theirs alone. An error
     that is known to be everyone's is said once a machine.
     """
+    terminal.capture(lambda text: visible(redact(text)))
+    _listen(PREEMPTED_EXIT_CODE, 3.0)
+    stopped = "stopped before the first step, nothing was written: the same command starts again"
+    _run(main, PREEMPTED_EXIT_CODE, stopped)
+
+
+def run_tool(main: Callable[[], None]) -> None:
+    """Likewise for what does not train: nothing is captured, and a stop is exit code 130."""
+    _listen(INTERRUPTED_EXIT_CODE, _TOOLS_PATIENCE)
+    _run(main, INTERRUPTED_EXIT_CODE, "stopped; nothing is left half written")
+
+
+def _listen(code: int, patience: float) -> None:
+    listener = interrupts.listen(exits=True, patience=patience, code=code)
+    if listener is not None:
+        listener.said = _speak
+        listener.last_acts.append(terminal.release)
+
+
+def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
     hide_in_tracebacks()
     try:
         with _Farewell():
             main()
     except UserError as error:
-        rank = int(os.environ.get("RANK", "0"))
-        if rank != 0:
-            time.sleep(3.0)
-        who = f"[rank {rank}] " if rank != 0 else ""
-        if not error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
-            say(f"\n{who}error: {error.render()}\n", file=sys.stderr, flush=True)
-        # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
-        sys.stdout.flush()
-        os._exit(USER_ERROR_EXIT_CODE)
+        _refuse(error)
     except Preempted as stop:
-        say(f"\n{stop}\n", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(PREEMPTED_EXIT_CODE)
+        interrupts.leave(PREEMPTED_EXIT_CODE)
+        _speak(str(stop))
+        _exit(PREEMPTED_EXIT_CODE)
+    except Exception as error:
+        if interrupts.told() and not interrupts.deferring():  # what a signal breaks elsewhere, it breaks on purpose
+            _stop(stopped, stop_code)
+        _fail(error)
+    except interrupts.Interrupted:
+        _stop(stopped, stop_code)
+    finally:
+        terminal.release()
+        interrupts.stop_listening()
+
+
+def _stop(words: str, code: int) -> None:
+    interrupts.leave(code)
+    _speak(words)
+    interrupts.kill_below()
+    _exit(code)
+
+
+def _refuse(error: UserError) -> None:
+    interrupts.leave(USER_ERROR_EXIT_CODE)
+    rank = int(os.environ.get("RANK", "0"))
+    if rank != 0:
+        time.sleep(_OTHERS_WAIT)
+    who = f"[rank {rank}] " if rank != 0 else ""
+    if not error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
+        say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
+    # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
+    _exit(USER_ERROR_EXIT_CODE)
+
+
+def _fail(error: Exception) -> NoReturn:
+    """An error that nobody foresaw: the end of the log, then the traceback."""
+    interrupts.leave(1)
+    rank = int(os.environ.get("RANK", "0"))
+    if rank != 0:
+        time.sleep(_OTHERS_WAIT)
+    who = f"[rank {rank}] " if rank != 0 else ""
+    held = terminal.captured()
+    if held is not None and (lines := held.tail(_TAIL)):
+        where = f" (all of it: {held.file.name})" if held.file is not None else ""
+        say("\n".join([f"{who}the last words of libraries{where}:", *lines, ""]), file=terminal.err())
+    text = "".join(traceback.format_exception(error))
+    say(f"{who}{text}", end="", file=terminal.err(), flush=True)
+    raise SystemExit(1) from None
+
+
+def _speak(text: str) -> None:
+    """Rank 0 says a line for all."""
+    if os.environ.get("RANK", "0") == "0":
+        say(f"\n{text}\n" if text.startswith("stopped") else text, file=terminal.err(), flush=True)
+
+
+def _exit(code: int) -> None:
+    terminal.release()
+    sys.stdout.flush()
+    os._exit(code)

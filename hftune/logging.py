@@ -9,11 +9,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import TextIO
 
+from hftune import terminal
 from hftune.secrets import redact
 from hftune.visible import visible
 
 _notices: list[str] = []
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """Writes to where standard error leads now: a script gives its own lines another way than those of libraries."""
+
+    @property
+    def stream(self) -> TextIO:
+        """Standard error, as the user sees it."""
+        return self._given or terminal.err()
+
+    @stream.setter
+    def stream(self, given: TextIO) -> None:
+        self._given = None if given is sys.stderr else given
 
 
 class _Shown(logging.Formatter):
@@ -28,7 +43,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
     logger = logging.getLogger(name)
     root = logging.getLogger("hftune")
     if not root.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Terminal(sys.stderr)
         handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
         root.propagate = False

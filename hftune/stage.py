@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import Trainer, set_seed
+from transformers import Trainer, TrainerCallback, set_seed
 
+from hftune import terminal
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.arguments.defaults.recipe import recipe
 from hftune.checkpoints import manifest as manifests
@@ -19,13 +21,13 @@ from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
-from hftune.checkpoints.resume import find_checkpoint, say_if_done
+from hftune.checkpoints.resume import begins_anew, find_checkpoint, say_if_done, set_aside_checkpoints
 from hftune.checkpoints.warm import settle_warm_start
-from hftune.constants import SAMPLES_NAME
+from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
-from hftune.errors import Preempted, UserError
+from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.imports import collect_as_usual
 from hftune.logging import get_logger, notice, notices
 from hftune.models.attention import settle_batches
@@ -34,12 +36,14 @@ from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.vocabulary_checks import follow_adapter
-from hftune.publishing.disk import disk_errors, write_file
+from hftune.publishing.disk import disk_errors, is_there, write_file
+from hftune.publishing.files import is_marked, write_page
+from hftune.reporting.model_card import model_card
 from hftune.secrets import command_without_secrets, without_secrets
-from hftune.trainers.preemption import PreemptionCallback
+from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.profiling import ProfileSteps
-from hftune.trainers.progress import ProgressFile
-from hftune.trainers.result import hold_output, release_output, save_result
+from hftune.trainers.progress import ProgressFile, use_progress_line
+from hftune.trainers.result import hold_output, leave_as_it_was, release_output, save_result
 from hftune.weight_files import fingerprint
 
 
@@ -67,6 +71,7 @@ def start_run(
     watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
+    leave_as_it_was(Path(str(training_args.output_dir)))
     hold_output(Path(str(training_args.output_dir)), create=False)
     if training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
@@ -93,40 +98,62 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
     Raises:
         ArgumentError: The disk does not take what is written.
     """
-    with disk_errors(str(run.training_args.output_dir)):
-        return _finish_run(run, trainer, data)
+    stop = PreemptionCallback()
+    try:
+        with disk_errors(str(run.training_args.output_dir)):
+            return _finish_run(run, trainer, data, stop)
+    finally:
+        stop.end()
+        release_output()
 
 
-def _finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
+def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
     args = run.training_args
+    if data.evaluation is None and not args.do_train:
+        raise nothing_to_do()
     assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
     if run.data_args.preview and ranks.is_main():
         rows = trainer.get_total_train_batch_size(args)
         preview(data, trainer.processing_class, run.data_args.preview, rows_per_step=rows)
     manifest = describe_run(run, trainer, data)
+    use_progress_line(trainer)
     if args.do_train:
         hold_output(Path(str(args.output_dir)), create=True)
-        if not manifests.is_complete(args.output_dir):
-            # A finished result keeps its manifest until the new one replaces it (`save_result`).
-            _write(args, manifest)
-        _write_samples(args, trainer, data)
-        manifest["metrics"] |= _train(trainer, args, manifest)
+        manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
     if data.evaluation is not None:
-        with phases.timed(phases.EVALUATION):
-            manifest["metrics"] |= trainer.evaluate()
+        manifest["metrics"] |= _last_evaluation(trainer, manifest, stop)
+        _place_log(args)
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
+        _write_card(args, manifest)
         manifest["files"] = record_result(str(args.output_dir))
     _write(args, manifest)
     ranks.barrier()
     watchdog.stop()
     if args.push_to_hub and args.do_train:
         trainer.push_to_hub(commit_message="Model trained with hftune")
-    release_output()
     _say_goodbye(run, manifest)
     return manifest
+
+
+def _last_evaluation(trainer: Trainer, manifest: manifests.Manifest, stop: PreemptionCallback) -> dict[str, float]:
+    """What the last weights measure: of the evaluation in training at the last step, where there was one.
+
+    Raises:
+        Preempted: A signal asked for an end; training is done.
+    """
+    step, metrics = trainer.last_evaluation or (-1, {})
+    best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    if trainer.args.do_train and step == trainer.state.global_step and best in (None, 0, step):
+        return dict(metrics)
+    try:
+        with phases.timed(phases.EVALUATION):
+            found: dict[str, float] = trainer.evaluate()
+    except EvaluationStopped:
+        raise _stopped(trainer, manifest) from None
+    return found
 
 
 def _complete_chain(adapter_args: AdapterArguments) -> None:
@@ -137,36 +164,97 @@ def _complete_chain(adapter_args: AdapterArguments) -> None:
         adapter_args.peft_path = ",".join(whole)
 
 
-def _train(trainer: Trainer, args: StageArguments, manifest: manifests.Manifest) -> dict[str, float]:
+def _train(
+    run: Run, trainer: Trainer, data: Splits, manifest: manifests.Manifest, stop: PreemptionCallback
+) -> dict[str, float]:
     """Train from the beginning or from a checkpoint, save the result, and return the metrics.
 
     Raises:
         Preempted: A signal asked for an end, and a checkpoint is there.
         UserError: No step was trained.
     """
+    args = run.training_args
     resume = find_checkpoint(args)
     if resume:
         say_if_done(args, resume)
         check_same_start(trainer.model, resume)
     trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
-    preemption = PreemptionCallback()
-    trainer.add_callback(preemption)
+    trainer.add_callback(stop)
+    trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     if args.profile and (ranks.is_main() or not args.profiler_rank0_only):
         trainer.add_callback(ProfileSteps(args.profile_step_start, args.profile_step_end))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
-    result = trainer.train(resume_from_checkpoint=resume)
-    if preemption.stopped:
-        ranks.barrier()
-        raise Preempted(
-            f"stopped at step {trainer.state.global_step}; start again with --resume_from_checkpoint auto to go on"
-        )
+    try:
+        result = trainer.train(resume_from_checkpoint=resume)
+    except EvaluationStopped:  # one before the first step (--eval_on_start)
+        raise _stopped(trainer, manifest) from None
+    if stop.stopped:
+        raise _stopped(trainer, manifest)
     check_trained(trainer.state.global_step)
     if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
         trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest)
+    if stop.told():
+        raise _stopped(trainer, manifest)
     return result.metrics
+
+
+class _Begin(TrainerCallback):
+    """Calls a function when training begins: what comes before may be stopped, and leaves nothing."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self.begin = begin
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the first callback has begun to note signals."""
+        self.begin()
+
+
+def _begin(args: StageArguments, trainer: Trainer, data: Splits, manifest: manifests.Manifest, *, anew: bool) -> None:
+    """The first that a run writes into its output folder."""
+    _place_log(args)
+    if anew and ranks.is_main():
+        set_aside_checkpoints(Path(str(args.output_dir)))
+    if not manifests.is_complete(args.output_dir):
+        # A finished result keeps its manifest until the new one replaces it (`save_result`).
+        _write(args, manifest)
+    _write_samples(args, trainer, data)
+
+
+def _place_log(args: StageArguments) -> None:
+    """Where the words of libraries go from now on, those of before included; each process has its file."""
+    name = LOG_NAME if ranks.is_main() else LOG_NAME.replace(".", f"-rank{ranks.rank()}.")
+    terminal.place_log(Path(str(args.output_dir)) / name)
+
+
+def _stopped(trainer: Trainer, manifest: manifests.Manifest) -> Preempted:
+    """What ends a run that was told to stop, once a checkpoint of its last step is there and the manifest says so."""
+    args, step = trainer.args, trainer.state.global_step
+    name = f"checkpoint-{step}"
+    there = ranks.all_agree((Path(str(args.output_dir)) / name).is_dir())
+    # Where the best weights were loaded they are not those of the last step any more.
+    if not there and not args.load_best_model_at_end and step:
+        trainer._save_checkpoint(trainer.model, None)
+        trainer._wait_for_publisher()
+        there = True
+    ranks.barrier()
+    if not manifests.is_complete(args.output_dir):
+        _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
+    ranks.barrier()
+    saved = f"{name} is saved" if there else "checkpoints are kept" if step else "there is nothing to save"
+    how = "the same command" + (" with --resume_from_checkpoint auto" if begins_anew(args) else "")
+    return Preempted(f"stopped at step {step}, {saved}: {how} resumes")
+
+
+def nothing_to_do() -> UserError:
+    """The error for a run that neither trains nor evaluates."""
+    return ArgumentError(
+        "there is nothing to evaluate, and nothing is trained",
+        place="--do_eval",
+        fix="give held-out records: --validation_file_dir, or --validation_split_percentage; or train: --do_train True",
+    )
 
 
 def check_trained(steps: int) -> None:
@@ -236,6 +324,7 @@ def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
         "wall_seconds": round(time.time() - run.began, 2),
+        "train_seconds": round(trainer.train_seconds, 2),
         "notices": notices(),
     }
 
@@ -277,6 +366,13 @@ def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None
         found = segments(data, trainer.processing_class, 2)
         text = json.dumps(found, ensure_ascii=False, indent=1)
         write_file(Path(str(args.output_dir)) / SAMPLES_NAME, text + "\n")
+
+
+def _write_card(args: StageArguments, manifest: manifests.Manifest) -> None:
+    """A short README.md; one that somebody else has written there stays."""
+    file = Path(str(args.output_dir)) / "README.md"
+    if not is_there(file) or is_marked(file):
+        write_page(file, model_card(manifest, file.resolve().parent.name), "card")
 
 
 def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:

@@ -15,6 +15,7 @@ import traceback
 from types import TracebackType
 from typing import Any, TextIO
 
+from hftune import terminal
 from hftune.secrets import redact, redacted
 
 _HIDDEN = re.compile(
@@ -37,14 +38,14 @@ def _spelt(found: re.Match[str]) -> str:
 
 def say(text: object = "", *, end: str = "\n", file: TextIO | None = None, flush: bool = False) -> None:
     """Print a text without secrets, with what is hidden in it spelt out: the only way in which hftune prints."""
-    print(visible(redact(str(text))), end=end, file=file or sys.stdout, flush=flush)
+    print(visible(redact(str(text))), end=end, file=file or terminal.out(), flush=flush)
 
 
 def hide_in_tracebacks() -> None:
     """From here on what Python says of an error that nobody caught is shown like everything else."""
 
     def shown(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        say("".join(traceback.format_exception(kind, error, trace)), end="", file=sys.stderr, flush=True)
+        say("".join(traceback.format_exception(kind, error, trace)), end="", file=terminal.err(), flush=True)
 
     def shown_of_thread(what: threading.ExceptHookArgs) -> None:
         if what.exc_value is not None and not isinstance(what.exc_value, SystemExit):
@@ -62,6 +63,20 @@ def as_json(value: Any, indent: int | None = None) -> str:
     """JSON without secrets that shows a terminal nothing hidden, and means the same."""
     text = json.dumps(redacted(value), indent=indent, ensure_ascii=False)
     return _HIDDEN.sub(lambda found: json.dumps(found.group())[1:-1], text)
+
+
+def whole(text: str) -> str:
+    """A text that was cut between tokens, without the part of a character that is left at its end."""
+    return text.rstrip("\ufffd")
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 42 s, 3:07 or 2:15:00."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
 def html(value: object) -> str:

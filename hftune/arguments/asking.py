@@ -14,9 +14,12 @@ class AskArguments(BorderFields):
     models: list[str] | None = field(
         default=None, metadata={"help": "Folders (whole, merged or adapters) or Hub names, in the order to be shown."}
     )
-    questions: list[str] | None = field(default=None, metadata={"help": "Questions, each a text."})
+    questions: list[str] | None = field(default=None, metadata={"help": "Questions, each a text, or a file of them."})
     question_file: str | None = field(
-        default=None, metadata={"help": "File or folder of prompts, in any format that run_rl.py reads; asked last."}
+        default=None,
+        metadata={
+            "help": "File or folder of prompts, in any format that run_rl.py reads, or of lines in a .txt; asked last."
+        },
     )
     max_new_tokens: int = field(default=48, metadata={"help": "Tokens of an answer; a longer one is cut."})
     reward_model_path: str | None = field(

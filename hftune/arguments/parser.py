@@ -13,6 +13,7 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 import hftune.arguments
+from hftune import terminal
 from hftune.arguments import complaints
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
@@ -41,6 +42,7 @@ from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.imports import without_quantisers
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json
+from hftune.visible import say
 
 STAGES = {
     "pt": "PTArguments",
@@ -76,6 +78,10 @@ class HftuneParser(TrlParser):
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
         raise complaints.of_argparse(message, self.known, COMMAND_LINE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """The page of --help, where the user looks: standard output itself may lead to a log."""
+        say(message, end="", file=file if file is not sys.stdout else terminal.out())
 
     def format_help(self) -> str:
         """hftune's own arguments first, by topic; then those of TRL and transformers."""

@@ -21,7 +21,9 @@ from hftune.secrets import redacted
 
 Manifest = dict[str, Any]
 
-RUNNING, CHECKPOINT, COMPLETE = "running", "checkpoint", "complete"
+RUNNING, INTERRUPTED, CHECKPOINT, COMPLETE = "running", "interrupted", "checkpoint", "complete"
+"""Status of a folder: in work, or left behind by a process that was killed; stopped on demand, with a checkpoint; a
+checkpoint's; a finished result."""
 _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
 
 

@@ -19,11 +19,15 @@ from hftune.nearby import missing_folder
 from hftune.opening.folders import strays
 from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
-from hftune.publishing.disk import is_plain_folder, is_there
+from hftune.publishing.disk import free_name, is_plain_folder, is_there
 from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 FLAG = "--resume_from_checkpoint"
+_ANEW = ("", "no", "none", "false")
+REPLACED = ".replaced"
+"""Ends the name of a checkpoint that makes room for another."""
+
 PARTIAL = ".partial"
 """Folder below the output folder in which checkpoints are written before they are published."""
 
@@ -101,11 +105,10 @@ def find_checkpoint(args: StageArguments) -> str | None:
 
 def asked_for(args: StageArguments) -> Found:
     """What `--resume_from_checkpoint` means, in silence; a folder that was named is there, whole or not."""
-    asked = str(args.resume_from_checkpoint or "")
-    if asked.lower() in ("", "no", "none", "false"):
+    if begins_anew(args):
         return Found()
     if not _wants_newest(args):
-        return Found(Path(asked))
+        return Found(Path(str(args.resume_from_checkpoint)))
     if not ranks.is_distributed():
         return newest_whole(Path(args.output_dir or ""))
     # Asked by a collective, so once only: later some processes may have met a problem that others have not.
@@ -160,6 +163,32 @@ def _is_output(folder: Path) -> bool:
     return is_run and not _NAME.search(folder.name) and has_weights_only(folder)
 
 
+def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
+    """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
+    if args.resume_from_checkpoint or not args.output_dir or not args.do_train or args.overwrite_output_dir:
+        return
+    found = [folder for folder in checkpoints(Path(args.output_dir)) if what_is_wrong(folder) is None]
+    if not found:
+        return
+    anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
+    takes_up = "to resume it: --resume_from_checkpoint auto"
+    if has_weights_only(found[0]):
+        takes_up = f"to go on from its weights in another --output_dir: --warm_start {found[0]}"
+    yield ArgumentError(
+        f"{args.output_dir} holds a run that reached {found[0].name}",
+        place="--output_dir",
+        fix=f"{takes_up}; {anew}",
+    )
+
+
+def set_aside_checkpoints(output_dir: Path) -> None:
+    """Rename the checkpoints of an earlier run, so that nothing takes them for those of the one that begins."""
+    for folder in checkpoints(output_dir):
+        kept = free_name(folder.with_name(f"{folder.name}{REPLACED}"))
+        folder.rename(kept)
+        notice(f"{folder} of an earlier run is now {kept.name}")
+
+
 def _programs(folder: Path) -> Iterator[UserError]:
     """Files that would run something when DeepSpeed or torch reads them; found without running it."""
     try:
@@ -171,6 +200,11 @@ def _programs(folder: Path) -> Iterator[UserError]:
 def has_weights_only(folder: Path) -> bool:
     """Whether a whole checkpoint holds no state of an optimizer."""
     return not any(folder.glob("global_step*")) and not any(folder.glob("*optimizer*"))
+
+
+def begins_anew(args: StageArguments) -> bool:
+    """Whether nothing is to be resumed."""
+    return str(args.resume_from_checkpoint or "").lower() in _ANEW
 
 
 def _wants_newest(args: StageArguments) -> bool:

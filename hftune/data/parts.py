@@ -160,8 +160,12 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
 
 def divide(part: Part, percentage: float, seed: int) -> tuple[Part, Part]:
     """The part without some records drawn with `seed`, and those."""
-    kept, held = hold_out(len(part.dataset), percentage, seed)
-    return select(part, kept), select(part, held)
+    kept, held = (select(part, found) for found in hold_out(len(part.dataset), percentage, seed))
+    # Read once: what was dropped, and what is known of all records together, is told of the training records.
+    counts = Counts(rows=held.counts.used, used=held.counts.used)
+    counts.tokens, counts.trained_tokens = held.counts.tokens, held.counts.trained_tokens
+    rest = replace(kept.counts, rows=kept.counts.rows - held.counts.used)
+    return replace(kept, counts=rest), replace(held, counts=counts)
 
 
 def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[int]]:

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
+from hftune import terminal
 from hftune.constants import IGNORE_INDEX
 from hftune.data.schemas import describe_format
 from hftune.data.sources import read_rows
 from hftune.data.splits import Splits
-from hftune.visible import visible
+from hftune.visible import visible, whole
 
 TRAINED, MASKED, TERMINATOR = "bold green", "dim", "bold reverse green"
 OPEN, CLOSE = "«", "»"
@@ -40,7 +41,7 @@ def preview(
     Args:
         rows_per_step: Rows of a training batch over all processes and accumulation steps.
     """
-    console = console or Console(highlight=False, soft_wrap=True)
+    console = console or Console(file=terminal.out(), highlight=False, soft_wrap=True)
     for name, dataset in (("train", data.train), ("eval", data.evaluation)):
         if dataset is None:
             continue
@@ -120,10 +121,10 @@ def coloured(ids: Sequence[int], labels: Sequence[int], tokenizer: PreTrainedTok
     for trained, run in groupby(pairs, key=lambda pair: pair[1] != IGNORE_INDEX):
         tokens = [token for token, _ in run]
         if not trained:
-            text.append(visible(tokenizer.decode(tokens)), MASKED)
+            text.append(visible(whole(tokenizer.decode(tokens))), MASKED)
             continue
         ends = tokens[-1] in special
-        text.append(OPEN, TRAINED).append(visible(tokenizer.decode(tokens[:-1] if ends else tokens)), TRAINED)
+        text.append(OPEN, TRAINED).append(visible(whole(tokenizer.decode(tokens[:-1] if ends else tokens))), TRAINED)
         if ends:
             text.append(visible(tokenizer.decode(tokens[-1:])), TERMINATOR)
         text.append(CLOSE, TRAINED)

@@ -19,6 +19,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from hftune import terminal
 from hftune.constants import STALLED_EXIT_CODE
 from hftune.distributed import peers, phases, ranks, stacks, verdicts
 from hftune.distributed.door import listen
@@ -82,7 +83,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self.done.is_set():
             if _can_dump():  # runs in a thread of the system's: also where this one cannot
-                faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=2)
+                faulthandler.dump_traceback_later(self.timeout + _FROZEN, exit=True, file=terminal.error_descriptor())
             self._look()
             self._hear()
         if _can_dump():  # `stop` may have come between the question above and the arming
@@ -155,9 +156,10 @@ class Watchdog:
             return
         self.leaving = True
         text = verdicts.say(verdict, self.rank, self.timeout, stacks.main_stack())
-        os.write(2, visible(text).encode())
+        terminal.shout(visible(text))
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
+        terminal.release()
         os._exit(STALLED_EXIT_CODE)
 
 
@@ -243,7 +245,8 @@ def say_farewell(error: BaseException | None) -> None:
     if _watchdog is not None and _watchdog.wire is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
-    os.write(2, visible(f"\n{who}error: {peers.explain(error)}\n\n").encode())
+    terminal.shout(visible(f"\n{who}error: {peers.explain(error)}\n\n"))
+    terminal.release()
     os._exit(STALLED_EXIT_CODE)
 
 

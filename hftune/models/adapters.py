@@ -55,6 +55,7 @@ def add_adapter(
         for folder in adapter_args.folded_adapters:
             notice(f"{folder} is folded into the base in memory")
         adapted: Any = _adapted(model, adapter_args, training_args)
+        adapted.create_or_update_model_card = lambda folder: None  # PEFT's blank page; the manifest makes a card
     else:
         adapted = model
         if adapter_args.freezes:

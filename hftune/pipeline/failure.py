@@ -55,16 +55,16 @@ def explain(log: Path, code: int, start: int = 0) -> tuple[list[str], str | None
         return own, None
     # The log may lie on the same disk, and lack the very line that says so.
     if log.is_file() and shutil.disk_usage(log.parent).free < _FULL_BYTES:
-        return [_FULL[0], *_last_words(text, 3)], _FULL[1]
+        return [_FULL[0], *last_words(text, 3)], _FULL[1]
     for pattern, cause, remedy in _CAUSES:
         if re.search(pattern, text, re.MULTILINE):
-            return [cause, *_last_words(text, 3)], remedy
+            return [cause, *last_words(text, 3)], remedy
     if code == -9 or re.search(r"return code = -9|exitcode\s*: -9|Signal 9", text):
-        return [_KILLED[0], *_last_words(text, 3)], _KILLED[1]
+        return [_KILLED[0], *last_words(text, 3)], _KILLED[1]
     told = _message(text, of_another=True)
     if told and "Traceback (most recent call last):\n  File" not in text:
         return told, None
-    return _last_words(text, _LINES) or ["it said nothing"], None
+    return last_words(text, _LINES) or ["it said nothing"], None
 
 
 def _end_of(log: Path, start: int) -> str:
@@ -87,7 +87,7 @@ def _message(text: str, *, of_another: bool = False) -> list[str] | None:
     return None
 
 
-def _last_words(text: str, count: int) -> list[str]:
+def last_words(text: str, count: int) -> list[str]:
     """The last lines that are no noise; those of the first traceback where there is one, which came first."""
     lines = text.splitlines()
     begins = [number for number, line in enumerate(lines) if "Traceback (most recent call last)" in line]

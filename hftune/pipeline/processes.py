@@ -69,8 +69,8 @@ class Kept:
             os.kill(self.pid, signal.SIGTERM)
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
-    """Run a command with its output in a log, and nothing to read.
+def start(command: Sequence[str], env: Mapping[str, str], log: Path | None) -> Kept:
+    """Run a command with its output in a log, or where this process has its own, and nothing to read.
 
     Raises:
         OSError: The disk does not take the log.
@@ -78,14 +78,14 @@ def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Kept:
     runner = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
-    with log.open("ab") as stream:
+    with log.open("ab") if log is not None else contextlib.nullcontext() as stream:
         pid = os.fork()
         if pid:
             return Kept(pid)
         _keep(command, env, stream, runner)
 
 
-def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO, runner: int) -> NoReturn:
+def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, runner: int) -> NoReturn:
     """The keeper's life, in a forked process. A signal of the command becomes an exit code above 128."""
     os.setsid()  # Ctrl-C in the terminal is the runner's alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -99,7 +99,8 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO, runner:
         code = child.wait()
     except OSError as error:
         with contextlib.suppress(OSError):  # the exit code says it as well
-            os.write(log.fileno(), f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n".encode())
+            said = f"\nerror: {command[0]} cannot be started: {error.strerror}\n\n"
+            os.write(log.fileno() if log is not None else 2, said.encode())
         code = 127
     _kill_below()
     os._exit(code if code >= 0 else 128 - code)

@@ -14,7 +14,7 @@ from rich.text import Text
 from hftune.errors import ManifestError
 from hftune.opening.json_file import parse_json
 from hftune.secrets import redact
-from hftune.visible import visible
+from hftune.visible import clock, visible
 
 NAME = "progress.jsonl"
 _PLAIN_SECONDS = 30.0
@@ -136,12 +136,3 @@ class Screen:
         line.append(f" {moment}, {clock(time.monotonic() - self.began)}")
         line.truncate(self.console.width, overflow="ellipsis")
         return line
-
-
-def clock(seconds: float) -> str:
-    """Seconds as 42 s, 3:07 or 2:15:00."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    hours, minutes = whole // 3600, whole % 3600 // 60
-    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"

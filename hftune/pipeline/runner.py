@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hftune import children
+from hftune import children, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.pipeline import failure, processes
@@ -188,17 +188,19 @@ class Runner:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """Count SIGINT and SIGTERM instead of dying of them."""
+        """Count SIGINT, SIGTERM and SIGHUP instead of dying of them."""
 
         def note(number: int, frame: FrameType | None) -> None:
             self._signals += 1
 
-        before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with interrupts.paused():
+            before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
 
 def command_of(step: Step) -> list[str]:
@@ -207,8 +209,9 @@ def command_of(step: Step) -> list[str]:
     Nothing goes on from checkpoints without the optimizer's state: such a stage starts anew.
     """
     weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
-    goes_on = step.script not in (MERGE, ASK) and not weights_only
-    return step.command(*(("--resume_from_checkpoint", "auto") if goes_on else ()))
+    if step.script in (MERGE, ASK):
+        return step.command()
+    return step.command("--resume_from_checkpoint", "none" if weights_only else "auto")
 
 
 def shown(env: Mapping[str, str], command: Sequence[str]) -> str:

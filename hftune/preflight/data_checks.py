@@ -25,10 +25,11 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
         yield ArgumentError(cause, place=flags, fix=fix)
     yield from check_sources(data_args)
     held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized
-    if training_args.eval_strategy != "no" and not held_out:
+    evaluates = training_args.eval_strategy != "no" or not training_args.do_train
+    if evaluates and not held_out:
         yield ArgumentError(
             "evaluation was asked for, but no records are held out",
-            place="--eval_strategy",
+            place="--eval_strategy" if training_args.do_train else "--do_eval, without --do_train",
             fix="give --validation_file_dir, or --validation_split_percentage 5",
         )
 

@@ -10,13 +10,14 @@ from hftune.arguments import DataArguments, StageArguments
 from hftune.checkpoints.batches import accumulation_that_fits
 from hftune.checkpoints.engine_files import engine_folder
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.resume import asked_for, resume_problems
+from hftune.checkpoints.resume import asked_for, resume_problems, unfinished_problems
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 
 
 def check_resume(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """`--resume_from_checkpoint` can be done."""
+    """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
+    yield from unfinished_problems(training_args)
     found = asked_for(training_args)
     problems = list(resume_problems(found))
     yield from problems

@@ -66,7 +66,7 @@ def series(history: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
 def summary(manifest: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -> StageSummary:
     """A stage in a few numbers, from its manifest and, for the losses, from its log.
 
-    The speed is over the time spent in training (`train_runtime`) where that is known, not over loading and saving.
+    The speed is over the time spent in training (`train_seconds`) where that is known, not over loading and saving.
     """
     metrics = {
         key: value for key, raw in (manifest.get("metrics") or {}).items() if (value := _number(raw)) is not None
@@ -74,7 +74,8 @@ def summary(manifest: Mapping[str, Any], history: Sequence[Mapping[str, Any]]) -
     steps, losses = series(history, "loss")
     wall_seconds = _first(_number(manifest.get("wall_seconds")), metrics.get("train_runtime"))
     tokens = _number(manifest.get("trained_tokens"))
-    seconds = _first(metrics.get("train_runtime"), wall_seconds)
+    # `train_runtime` is that of the last start alone, where a run was resumed.
+    seconds = _first(_number(manifest.get("train_seconds")), metrics.get("train_runtime"), wall_seconds)
     step_count = _first(_number(manifest.get("steps")), float(steps[-1]) if steps else None)
     return StageSummary(
         stage=str(manifest.get("stage") or "?"),

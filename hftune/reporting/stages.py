@@ -152,7 +152,9 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
         tokens, speed = line.get("tokens"), None
         if before is not None and tokens is not None and before.get("tokens") is not None:
             seconds = line["time"] - before["time"]
-            speed = (tokens - before["tokens"]) / seconds if seconds > 0 and line["step"] > before["step"] else None
+            # Counts of earlier versions began anew where a run was resumed.
+            more = seconds > 0 and line["step"] > before["step"] and tokens >= before["tokens"]
+            speed = (tokens - before["tokens"]) / seconds if more else None
         lines.append({**line, **({"tokens_per_second": speed} if speed is not None else {})})
         before = line
     return lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,6 +52,7 @@ from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.result import hold_output, release_output
 from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
 from hftune.trainers.score_batches import run_batches
+from hftune.visible import whole
 from hftune.weight_files import fingerprint
 
 _BATCH = 16
@@ -125,12 +127,23 @@ def _scores(folder: str, trust_remote_code: bool) -> bool:
 def _prompts(args: AskArguments) -> Iterator[Prompt]:
     """The questions as conversations that end with a user's turn."""
     for text in args.questions or []:
-        yield Prompt([{"role": "user", "content": text}], origin="--questions")
+        if os.path.isfile(text):
+            yield from _of_file(text, "--questions")
+        else:
+            yield Prompt([{"role": "user", "content": text}], origin="--questions")
     if args.question_file:
-        for chunk in chunks(find_files(args.question_file, "--question_file")):
-            for row in chunk.rows():
-                if isinstance(row, DataError):
-                    raise row
+        yield from _of_file(args.question_file, "--question_file")
+
+
+def _of_file(path: str, flag: str) -> Iterator[Prompt]:
+    """The prompts of a file or folder; each line of a plain text is a question."""
+    for chunk in chunks(find_files(path, flag)):
+        for row in chunk.rows():
+            if isinstance(row, DataError):
+                raise row
+            if row.value.keys() == {"text"}:
+                yield Prompt([{"role": "user", "content": row.value["text"]}], origin=row.origin)
+            else:
                 yield to_prompt(row)
 
 
@@ -161,7 +174,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
         said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
     del model
     gc.collect()
-    return [text.strip() for text in said]
+    return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
 
 
 def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:

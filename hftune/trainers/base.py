@@ -33,11 +33,15 @@ from hftune.trainers.routers import RouterLossMixin
 from hftune.trainers.sequences import SequenceMixin
 from hftune.trainers.shared_rows import SharedRowsMixin
 from hftune.trainers.speed import SpeedMixin
+from hftune.trainers.stopping import StoppingMixin
 from hftune.trainers.tiling import TilingMixin
+from hftune.trainers.totals import TotalsMixin
 from hftune.trainers.watching import PhaseMixin
 
 
 class HftuneTrainerMixin(
+    TotalsMixin,
+    StoppingMixin,
     SpeedMixin,
     PhaseMixin,
     FiniteMixin,
@@ -63,6 +67,7 @@ class HftuneTrainerMixin(
 
     reports_perplexity = False
     _proven_apart = False
+    last_evaluation: tuple[int, dict[str, float]] | None = None
     mixture: Mixture | None = None
 
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
@@ -79,6 +84,7 @@ class HftuneTrainerMixin(
                 f"{metric_key_prefix}_{name}": value
                 for name, value in load_metric("perplexity").compute(predictions=[loss], references=[1.0]).items()
             }
+        self.last_evaluation = (self.state.global_step, dict(metrics))
         return metrics
 
     def _set_signature_columns_if_needed(self: Any) -> None:

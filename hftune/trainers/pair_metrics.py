@@ -27,11 +27,11 @@ class PairMetrics:
         total, weight = (values * weights).sum(), weights.sum()
         if name in self._sums:
             before = self._sums[name]
-            total, weight = total + before[0], weight + before[1]
+            total, weight = total + before[0].to(total), weight + before[1].to(weight)
         self._sums[name] = (total, weight)
 
-    def read(self, accelerator: Any) -> dict[str, float]:
-        """The means so far, and begin anew. Every rank must call it; names may differ between ranks' batches."""
+    def sums(self, accelerator: Any) -> dict[str, tuple[float, float]]:
+        """Weighted sum and weight of each over all ranks. Every rank must call it; names may differ between them."""
         # A rank without a bad answer has no metric of it.
         names = sorted({name for found in ranks.gathered_objects(list(self._sums)) for name in found})
         if not names:
@@ -39,6 +39,17 @@ class PairMetrics:
         zero = torch.zeros((), dtype=torch.float64, device=accelerator.device)
         flat = [part for name in names for part in self._sums.get(name, (zero, zero))]
         totals = accelerator.reduce(torch.stack([part.to(accelerator.device) for part in flat]), "sum").tolist()
+        return dict(zip(names, zip(totals[::2], totals[1::2], strict=True), strict=True))
+
+    def take_up(self, sums: dict[str, list[float]]) -> None:
+        """Begin with sums of an earlier run; those over all ranks are for one of them."""
+        self._sums = {
+            name: (torch.tensor(total).double(), torch.tensor(weight).double())
+            for name, (total, weight) in sums.items()
+        }
+
+    def read(self, accelerator: Any) -> dict[str, float]:
+        """The means so far, and begin anew; every rank must call it."""
+        found = self.sums(accelerator)
         self._sums = {}
-        pairs = zip(names, totals[::2], totals[1::2], strict=True)
-        return {name: total / weight for name, total, weight in pairs if weight}
+        return {name: total / weight for name, (total, weight) in found.items() if weight}

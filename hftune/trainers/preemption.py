@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import signal
-from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from hftune import interrupts
 from hftune.distributed import ranks
 from hftune.logging import notice
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+class EvaluationStopped(Exception):
+    """An evaluation was left because the run was told to stop; raised on all ranks at the same batch."""
 
 
 class PreemptionCallback(TrainerCallback):
-    """After SIGTERM or SIGUSR1 to any rank, all ranks finish the step, save a checkpoint and stop. A second one kills.
+    """After a signal to any rank, all ranks finish the step, save a checkpoint and stop.
+
+    An evaluation is not waited for: it ends at its next batch. A checkpoint that is being written is completed, and no
+    other one written.
 
     Attributes:
         stopped: Whether that has happened.
@@ -26,46 +30,61 @@ class PreemptionCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self.stopped = False
-        self._told: int | None = None
-        self._before: dict[int, Any] = {}
         self._group: dist.ProcessGroup | None = None
+        self._listens, self._number = False, 0
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Listen from now on."""
+        """Signals are noted from now on, also those that a script has not asked for, in a notebook say."""
         if ranks.is_distributed() and ranks.world_size() > 1:
             # On the CPU: asking a GPU every step would make the CPU wait for it every step.
             self._group = dist.new_group(backend="gloo")
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._note)
+        self._listens = interrupts.listen(exits=False) is not None
+        interrupts.defer(True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Agree with the other ranks, and stop where one was told to."""
-        number = self._agree(self._told or 0)
-        if number and not self.stopped:
-            self.stopped = True
-            notice(f"{signal.Signals(number).name}: saving a checkpoint at step {state.global_step} and stopping")
+        if not self.stopped and self.told():
+            self._say(f"saving a checkpoint at step {state.global_step} and stopping")
             control.should_save = True
             control.should_training_stop = True
+            control.should_evaluate = False
 
-    def on_train_end(
+    def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Give the signals back."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        """Leave an evaluation.
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._told is not None:  # told twice: a step that never ends must not keep the process
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        self._told = number
+        Raises:
+            EvaluationStopped: A rank was told to stop.
+        """
+        if not self.stopped and self.told():
+            self._say(f"the evaluation at step {state.global_step} is left out")
+            raise EvaluationStopped
 
-    def _agree(self, number: int) -> int:
-        """The largest of all ranks' numbers."""
-        if self._group is None:
-            return number
-        shared = torch.tensor([number])
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
-        return int(shared.item())
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The checkpoint that has just been written is the last one."""
+        if not self.stopped and self.told():
+            self._say(f"stopping, checkpoint-{state.global_step} is saved")
+            control.should_training_stop = True
+
+    def end(self) -> None:
+        """Nothing is left that a signal could spoil; give back what `on_train_begin` took."""
+        if self._listens:
+            interrupts.stop_listening()
+            self._listens = False
+
+    def told(self) -> int:
+        """The signal that any rank was told to stop by, 0 for none; every rank must ask."""
+        number = interrupts.told()
+        if self._group is not None:
+            shared = torch.tensor([number])
+            dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+            number = int(shared.item())
+        self._number = number
+        return number
+
+    def _say(self, what: str) -> None:
+        self.stopped = True
+        notice(f"{signal.Signals(self._number).name}: {what}")

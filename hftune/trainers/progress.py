@@ -11,13 +11,32 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import has_length
+
+from hftune import terminal
+from hftune.logging import get_logger
+from hftune.visible import clock
 
 NAME = "progress.jsonl"
+_REDRAW = 0.1
+"""Seconds between two changes of a line."""
+
+_IN_LINE = ("loss", "reward", "tokens_per_second")
+_NOT_SHOWN = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_num_tokens", "total_flos")
 
 
 class ProgressFile(TrainerCallback):
@@ -70,6 +89,97 @@ class ProgressFile(TrainerCallback):
         if self.tokens_per_epoch and state.epoch:
             return round(self.tokens_per_epoch * state.epoch)
         return None
+
+
+def use_progress_line(trainer: Trainer) -> None:
+    """Show where training is in one line in place of the Trainer's bars, and what it logs as lines of hftune's."""
+    for shown in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(shown)
+    if trainer.is_world_process_zero():
+        trainer.add_callback(ProgressLine())
+
+
+class ProgressLine(TrainerCallback):
+    """One line that changes in place at a terminal; elsewhere, and in the log, a line a log.
+
+    Figures of evaluations are lines everywhere.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._first, self._batch, self._drawn = time.monotonic(), 0, 0, 0.0
+        self._told: dict[str, Any] = {}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The time that is left is judged by the steps from here on."""
+        self._began, self._first = time.monotonic(), state.global_step
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The line moves."""
+        done, left = state.global_step - self._first, state.max_steps - state.global_step
+        seconds = (time.monotonic() - self._began) / max(done, 1) * left
+        self._draw(args, f"{self._steps(state)}{_words(self._told, _IN_LINE)}, {clock(seconds)} left")
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The line counts the batches of an evaluation."""
+        self._batch += 1
+        loader = kwargs.get("eval_dataloader")
+        of = f"/{len(loader)}" if loader is not None and has_length(loader) else ""
+        self._draw(args, f"{self._steps(state)}, evaluating: batch {self._batch}{of}")
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A line for figures of an evaluation, and for those of training where no line moves."""
+        logs = logs or {}
+        evaluated = any(name.startswith("eval_") for name in logs)
+        if "train_runtime" in logs:  # the last words of the run have these
+            return
+        text = self._steps(state) + _words(logs, logs)
+        if evaluated or not self._moves(args):
+            get_logger().info("%s", text)
+        else:
+            terminal.note(text)
+        if evaluated:
+            self._batch = 0
+        else:
+            self._told = logs
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The line has done its work."""
+        terminal.clear_progress()
+
+    def _draw(self, args: TrainingArguments, text: str) -> None:
+        if self._moves(args) and time.monotonic() - self._drawn > _REDRAW:
+            self._drawn = time.monotonic()
+            terminal.show_progress(text)
+
+    def _moves(self, args: TrainingArguments) -> bool:
+        return not args.disable_tqdm and terminal.err().isatty()
+
+    def _steps(self, state: TrainerState) -> str:
+        return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
+
+
+def _words(logs: Mapping[str, Any], names: Iterable[str]) -> str:
+    """`, loss 6.526, 2,269 tokens/s` for those names that are numbers."""
+    found = []
+    for name in names:
+        value = logs.get(name)
+        if name in _NOT_SHOWN or not isinstance(value, int | float):
+            continue
+        found.append(f"{value:,.0f} tokens/s" if name == "tokens_per_second" else f"{name} {value:.4g}")
+    return "".join(f", {word}" for word in found)
 
 
 def peak_memory() -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
+from hftune import interrupts
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
-from hftune.errors import ArgumentError
+from hftune.errors import ArgumentError, farewells
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.into import begin_result, finish_result, recover_result, result_folder
 from hftune.publishing.locks import acquired, release
@@ -47,6 +49,22 @@ def release_output() -> None:
     """Let other runs into the folders that this process holds."""
     while _held:
         release(_held.popitem()[1])
+
+
+def leave_as_it_was(output: Path) -> None:
+    """Have the end of this process by an error or a signal take away an output folder that is new and empty."""
+    if output.is_dir() or not ranks.is_main():
+        return
+
+    def tidy(error: BaseException | None = None) -> None:
+        release_output()
+        with suppress(OSError):  # it is not there, or holds something
+            output.rmdir()
+
+    farewells.append(tidy)
+    listener = interrupts.listener()
+    if listener is not None:
+        listener.last_acts.insert(0, tidy)
 
 
 def save_result(trainer: Any, manifest: Manifest) -> None:

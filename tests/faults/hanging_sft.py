@@ -17,6 +17,7 @@ import run_sft
 from hftune.distributed import ranks
 from hftune.errors import run_script
 from hftune.trainers.base import HftuneTrainerMixin
+from hftune.visible import say
 
 original = HftuneTrainerMixin.training_step
 STEP = 4
@@ -40,7 +41,7 @@ def harmed(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The training step, after the harm."""
     last = ranks.rank() == ranks.world_size() - 1
     if last and self.state.global_step == STEP and os.environ.get("HARM"):
-        print(f"HARM {time.time()}", flush=True)
+        say(f"HARM {time.time()}", flush=True)
         HARMS[os.environ.pop("HARM")]()
     return original(self, *args, **kwargs)
 

@@ -17,6 +17,7 @@ from hftune.data.splits import Splits
 from hftune.distributed import ranks
 from hftune.errors import run_script
 from hftune.trainers.pt import PTTrainer
+from hftune.visible import say
 from tests.unit.data.corpus.streams import stream_of
 
 
@@ -34,7 +35,7 @@ def main() -> None:
     stream = stream_of(60, per_chunk=2, rank=ranks.rank(), world=ranks.world_size())
     trainer = Recorder(model, training_args, tokenizer, Splits(stream, None))
     trainer.train(resume_from_checkpoint=find_checkpoint(training_args))
-    print("trained tokens:", trainer.count_trained_tokens())
+    say(f"trained tokens: {trainer.count_trained_tokens()}")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     assert what_is_wrong(checkpoint) is None
     record = read_record(checkpoint)
     assert record is not None and record["world_size"] == 2 and record["zero_stage"] == stage
-    assert json.loads((tmp_path / "stopped" / "hftune.json").read_text())["status"] == "running"
+    assert json.loads((tmp_path / "stopped" / "hftune.json").read_text())["status"] == "interrupted"
 
     broken = tmp_path / "stopped" / "checkpoint-7"
     broken.mkdir()

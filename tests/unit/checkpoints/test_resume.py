@@ -18,6 +18,7 @@ from hftune.checkpoints.resume import (
     remove_leftovers,
     remove_old,
     resume_problems,
+    set_aside_checkpoints,
     steps_done,
 )
 from hftune.constants import MANIFEST_NAME
@@ -207,3 +208,13 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     assert (
         f"there is no folder {tmp_path}/checkpont-5" in message and f"did you mean {tmp_path}/checkpoint-5?" in message
     )
+
+
+def test_checkpoints_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
+    """Nothing is lost, and `auto` does not take them for those of the run that begins."""
+    folders = [make(tmp_path, step) for step in (5, 20)]
+    (tmp_path / "checkpoint-5.replaced").mkdir()
+    set_aside_checkpoints(tmp_path)
+    assert not any(folder.exists() for folder in folders) and newest_whole(tmp_path).folder is None
+    assert what_is_wrong(tmp_path / "checkpoint-20.replaced") is None
+    assert len(list(tmp_path.glob("checkpoint-5.replaced*"))) == 2, "one that was there already stays"

@@ -153,6 +153,21 @@ def test_a_share_is_held_out_where_no_folder_is_given(tmp_path: Path) -> None:
         "input_ids",
         "length",
     ]
+    assert (splits.about["train"]["rows"], splits.about["eval"]["rows"]) == (8, 2)
+
+
+def test_records_of_both_splits_are_read_once(tmp_path: Path) -> None:
+    """What is dropped is counted with the training records, and no record twice."""
+    (tmp_path / "train.jsonl").write_text('{"n": -1}\n' + "".join(f'{{"n": {n}}}\n' for n in range(1, 10)))
+    arguments = DataArguments(
+        train_file_dir=str(tmp_path / "train.jsonl"),
+        data_cache_dir=str(tmp_path / "cache"),
+        validation_split_percentage=33,
+        on_bad_record="drop",
+    )
+    about = load_splits(Numbers(), arguments, SimpleNamespace(seed=0)).about
+    assert (about["train"]["rows"], about["train"]["used"], about["train"]["dropped"]) == (7, 6, {"negative number": 1})
+    assert (about["eval"]["rows"], about["eval"]["used"], about["eval"]["dropped"]) == (3, 3, {})
 
 
 def test_bad_records_stop_the_run_or_are_counted(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from hftune.arguments import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
@@ -40,6 +43,7 @@ def test_nothing_to_say(tiny_model: Path) -> None:
         ([], {"train_file_dir": None}, ["no training data", "--train_file_dir"]),
         ([], {"validation_file_dir": "nowhere"}, ["no file or folder nowhere", "--validation_file_dir"]),
         (["--eval_strategy", "steps"], {}, ["no records are held out", "--validation_split_percentage 5"]),
+        (["--do_eval", "True"], {}, ["no records are held out", "--do_eval, without --do_train"]),
         ([], {"train_file_dir": "tests,nowhere.jsonl#5"}, ["no file or folder nowhere.jsonl", "--train_file_dir"]),
         ([], {"train_file_dir": ".#zero"}, ["'zero' after # is not a number of records", "--train_file_dir"]),
         ([], {"train_file_dir": ".,tests", "train_dataset_prob": "1"}, ["1 weights for 2 sources"]),
@@ -54,6 +58,32 @@ def test_a_rule_each(tiny_model: Path, flags: list[str], given: dict[str, Any], 
     message = problems(tiny_model, *flags, **given)
     for part in parts:
         assert part in message
+
+
+def whole_checkpoint(output: Path, step: int) -> None:
+    """What `auto` would take up."""
+    folder = output / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    save_file({"weight": torch.ones(2)}, folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    torch.save({}, folder / "optimizer.pt")
+
+
+def test_a_run_that_could_be_resumed_is_announced(tiny_model: Path, tmp_path: Path) -> None:
+    """`auto` would later take up the checkpoints of the run before, whatever the new one learns."""
+    output = tmp_path / "out"
+    assert problems(tiny_model, output_dir=output) == ""
+    for step in (5, 20):
+        whole_checkpoint(output, step)
+    (output / "checkpoint-30").mkdir()  # not whole: nothing takes it up
+    said = problems(tiny_model, output_dir=output)
+    assert f"{output} holds a run that reached checkpoint-20" in said and "--output_dir" in said
+    assert "--resume_from_checkpoint auto" in said and "--resume_from_checkpoint none" in said
+    for way_out in (["--resume_from_checkpoint", "none"], ["--overwrite_output_dir"]):
+        assert problems(tiny_model, *way_out, output_dir=output) == ""
+    (output / "checkpoint-20" / "optimizer.pt").unlink()
+    said = problems(tiny_model, output_dir=output)
+    assert f"--warm_start {output}/checkpoint-20" in said and "--resume_from_checkpoint auto" not in said
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def alone(model: Any, folder: Path, question: str) -> str:
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.no_grad():
         said = model.eval().generate(**ids, max_new_tokens=6, do_sample=False)
-    return tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).strip()
+    return tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).rstrip("\ufffd").strip()
 
 
 def test_models_answer_as_they_would_alone(models: dict[str, Path], tmp_path: Path) -> None:
@@ -73,6 +73,26 @@ def test_models_answer_as_they_would_alone(models: dict[str, Path], tmp_path: Pa
     assert found["answers"][names[0]] == wanted
     adapted = PeftModel.from_pretrained(base, str(models["adapter"]))
     assert found["answers"][names[1]] == [alone(adapted, models["base"], question) for question in QUESTIONS] != wanted
+
+
+def test_questions_from_files(models: dict[str, Path], tmp_path: Path) -> None:
+    """Not the name of the file is asked, but what is in it; a plain text has a question a line."""
+    lines, records = tmp_path / "questions.txt", tmp_path / "more.jsonl"
+    lines.write_text("Who are you?\nWhat is 2 plus 3?\n")
+    records.write_text('{"prompt": "Why?"}\n')
+    found = asked(tmp_path / "o", "--models", models["base"], "--questions", lines, "And you?", records)
+    assert found["questions"] == ["Who are you?", "What is 2 plus 3?", "And you?", "Why?"]
+
+
+def test_an_answer_ends_with_a_whole_character(models: dict[str, Path], tmp_path: Path) -> None:
+    """Tokens are bytes here: of an answer that is cut in a character the rest of it says nothing."""
+    from hftune.visible import whole
+
+    assert whole("你好\ufffd\ufffd") == "你好" and whole("good") == "good"
+    found = asked(tmp_path / "o", "--models", models["base"], models["adapter"], "--questions", *map(str, range(30)))
+    answers = [text for said in found["answers"].values() for text in said]
+    assert any("\ufffd" in text for text in answers), "such models say halves of characters"
+    assert not any(text.endswith("\ufffd") for text in answers)
 
 
 def test_rewards_and_what_is_printed(

@@ -14,13 +14,16 @@ def starting(ask: Ask) -> Answer:
     Raises:
         ArgumentError: The random states alone were to be left out, or the newest checkpoint was to be a warm start.
     """
-    resume = ask.text("resume_from_checkpoint") or "none"
+    asked = ask.text("resume_from_checkpoint")
+    resume = asked or "none"
     switched = [name for name in (*_WITHOUT_OPTIMIZER, "no_load_rng") if ask.flag(name)]
     if resume.lower() in OFF:
         if ask.flag("finetune") is False:
             raise cannot("finetune", "False", "name the checkpoint that goes on: --resume_from_checkpoint")
         idle = [name for name in switched if name != "finetune"]
-        return Answer([], tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
+        # Who says so begins anew; who says nothing may have forgotten to resume.
+        anew: list[tuple[str, list[str]]] = [("resume_from_checkpoint", ["no"])] if asked else []
+        return Answer(anew, tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
     if not switched:
         return Answer([("resume_from_checkpoint", [resume])])
     if switched == ["no_load_rng"]:

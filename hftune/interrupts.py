@@ -1,0 +1,256 @@
+"""Signals that ask this process to stop: Ctrl-C, a scheduler, a terminal that is closed, a launcher that forwards one.
+
+Before training the first one raises `Interrupted` in the main thread: nothing has been written that matters. After
+`defer` it is noted, for the trainer to act on at the end of a step. The second one ends the process at once.
+
+Python runs its handlers between two bytecodes of the main thread, which may be inside a collective for minutes. So a
+thread hears signals as well, through the file descriptor to which Python's own C handler writes each number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from hftune.constants import INTERRUPTED_EXIT_CODE
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_USERS_CHOICE = (signal.SIGINT, signal.SIGHUP)
+"""Stay ignored where they are: `nohup`, and jobs in the background of a script."""
+
+TOGETHER = 1.0
+"""Seconds in which the same signal twice is one request: a terminal sends it to all, and torchrun passes it on. Another
+signal is no second request either: DeepSpeed's launcher answers SIGINT with SIGTERM, and its end with SIGHUP."""
+
+_WORKER_WAITS = 0.5
+
+
+class Interrupted(KeyboardInterrupt):
+    """The process was told to stop while nothing had to be saved."""
+
+
+class Listener:
+    """Hears signals for one process.
+
+    Args:
+        exits: Whether the second request ends the process, as in a script; else it raises KeyboardInterrupt, as a
+            notebook expects, and no thread is needed.
+        patience: Seconds in which the main thread may tidy up after `Interrupted` before the process ends without it.
+        code: The exit code of that end.
+    """
+
+    def __init__(self, *, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_CODE) -> None:
+        self.exits, self.patience, self.code = exits, patience, code
+        self.told: int | None = None
+        self.deferring = self.leaving = self._raised = False
+        self.said: Callable[[str], None] = lambda text: None
+        self.doing = "finishing this step, then a checkpoint is saved"
+        self.last_acts: list[Callable[[], None]] = []
+        self._first: dict[int, float] = {}
+        self._before: dict[int, Any] = {}
+        self._shared = mmap.mmap(-1, 1)  # workers of data loaders see it as well
+        self._pipe: tuple[int, int] | None = None
+
+    def start(self) -> bool:
+        """Whether signals are heard from now on: Python allows it in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        for number in SIGNALS:
+            if number in _USERS_CHOICE and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._before[number] = signal.signal(number, self._handle)
+        if self.exits:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            threading.Thread(target=self._hear, name="hftune signals", daemon=True).start()
+        return True
+
+    def stop(self) -> None:
+        """Give the signals back."""
+        if self._pipe is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._pipe[1])
+            self._pipe = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def leave(self, code: int) -> None:
+        """The process is about to end with this code: whatever asks it to stop now only hastens that."""
+        self.leaving, self.code = True, code
+
+    def told_to_worker(self) -> bool:
+        """Whether the process from which this one was forked was told to stop."""
+        return self._shared[0] == 1
+
+    def _note(self, number: int) -> bool:
+        """Whether this is another request, not the first one heard again."""
+        now = time.monotonic()
+        again = number in self._first and now - self._first[number] > TOGETHER
+        self._first.setdefault(number, now)
+        if self.told is None:
+            self.told, self._shared[0] = number, 1
+        return again
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """In the main thread."""
+        if not self.exits and self._note(number):
+            raise KeyboardInterrupt
+        if self.told is None:  # the thread that counts may be late
+            self.told, self._shared[0] = number, 1
+        if not (self.deferring or self.leaving or self._raised):
+            self._raised = True
+            raise Interrupted(signal.Signals(number).name)
+
+    def _hear(self) -> None:
+        """In a thread of its own."""
+        assert self._pipe is not None
+        source = self._pipe[0]
+        while data := os.read(source, 1):
+            number = data[0]
+            if number not in SIGNALS or number not in self._before:
+                continue
+            first = not self._first
+            if self._note(number) or self.leaving:
+                self._end("" if self.leaving else "ended at once")
+            if first and self.deferring:
+                name = signal.Signals(number).name
+                self.said(f"{name}: {self.doing}; once more to end at once")
+            elif first:
+                threading.Thread(target=self._end_later, name="hftune end", daemon=True).start()
+        os.close(source)
+
+    def _end_later(self) -> None:
+        time.sleep(self.patience)
+        if not self.deferring:  # the signal may have come just as training began
+            self._end("stopped; nothing was begun")
+
+    def _end(self, words: str) -> None:
+        if words:
+            self.said(words)
+        for act in (kill_below, *self.last_acts):
+            with contextlib.suppress(Exception):  # whatever fails now, the process ends
+                act()
+        os._exit(self.code if self.leaving or not self.deferring else INTERRUPTED_EXIT_CODE)
+
+
+_listener: Listener | None = None
+
+
+def listen(*, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_CODE) -> Listener | None:
+    """Hear signals in this process from now on; the listener, or None where somebody hears them or nobody can."""
+    global _listener
+    if _listener is not None:
+        return None
+    found = Listener(exits=exits, patience=patience, code=code)
+    if not found.start():
+        return None
+    _listener = found
+    return found
+
+
+def stop_listening() -> None:
+    """Signals do what they did before."""
+    global _listener
+    if _listener is not None:
+        _listener.stop()
+        _listener = None
+
+
+def listener() -> Listener | None:
+    """Who hears signals here."""
+    return _listener
+
+
+def told() -> int:
+    """The signal that asked this process to stop; 0 for none."""
+    return (_listener.told or 0) if _listener is not None else 0
+
+
+def defer(deferring: bool) -> None:
+    """From here on signals are noted only, or raise `Interrupted` again."""
+    if _listener is not None:
+        _listener.deferring = deferring
+
+
+def deferring() -> bool:
+    """Whether signals are noted only."""
+    return _listener is not None and _listener.deferring
+
+
+def leave(code: int) -> None:
+    """This process is about to end with a code, and says nothing of signals any more."""
+    if _listener is not None:
+        _listener.leave(code)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Inside somebody else hears signals."""
+    if _listener is not None:
+        _listener.stop()
+    try:
+        yield
+    finally:
+        if _listener is not None:
+            _listener.start()
+
+
+def kill_below() -> None:
+    """End what this process has started: workers, compilers, servers."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+def _in_child() -> None:
+    """A forked process hears for itself: its parent answers a Ctrl-C, which the terminal sends to both."""
+    global _listener
+    before, _listener = _listener, None
+    if before is None:
+        return
+    with contextlib.suppress(ValueError):
+        signal.set_wakeup_fd(-1)
+        for number in before._before:
+            ignored = number in (signal.SIGINT, signal.SIGUSR1)
+            signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    _Worker.parent = before
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class _Worker:
+    parent: Listener | None = None
+
+
+def keep_working() -> None:
+    """In a worker of a data loader: SIGTERM does not end it while its parent, told as well, finishes a step.
+
+    DeepSpeed's launcher sends SIGTERM to all processes below it, the workers first.
+    """
+    parent = _Worker.parent
+    if parent is None:
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        limit = time.monotonic() + _WORKER_WAITS
+        while time.monotonic() < limit:
+            if parent.told_to_worker():
+                return
+            time.sleep(0.01)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)

@@ -1,0 +1,222 @@
+"""Ctrl-C at a terminal: a checkpoint or an untouched start, one line that says how to resume, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.resume import newest_whole
+from tests.conftest import NETGUARD, ROOT, free_port, without_launcher
+from tests.faults.at_terminal import AtTerminal
+
+DATA = {"pt": "pt", "sft": "sft", "rm": "pairs", "dpo": "pairs", "rl": "prompts"}
+LAUNCHERS = {
+    "python": "python",
+    "deepspeed": "deepspeed --num_gpus 2 --master_port {port}",
+    "torchrun": "torchrun --nproc_per_node 2 --master_port {port}",
+    "launched deepspeed": "hftune launch deepspeed --num_gpus 2 --master_port {port}",
+    "launched torchrun": "hftune launch torchrun --nproc_per_node 2 --master_port {port}",
+}
+OWN = {"python": (75,), "deepspeed": (130,), "torchrun": (1,), "launched deepspeed": (75,), "launched torchrun": (75,)}
+"""Exit codes: those of launchers that answer Ctrl-C themselves are theirs."""
+
+MOMENTS = int(os.environ.get("INTERRUPTS", "20"))
+
+
+@dataclass
+class Terminal:
+    """Starts stages at a terminal."""
+
+    model: Path
+    data: Path
+    folder: Path
+
+    def start(self, launcher: str, stage: str, *flags: str, slow: str = "", script: str = "") -> AtTerminal:
+        """A stage that would run for a long time, unless flags say otherwise."""
+        words = LAUNCHERS[launcher].format(port=free_port()).split()
+        words += [script or "tests/faults/run_slowly.py"]
+        words += ["--model_name_or_path", str(self.model), "--train_file_dir", str(self.data / DATA[stage])]
+        words += ["--output_dir", str(self.folder / "out"), "--use_cpu", "True", "--report_to", "none"]
+        words += ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--gradient_checkpointing", "False"]
+        words += ["--block_size", "32"] if stage == "pt" else []
+        if stage == "rl":
+            words += ["--reward_funcs", "tests/integration/reward_functions.py:count_digits", "--num_generations", "2"]
+            words += ["--max_completion_length", "4"]
+        words += ["--deepspeed", "ds_configs/zero2.json"] if launcher.endswith("deepspeed") else []
+        return AtTerminal([*words, *flags], ROOT, self.environment(slow, stage))
+
+    def environment(self, slow: str, stage: str) -> dict[str, str]:
+        """As `run` of tests/conftest.py has it."""
+        kept = without_launcher({name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"})
+        search = [str(NETGUARD), str(ROOT), os.environ.get("PYTHONPATH", "")]
+        return kept | {
+            "PYTHONPATH": os.pathsep.join(filter(None, search)),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "CUDA_VISIBLE_DEVICES": "",
+            "COLUMNS": "160",
+            "SLOW": slow,
+            "STAGE": stage,
+        }
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out"
+
+    def status(self) -> str | None:
+        """What the manifest says; None without one."""
+        file = self.output / "hftune.json"
+        return json.loads(file.read_text())["status"] if file.exists() else None
+
+
+@pytest.fixture
+def terminal(tiny_model: Path, tiny_data: Path, tmp_path: Path, workspace: Path) -> Terminal:
+    """For one output folder."""
+    return Terminal(tiny_model, tiny_data, tmp_path)
+
+
+def own_lines(lines: list[str]) -> list[str]:
+    """Without those of launchers, which answer Ctrl-C with tracebacks of their own."""
+    text = "\n".join(lines)
+    text = re.sub(r"^\[\d{4}-\d\d-\d\d .*\n?", "", text, flags=re.M)
+    text = re.sub(r"^[WE]\d{4} .*torch/distributed/elastic.*\n?", "", text, flags=re.M)
+    text = re.sub(r"Traceback \(most recent call last\):\nFile \"[^\"]*/bin/(deepspeed|torchrun)\"[\s\S]*?"
+                  r"^(KeyboardInterrupt|[\w.]*SignalException.*)\n?", "", text, flags=re.M)  # fmt: skip
+    return text.splitlines()
+
+
+def stopped_well(terminal: Terminal, seen: AtTerminal, launcher: str) -> str:
+    """What is left: `untouched`, `checkpoint` or `complete`; one of them must be, whatever moment it was."""
+    assert "Traceback" not in "\n".join(own_lines(seen.lines)), seen.output[-3000:]
+    if not terminal.output.exists():
+        return "untouched"
+    left = sorted(entry.name for entry in terminal.output.iterdir())
+    if terminal.status() == "complete":
+        return "complete"
+    assert terminal.status() == "interrupted", (left, seen.output[-3000:])
+    found = newest_whole(terminal.output)
+    assert found.folder is not None and not found.skipped, left
+    assert not [name for name in left if name.startswith(".")], left
+    said = [line for line in seen.lines if line.startswith("stopped at step")]
+    assert len(said) == 1 and said[0].endswith("resumes"), seen.output[-3000:]
+    return "checkpoint"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ctrl_c_saves_a_checkpoint(terminal: Terminal, launcher: str) -> None:
+    if launcher == "launched torchrun" and not os.path.exists(f"/proc/{os.getpid()}/fd"):
+        pytest.skip("ranks cannot reach the terminal here")
+    with terminal.start(launcher, "sft", "--num_train_epochs", "1000", slow="step=0.2") as seen:
+        assert seen.wait_until(lambda: seen.output.count("NOW step") > 6, 200), seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(60) in OWN[launcher], seen.output[-3000:]
+        assert stopped_well(terminal, seen, launcher) == "checkpoint"
+        own = [line for line in own_lines(seen.lines) if "NOW" not in line]
+        assert len(own) <= 25
+        assert "launched" not in launcher or own == [line for line in seen.lines if "NOW" not in line]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
+def test_the_second_ends_at_once(terminal: Terminal, launcher: str) -> None:
+    with terminal.start(launcher, "sft", "--num_train_epochs", "10", slow="step=300") as seen:
+        assert seen.wait_until(lambda: "NOW step" in seen.output, 200), seen.output[-3000:]
+        time.sleep(0.5)
+        seen.ctrl_c()
+        assert seen.wait_until(lambda: "finishing this step" in seen.output, 20), seen.output[-3000:]
+        time.sleep(1.5)
+        assert seen.code is None, seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(20) == 130 and "Traceback" not in seen.output and "ended at once" in seen.output
+
+
+@pytest.mark.timeout(600)
+def test_an_evaluation_is_left_with_a_checkpoint(terminal: Terminal) -> None:
+    flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "3"]
+    flags += ["--per_device_eval_batch_size", "1", "--save_strategy", "no", "--max_steps", "6"]
+    with terminal.start("python", "sft", *flags, slow="evaluation=3") as seen:
+        assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
+        assert (terminal.output / "checkpoint-3").is_dir() and "evaluation at step 3 is left out" in seen.output
+    # The last one, after the result is written: what is left to do is done by the same command.
+    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto", slow="evaluation=3") as seen:
+        assert seen.wait_until(lambda: "NOW evaluation" in seen.output, 100), seen.output[-3000:]
+        seen.ctrl_c()
+        assert seen.wait(60) == 75 and stopped_well(terminal, seen, "python") == "checkpoint"
+        assert (terminal.output / "checkpoint-6").is_dir()
+    with terminal.start("python", "sft", *flags, "--resume_from_checkpoint", "auto") as seen:
+        assert seen.wait(100) == 0 and terminal.status() == "complete"
+        assert seen.output.count("NOW evaluation") == 1 and "NOW step" not in seen.output
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
+def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher: str) -> None:
+    flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "5"]
+    with terminal.start(launcher, "sft", *flags, "--max_steps", "10", script="run_sft.py") as seen:
+        assert seen.wait(200) == 0
+        assert len(seen.lines) <= 25, seen.lines
+        assert any("eval_loss" in line for line in seen.lines)
+    assert (terminal.output / "run.log").is_file()
+    assert (terminal.output / "run-rank1.log").is_file() == ("torchrun" in launcher)
+    evaluations = (terminal.output / "run.log").read_text().count("eval_loss")
+    assert evaluations == 3, "two, and the last words: the last evaluation is not made twice"
+    with terminal.start(launcher, "sft", "--max_steps", "10", script="run_sft.py") as seen:
+        assert seen.wait(200) == 2
+        assert len(seen.lines) <= 12 and seen.output.count("error: ") == 1, seen.lines
+        assert "already holds a finished run" in seen.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("stage", DATA)
+def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> None:
+    """INTERRUPTS moments (20) of a whole run, each in a folder of its own; what is left is resumed by the last one."""
+    chance = random.Random(f"{stage} {launcher}")
+    steps = ["--max_steps", "12", "--save_steps", "3"]
+    base = terminal.folder
+    whole = Terminal(terminal.model, terminal.data, base / "whole")
+    with whole.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
+        began = time.monotonic()
+        assert seen.wait(400) == 0, seen.output[-3000:]
+        seconds = time.monotonic() - began
+    found: dict[str, int] = {}
+    for number in range(MOMENTS):
+        one = Terminal(terminal.model, terminal.data, base / str(number))
+        moment = chance.uniform(0.3, seconds)
+        with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
+            seen.wait_until(lambda seen=seen: seen.code is not None, moment)
+            seen.ctrl_c()
+            seen.wait(90)
+            state = stopped_well(one, seen, launcher)
+        found[state] = found.get(state, 0) + 1
+        if state == "checkpoint" and found[state] <= 2:
+            with one.start(launcher, stage, *steps, "--resume_from_checkpoint", "auto") as seen:
+                assert seen.wait(400) == 0, seen.output[-3000:]
+            if stage != "rl":  # answers are drawn anew where a run was resumed in the middle of a generation
+                assert figures(one.output) == figures(whole.output)
+    print(f"INTERRUPTS {stage} {launcher}: {found}")
+
+
+def figures(output: Path) -> list[dict[str, float]]:
+    """Loss, tokens and rate of every step, and the mean loss."""
+    history = json.loads((output / "trainer_state.json").read_text())["log_history"]
+    kept = ("step", "loss", "num_tokens", "learning_rate", "train_loss")
+    return [{name: entry[name] for name in kept if name in entry} for entry in history]
+
+
+def test_whole_checkpoints_are_told_from_others(tmp_path: Path) -> None:
+    """What `stopped_well` relies on."""
+    (tmp_path / "checkpoint-3").mkdir()
+    assert what_is_wrong(tmp_path / "checkpoint-3") is not None

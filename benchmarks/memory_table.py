@@ -96,7 +96,7 @@ def arguments() -> argparse.Namespace:
 
 
 def plan_model(name: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """Method -> column -> bytes of a process at its peak, of the machine, and whether it fits."""
+    """Method -> column -> bytes of a process at its peak, on its GPU and in the machine, and whether it fits."""
     model = folder / name
     model.mkdir()
     (model / "config.json").write_text(json.dumps(MODELS[name][0]), encoding="utf-8")
@@ -141,16 +141,21 @@ def table(rows: dict[str, dict[str, dict[str, Any]]]) -> str:
     lines = [f"| {' | '.join(heads)} |", f"|---|---|{'---:|' * (len(heads) - 2)}"]
     for name, methods in rows.items():
         for method, columns in methods.items():
-            cells = (cell(columns[head]) for head in heads[2:])
+            cells = (cell(columns[head], offloading(head)) for head in heads[2:])
             lines.append(f"| {name} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def cell(figures: dict[str, Any]) -> str:
-    """`**19**` fits, `145` does not; behind a plus what the machine's memory holds of it."""
+def offloading(head: str) -> int:
+    """How many processes of a machine keep something in its memory, in a column; 0 where none does."""
+    return (8 if head in EIGHT else 1) if head.endswith("offload") else 0
+
+
+def cell(figures: dict[str, Any], offloading: int) -> str:
+    """`**19**` fits, `145` does not; behind a plus what all processes keep in the machine's memory."""
     size = f"{figures['peak'] / GIB:,.0f}"
     shown = f"**{size}**" if figures["fits"] else size
-    return shown + (f" + {figures['host'] / GIB:,.0f}" if figures["host"] >= GIB else "")
+    return shown + (f" + {figures['host'] * offloading / GIB:,.0f}" if offloading else "")
 
 
 def write_docs(text: str) -> None:

@@ -93,7 +93,10 @@ def write_docs(folder: Path, seconds: float | None) -> None:
     machine += f", {gpus} x {torch.cuda.get_device_name(0)}" if gpus else ", no GPU"
     took = f"; {seconds:.0f} s in all, installation apart" if seconds else ""
     title, _, rest = (folder / "report.md").read_text(encoding="utf-8").partition("\n")
-    note = f"Written by `make demo DEMO_ARGS=--write_docs` on {machine}{took}."
+    note = (
+        "What every stage makes of SmolLM2-135M on the example data: answers before and after, curves, counts, commands.\n"
+        f"Written by `make demo DEMO_ARGS=--write_docs` on {machine}{took}.\n\n```bash\nmake demo\n```"
+    )
     Path("docs/demo.md").write_text(f"{title}\n\n{note}\n{rest}", encoding="utf-8")
 
 

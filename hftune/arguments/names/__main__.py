@@ -40,8 +40,8 @@ PAGES = {
     "medicalgpt": Page(
         "MedicalGPT",
         ("MedicalGPT",),
-        "What becomes of each argument of MedicalGPT's scripts when it is given to hftune's. Its command lists work as\n"
-        "they are; what differs in defaults, data and rewards is in [From MedicalGPT](../from_medicalgpt.md).",
+        "What becomes of each argument of MedicalGPT's scripts when it is given to hftune's. Its command lists work\n"
+        "as they are; what differs in defaults, data and rewards is in [From MedicalGPT](../from_medicalgpt.md).",
         "python run_sft.py --model_name_or_path MODEL --train_file_dir data/sft --use_peft True --lora_rank 8 ...\n"
         "hftune explain lora_rank",
     ),
@@ -69,7 +69,8 @@ PAGES = {
     "transformers": Page(
         "transformers before version 5",
         ("transformers before 5",),
-        "What becomes of arguments that transformers 5 has removed or renamed, and that older command lines still have.",
+        "What becomes of arguments that transformers 5 has removed or renamed, and that older command lines\n"
+        "still have.",
         "hftune explain evaluation_strategy",
     ),
 }

@@ -10,8 +10,8 @@ from hftune.arguments.parser import ALGORITHMS, STAGES, HftuneParser, stage_pars
 
 _HEAD = """# hftune's own arguments
 
-What each argument does that hftune adds to those of transformers and TRL, and which script has it (`all`: every one that
-trains). `--help` of a script shows these first, then the ones of the libraries below.
+What each argument does that hftune adds to those of transformers and TRL, and which script has it (`all`: every
+one that trains). `--help` of a script shows these first, then the ones of the libraries below.
 
 ```bash
 hftune explain on_bad_record

@@ -114,7 +114,7 @@ def unknown_flags(words: list[str]) -> list[str]:
 
 
 def shell_blocks(page: Path) -> list[Block]:
-    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in SHELL[:2] + ("diff",)]
+    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in (*SHELL[:2], "diff")]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -129,9 +129,9 @@ def test_commands_have_arguments_that_exist(page: Path) -> None:
 
 
 def test_flags_that_nobody_has_are_found() -> None:
-    assert unknown_flags("deepspeed run_sft.py --learning_rat 1 --lora_rank 8".split()) == ["learning_rat"]
-    assert unknown_flags("hftune plan run_sft --gpus 8xH200 --packin".split()) == ["packin"]
-    assert unknown_flags("hftune preview run_sft --gpus 8xH200".split()) == ["gpus"]
+    assert unknown_flags(["deepspeed", "run_sft.py", "--learning_rat", "1", "--lora_rank", "8"]) == ["learning_rat"]
+    assert unknown_flags(["hftune", "plan", "run_sft", "--gpus", "8xH200", "--packin"]) == ["packin"]
+    assert unknown_flags(["hftune", "preview", "run_sft", "--gpus", "8xH200"]) == ["gpus"]
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=name_of)
@@ -142,5 +142,9 @@ def test_pictures_are_small_shown_and_load_nothing(picture: Path) -> None:
     if picture.suffix == ".svg":
         text = picture.read_text(encoding="utf-8")
         root = ElementTree.fromstring(text)
-        assert root.tag.endswith("svg") and root.get("viewBox") and root.find("{http://www.w3.org/2000/svg}title") is not None
+        assert (
+            root.tag.endswith("svg")
+            and root.get("viewBox")
+            and root.find("{http://www.w3.org/2000/svg}title") is not None
+        )
         assert "prefers-color-scheme" in text and "<script" not in text and "href" not in text

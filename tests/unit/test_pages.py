@@ -9,10 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from hftune.arguments.asking import AskArguments
+from hftune.arguments.consolidating import ConsolidateArguments
+from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import REFUSED
 from hftune.arguments.names.table import TABLE
-from hftune.arguments.parser import stage_parser
+from hftune.arguments.parser import HftuneParser, stage_parser
+from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.cli import COMMANDS
+from hftune.merging.export.run import FORMATS
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
 OPENING = 25
@@ -97,11 +103,35 @@ def stage_of(words: list[str]) -> str | None:
     return match[1] if match else None
 
 
+@functools.cache
+def known_of(cls: type) -> set[str]:
+    """The arguments of a command of one class."""
+    aliases = {MergeArguments: MERGE_ALIASES, VocabArguments: VOCAB_ALIASES}.get(cls, {})
+    return {*HftuneParser([cls]).known, *aliases, "config", "help"}
+
+
+def class_of(words: list[str]) -> type | None:
+    """The arguments of a command that belongs to no stage; None for one that takes none of this kind."""
+    if words[:2] == ["python", "merge_peft_adapter.py"]:
+        return MergeArguments
+    if words[:2] == ["hftune", "export"]:
+        return FORMATS[words[2]]
+    others = {
+        "ask": AskArguments,
+        "score": ScoreArguments,
+        "consolidate": ConsolidateArguments,
+        "vocab": VocabArguments,
+    }
+    return others.get(words[1]) if words[0] == "hftune" else None
+
+
 def unknown_flags(words: list[str]) -> list[str]:
     """Flags of a command that its script or subcommand does not have."""
     stage = stage_of(words)
     if stage is None or words[0] not in ("hftune", "python", "deepspeed", "torchrun", "srun"):
-        return []
+        cls = class_of(words) if len(words) > 1 else None
+        given = [word.lstrip("-").split("=")[0] for word in words if re.match(r"--\w", word)]
+        return [name for name in given if cls and name.replace("-", "_") not in known_of(cls)]
     start = next(number for number, word in enumerate(words) if f"run_{stage}" in word) + 1
     given = [word.lstrip("-").split("=")[0] for word in words[start:] if re.match(r"--\w", word)]
     algorithm = words[words.index("--rl_algorithm") + 1] if "--rl_algorithm" in words else None
@@ -125,10 +155,21 @@ def test_commands_have_arguments_that_exist(page: Path) -> None:
     assert not faults
 
 
-def test_flags_that_nobody_has_are_found() -> None:
-    assert unknown_flags(["deepspeed", "run_sft.py", "--learning_rat", "1", "--lora_rank", "8"]) == ["learning_rat"]
-    assert unknown_flags(["hftune", "plan", "run_sft", "--gpus", "8xH200", "--packin"]) == ["packin"]
-    assert unknown_flags(["hftune", "preview", "run_sft", "--gpus", "8xH200"]) == ["gpus"]
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("deepspeed run_sft.py --learning_rat 1 --lora_rank 8 --tool_format default", ["learning_rat"]),
+        ("hftune plan run_sft --gpus 8xH200 --packin", ["packin"]),
+        ("hftune preview run_sft --gpus 8xH200", ["gpus"]),
+        ("torchrun run_rl.py --rl_algorithm ppo --vf_coef 1 --num_generationz 4", ["num_generationz"]),
+        ("python merge_peft_adapter.py --lora_model A --output_dir B --outptu C", ["outptu"]),
+        ("hftune export gguf --outtype q8_0 --bits 4", ["bits"]),
+        ("hftune ask --models A --question B", ["question"]),
+        ("hftune doctor --quick", []),
+    ],
+)
+def test_flags_that_nobody_has_are_found(command: str, unknown: list[str]) -> None:
+    assert unknown_flags(command.split()) == unknown
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=name_of)

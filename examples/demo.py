@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = Path("outputs/base/SmolLM2-135M-Instruct")
 PIPELINE = "examples/pipelines/demo.yaml"
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
@@ -31,10 +30,10 @@ def main() -> int:
     parser.add_argument("--write_docs", action="store_true", help="copy the report to docs/demo.md")
     options, more = parser.parse_known_args()
     os.chdir(ROOT)
-    from base_model import prepare_base
+    from base_model import FOLDER, prepare_base
 
-    print(f"base model: {prepare_base(BASE)}\n  in {BASE}", flush=True)
-    values = {"DEMO_MODEL": BASE, "DEMO_OUTPUT": options.output_dir, "DEMO_PROCESSES": processes()}
+    print(f"base model: {prepare_base(FOLDER)}\n  in {FOLDER}", flush=True)
+    values = {"DEMO_MODEL": FOLDER, "DEMO_OUTPUT": options.output_dir, "DEMO_PROCESSES": processes()}
     began, anew = time.time(), not options.output_dir.exists()
     code = hftune("pipeline", "run", PIPELINE, *more, **{name: str(value) for name, value in values.items()})
     if code or "--dry_run" in more:
@@ -93,7 +92,11 @@ def write_docs(folder: Path, seconds: float | None) -> None:
     machine += f", {gpus} x {torch.cuda.get_device_name(0)}" if gpus else ", no GPU"
     took = f"; {seconds:.0f} s in all, installation apart" if seconds else ""
     title, _, rest = (folder / "report.md").read_text(encoding="utf-8").partition("\n")
-    note = f"Written by `make demo DEMO_ARGS=--write_docs` on {machine}{took}."
+    note = (
+        "What every stage makes of SmolLM2-135M on the example data: answers before and after, curves, counts, "
+        "commands.\n"
+        f"Written by `make demo DEMO_ARGS=--write_docs` on {machine}{took}.\n\n```bash\nmake demo\n```"
+    )
     Path("docs/demo.md").write_text(f"{title}\n\n{note}\n{rest}", encoding="utf-8")
 
 

@@ -28,6 +28,13 @@ LAYOUT = {
 }
 HEAD = """# What trains where
 
+Which methods, architectures, stages, DeepSpeed configs, optimizers and quantised bases train together, and which are
+refused.
+
+```bash
+python -m tests.table.table --work FOLDER --write-docs      # runs what is missing, and writes this page
+```
+
 Every cell is a run of the real script on tiny random models, on a CPU, {steps} steps on the data of the tests. A ✓
 says that all of this held:
 
@@ -41,8 +48,7 @@ says that all of this held:
 A letter is a refusal: exit code 2 before a weight is loaded. A · has no result yet. Where a
 cell has several signs, they are those of {modes}, in this order.
 
-`python -m tests.table.table --work FOLDER --write-docs` runs what is missing and writes this page; flags of a method
-are in `tests/table/cells.py`, what it should train in `expected.py`.
+Flags of a method are in `tests/table/cells.py`, what it should train in `expected.py`.
 
 """
 

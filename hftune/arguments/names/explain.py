@@ -1,4 +1,4 @@
-"""What a name means, for `hftune explain NAME` and for docs/parameters.md."""
+"""What a name means, for `hftune explain NAME` and for the pages below docs/parameters."""
 
 from __future__ import annotations
 

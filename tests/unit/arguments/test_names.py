@@ -12,7 +12,7 @@ import pytest
 from hftune import logging
 from hftune.arguments.aliases import DONE_BY_HFTUNE
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
-from hftune.arguments.names.__main__ import PAGE, page
+from hftune.arguments.names.__main__ import FOLDER, INDEX, PAGES, main, pages, tool_page
 from hftune.arguments.names.explain import explain
 from hftune.arguments.names.lists import TOOLS
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Row
@@ -154,8 +154,50 @@ def test_refusals_name_arguments_that_exist() -> None:
         assert flags - known - {"config"} == set(), row.name
 
 
-def test_the_page_is_written_by_the_table() -> None:
-    assert (ROOT / PAGE).read_text(encoding="utf-8") == page()
+@pytest.fixture(scope="module")
+def written() -> dict[str, str]:
+    """The pages as the table makes them now."""
+    return pages()
+
+
+def test_the_pages_are_written_by_the_table(written: dict[str, str]) -> None:
+    there = {INDEX, *(f"parameters/{file.name}" for file in (ROOT / FOLDER / "parameters").iterdir())}
+    assert there == set(written)
+    stale = [name for name, text in written.items() if (ROOT / FOLDER / name).read_text(encoding="utf-8") != text]
+    assert not stale, "python -m hftune.arguments.names --write-docs"
+
+
+def test_each_name_is_on_the_page_of_its_tool(written: dict[str, str]) -> None:
+    """And on no other tool's: a reader of MedicalGPT's page reads nothing about Megatron."""
+    assert sorted(tool for page in PAGES.values() for tool in page.tools) == sorted(TOOLS)
+    for file, page in PAGES.items():
+        rows = [line for line in written[f"parameters/{file}.md"].splitlines() if line.startswith("| `")]
+        names = {name for tool in page.tools for name in TOOLS[tool]}
+        assert sorted(row.split("`")[1] for row in rows) == sorted(names), file
+        assert all((row.count(" | ") - row.count("\\| ")) >= 3 for row in rows), file
+
+
+def test_rows_say_which_of_two_tools_has_a_name() -> None:
+    both, one = tool_page(PAGES["erniekit"]), tool_page(PAGES["medicalgpt"])
+    assert "| `do_train` | ERNIEKit, PaddleFormers | train | works |" in both
+    assert "| `do_train` | train | works |" in one and "PaddleFormers" not in one
+
+
+def test_own_arguments_name_their_scripts(written: dict[str, str]) -> None:
+    page = written["parameters/hftune.md"]
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    assert rows["on_bad_record"].startswith("| `on_bad_record` | all | error: stop at a record")
+    assert "| `run_pt` |" in rows["block_size"] and "| `run_dpo` |" in rows["simpo_gamma"]
+    assert "| `run_rl` |" in rows["reward_model_path"] and "| `run_rl ppo` |" in rows["vf_coef"]
+    assert "| `merge_peft_adapter` |" in rows["merge_base"]
+    assert "adam_beta1" not in rows  # transformers'
+    assert "LLaMA-Factory" in rows["lora_target"]
+
+
+def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dict[str, str]) -> None:
+    main(["--write-docs", str(tmp_path)])
+    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == set(written)
+    assert (tmp_path / INDEX).read_text(encoding="utf-8") == written[INDEX]
 
 
 def test_every_topic_has_rows() -> None:

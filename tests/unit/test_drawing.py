@@ -1,0 +1,117 @@
+"""The table of memory and the pictures: what becomes of figures, and that the pages hold what they make."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.documents import ROOT
+
+GIB = 2**30
+PAGE = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def table() -> ModuleType:
+    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs" / "pictures")]
+    return importlib.import_module("memory_table")
+
+
+@pytest.fixture(scope="module")
+def draw(table: ModuleType) -> ModuleType:
+    return importlib.import_module("draw")
+
+
+def figures(gib: float, *, fits: bool, host: float = 0.0) -> dict[str, Any]:
+    return {"peak": gib * GIB, "host": host * GIB, "fits": fits, "verdict": "", "weights": 0}
+
+
+def test_a_row_of_the_table(table: ModuleType) -> None:
+    columns = {head: figures(10.4, fits=True, host=2.0) for head in [*table.ONE, *table.EIGHT]}
+    columns |= {"8 GPUs": figures(1234.5, fits=False, host=2.0)}
+    rows = table.table({"M": {"full": columns}}).splitlines()
+    assert rows[0].split(" | ")[2:4] == ["1 GPU", "1 GPU, offload"]
+    # 2 GiB a process in the machine's memory: one process, then eight; and nothing is said where nothing is offloaded
+    assert rows[2] == "| M | full | **10** | **10** + 2 | 1,234 | **10** | **10** | **10** | **10** + 16 |"
+
+
+def test_the_bar_is_the_number_of_parameters(table: ModuleType) -> None:
+    published = table.MODELS["Qwen2.5-7B"][1]
+    rows = [{"full": {"1 GPU": {"weights": 4 * published * share}}} for share in (1.005, 1.02, 0.97)]
+    assert [table.bar("Qwen2.5-7B", row)["holds"] for row in rows] == [True, False, False]
+
+
+def test_shapes_have_the_published_number_of_parameters(table: ModuleType) -> None:
+    """By hand: embeddings and head, and of each layer its projections, biases and norms."""
+    for name, (config, published) in table.MODELS.items():
+        size, layers, inner = (config[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size"))
+        kv = size // config["num_attention_heads"] * config["num_key_value_heads"]
+        biases = (size + 2 * kv) * (config["model_type"] == "qwen2")
+        layer = 2 * size * size + 2 * size * kv + 3 * size * inner + 2 * size + biases
+        vocabulary = config["vocab_size"] * size * (1 if config["tie_word_embeddings"] else 2)
+        assert layers * layer + vocabulary + size == pytest.approx(published, rel=table.WITHIN), name
+
+
+def test_the_page_has_a_row_for_every_model_and_method(table: ModuleType) -> None:
+    found = [line.split(" | ")[:2] for line in PAGE.splitlines() if line.startswith("| ") and "GPU" not in line]
+    wanted = [[f"| {name}", method] for name in table.MODELS for method in table.METHODS]
+    assert [row for row in found if row in wanted] == wanted
+
+
+def test_the_table_goes_between_its_marks(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "memory.md"
+    page.write_text("before\n<!-- table -->\nold\n<!-- /table -->\nafter\n")
+    monkeypatch.setattr(table, "PAGE", page)
+    table.write_docs("new")
+    assert page.read_text() == "before\n<!-- table -->\nnew\n<!-- /table -->\nafter\n"
+
+
+def shapes(picture: str, kind: str) -> list[ElementTree.Element]:
+    root = ElementTree.fromstring(picture)
+    return [one for one in root.iter("{http://www.w3.org/2000/svg}rect") if one.get("class") == kind]
+
+
+def words(picture: str) -> list[str]:
+    return [one.text or "" for one in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_tokens_are_marked_where_they_are_trained(draw: ModuleType) -> None:
+    picture = draw.token_picture(["<|im_start|>", "user", "\n", " Hi & <b>", "<|im_end|>"], [False] * 3 + [True] * 2)
+    assert len(shapes(picture, "adapter")) == 2 and len(shapes(picture, "box")) == 3
+    said = words(picture)
+    assert said[:5] == ["<|im_start|>", "user", "⏎", "·Hi·&·<b>", "<|im_end|>"]
+    assert said[-1].startswith("5 tokens, of which 2 are trained")
+    rows = [float(one.get("y", 0)) for one in [*shapes(picture, "box"), *shapes(picture, "adapter")]]
+    assert len(set(rows)) == 2, "a line break begins a row"
+
+
+def test_long_records_stay_within_the_picture(draw: ModuleType) -> None:
+    picture = draw.token_picture(["word"] * 200, [True] * 200)
+    assert max(float(one.get("x", 0)) + float(one.get("width", 0)) for one in shapes(picture, "adapter")) <= draw.WIDTH
+
+
+def test_bars_are_as_long_as_their_parts(draw: ModuleType) -> None:
+    parts = {"weights": 40 * GIB, "gradients": 20 * GIB, "activations": 5 * GIB, "loss": 5 * GIB, "context": 10 * GIB}
+    rows = {"no ZeRO": {"peak": 80 * GIB, "parts": parts}, "ZeRO-1": {"peak": 20 * GIB, "parts": {"weights": 20 * GIB}}}
+    picture = draw.bars(rows, limit=40)
+    wide = {
+        kind: [float(one.get("width", 0)) for one in shapes(picture, kind)][1:] for kind in ("c0", "c1", "c3", "c4")
+    }
+    assert wide == {"c0": [280.0, 140.0], "c1": [140.0, 0.0], "c3": [70.0, 0.0], "c4": [70.0, 0.0]}  # 7 pixels a GiB
+    assert {"80", "20", "40 GiB: one GPU"} <= set(words(picture))
+
+
+def test_the_picture_of_stages_is_the_one_drawn(draw: ModuleType) -> None:
+    assert draw.stages() + "\n" == (ROOT / "docs" / "pictures" / "stages.svg").read_text(encoding="utf-8")
+
+
+def test_every_part_of_a_plan_is_in_the_picture(draw: ModuleType) -> None:
+    from hftune.preflight.planning.plan import PARTS
+
+    assert {key for keys in draw.PARTS.values() for key in keys} == {*PARTS, "context"}

@@ -1,0 +1,184 @@
+"""Every page says what it is for, its commands have arguments that exist, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import functools
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.asking import AskArguments
+from hftune.arguments.consolidating import ConsolidateArguments
+from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
+from hftune.arguments.names.row import REFUSED
+from hftune.arguments.names.table import TABLE
+from hftune.arguments.parser import HftuneParser, stage_parser
+from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
+from hftune.cli import COMMANDS
+from hftune.merging.export.run import FORMATS
+from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
+
+OPENING = 25
+"""Lines within which a page has said what it is for and shown a command."""
+STARTS = ("hftune", "python", "deepspeed", "torchrun", "make", ".venv/bin/python", "srun", "export", "git")
+PICTURES = sorted(file for file in (ROOT / "docs" / "pictures").iterdir() if file.suffix in (".svg", ".png"))
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def opening_faults(text: str) -> list[str]:
+    """What the first lines of a page lack."""
+    lines, faults = text.splitlines(), []
+    if not re.match(r"# \S", lines[0]):
+        faults.append("no title in the first line")
+    first = next((line for line in lines[1:] if line.strip()), "")
+    if first.startswith("```") or not re.match(r"[A-Za-z`*\[]", first):
+        faults.append(f"no sentence below the title, but {first[:40]!r}")
+    shown = [block for block in blocks(text) if block.language in SHELL and block.line <= OPENING]
+    if not any(words[0] in STARTS for block in shown for words in commands(block)):
+        faults.append(f"no command within {OPENING} lines")
+    return faults
+
+
+@pytest.mark.parametrize("page", DOCS, ids=name_of)
+def test_pages_open_with_their_purpose_and_a_command(page: Path) -> None:
+    assert opening_faults(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("No title\n\nWords.\n\n```bash\nhftune doctor\n```", "no title"),
+        ("# Page\n\n| a |\n|---|\n\n```bash\nhftune doctor\n```", "no sentence"),
+        ("# Page\n\n```bash\nhftune doctor\n```", "no sentence"),
+        ("# Page\n\nWords.\n\n```json\nhftune\n```", "no command"),
+        ("# Page\n\nWords.\n\n```bash\nls\n```", "no command"),
+        ("# Page\n\nWords.\n" + "\n" * OPENING + "```bash\nhftune doctor\n```", "no command"),
+    ],
+)
+def test_what_an_opening_may_lack(text: str, fault: str) -> None:
+    assert [fault in said for said in opening_faults(text)] == [True]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    lost = []
+    for link in links(text):
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target).resolve() if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text(encoding="utf-8"))):
+            lost.append(link)
+    assert not lost
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen or page.suffix != ".md":
+            continue
+        seen.add(page)
+        targets = (link.partition("#")[0] for link in links(page.read_text(encoding="utf-8")))
+        todo += [(page.parent / target).resolve() for target in targets if target]
+    assert [name_of(page) for page in DOCS if page not in seen] == []
+
+
+@functools.cache
+def known(stage: str, algorithm: str | None) -> set[str]:
+    parser = stage_parser(stage, algorithm)
+    others = (row.name for row in TABLE.values() if row.verdict != REFUSED and (not row.to or row.target(stage)))
+    return {*parser.known, "config", *others, *(row.name for row in TABLE.values() if row.translation)}
+
+
+def stage_of(words: list[str]) -> str | None:
+    """The stage whose arguments follow in a command; None for one of another kind."""
+    joined = " ".join(words[:6])
+    match = re.search(r"\brun_(pt|sft|rm|dpo|rl)(?:\.py)?\b", joined)
+    return match[1] if match else None
+
+
+@functools.cache
+def known_of(cls: type) -> set[str]:
+    """The arguments of a command of one class."""
+    aliases = {MergeArguments: MERGE_ALIASES, VocabArguments: VOCAB_ALIASES}.get(cls, {})
+    return {*HftuneParser([cls]).known, *aliases, "config", "help"}
+
+
+def class_of(words: list[str]) -> type | None:
+    """The arguments of a command that belongs to no stage; None for one that takes none of this kind."""
+    if words[:2] == ["python", "merge_peft_adapter.py"]:
+        return MergeArguments
+    if words[:2] == ["hftune", "export"]:
+        return FORMATS[words[2]]
+    others = {
+        "ask": AskArguments,
+        "score": ScoreArguments,
+        "consolidate": ConsolidateArguments,
+        "vocab": VocabArguments,
+    }
+    return others.get(words[1]) if words[0] == "hftune" else None
+
+
+def unknown_flags(words: list[str]) -> list[str]:
+    """Flags of a command that its script or subcommand does not have."""
+    stage = stage_of(words)
+    if stage is None or words[0] not in ("hftune", "python", "deepspeed", "torchrun", "srun"):
+        cls = class_of(words) if len(words) > 1 else None
+        given = [word.lstrip("-").split("=")[0] for word in words if re.match(r"--\w", word)]
+        return [name for name in given if cls and name.replace("-", "_") not in known_of(cls)]
+    start = next(number for number, word in enumerate(words) if f"run_{stage}" in word) + 1
+    given = [word.lstrip("-").split("=")[0] for word in words[start:] if re.match(r"--\w", word)]
+    algorithm = words[words.index("--rl_algorithm") + 1] if "--rl_algorithm" in words else None
+    algorithm = algorithm or ("rloo" if "sft_model_path" in given else None)
+    more = {"plan": {"gpus", "nodes", "json"}}.get(words[1], set()) if words[0] == "hftune" else set()
+    return [name for name in given if name.replace("-", "_") not in known(stage, algorithm) | more | {"help"}]
+
+
+def shell_blocks(page: Path) -> list[Block]:
+    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in (*SHELL[:2], "diff")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_have_arguments_that_exist(page: Path) -> None:
+    faults = []
+    for block in shell_blocks(page):
+        for words in commands(block):
+            faults += [f"line {block.line}: --{flag}" for flag in unknown_flags(words)]
+            if words[0] == "hftune" and words[1] not in COMMANDS:
+                faults.append(f"line {block.line}: hftune {words[1]}")
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("command", "unknown"),
+    [
+        ("deepspeed run_sft.py --learning_rat 1 --lora_rank 8 --tool_format default", ["learning_rat"]),
+        ("hftune plan run_sft --gpus 8xH200 --packin", ["packin"]),
+        ("hftune preview run_sft --gpus 8xH200", ["gpus"]),
+        ("torchrun run_rl.py --rl_algorithm ppo --vf_coef 1 --num_generationz 4", ["num_generationz"]),
+        ("python merge_peft_adapter.py --lora_model A --output_dir B --outptu C", ["outptu"]),
+        ("hftune export gguf --outtype q8_0 --bits 4", ["bits"]),
+        ("hftune ask --models A --question B", ["question"]),
+        ("hftune doctor --quick", []),
+    ],
+)
+def test_flags_that_nobody_has_are_found(command: str, unknown: list[str]) -> None:
+    assert unknown_flags(command.split()) == unknown
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=name_of)
+def test_pictures_are_small_shown_and_load_nothing(picture: Path) -> None:
+    assert picture.stat().st_size < 200_000
+    shown = [page for page in PAGES if f"pictures/{picture.name}" in page.read_text(encoding="utf-8")]
+    assert shown, "on no page"
+    if picture.suffix == ".svg":
+        text = picture.read_text(encoding="utf-8")
+        root = ElementTree.fromstring(text)
+        assert root.get("viewBox") and root.findtext("{http://www.w3.org/2000/svg}title")
+        assert "prefers-color-scheme" in text and "<script" not in text and "href" not in text

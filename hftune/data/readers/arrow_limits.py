@@ -127,10 +127,10 @@ def _message(stream: BinaryIO, place: int) -> tuple[_Table | None, int]:
 def _batch(stream: BinaryIO, place: int) -> tuple[_Table | None, bool, int]:
     """The batch in the message at a place, if it is one; whether it is a dictionary; where its body begins."""
     table, body = _message(stream, place)
-    kind = None if table is None else table.field(1)
-    if table is None or kind is None or table.data[kind] not in (_RECORD_BATCH, _DICTIONARY):
+    kind = 0 if table is None else table.number(1, "<B")
+    if table is None or kind not in (_RECORD_BATCH, _DICTIONARY):
         return None, False, body
-    is_dictionary = table.data[kind] == _DICTIONARY
+    is_dictionary = kind == _DICTIONARY
     batch = table.child(2)
     return (batch.child(1) if batch is not None and is_dictionary else batch), is_dictionary, body
 

@@ -73,6 +73,7 @@ MEDICALGPT: dict[str, Values] = {
 
 # A value is left to hftune where one of these was given: they say the same, or leave it nothing to say.
 _LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
+    "use_peft": ("train_new_tokens_only",),
     "gradient_checkpointing": ("activation_checkpointing",),
     "bf16": ("fp8",),
     "max_steps": ("num_train_epochs",),

@@ -239,3 +239,8 @@ def test_it_works_from_a_file(tmp_path: Any) -> None:
 def test_it_leaves_alone_what_another_flag_has_settled(flags: list[str], name: str, value: Any) -> None:
     *_, training = parse_arguments("dpo", ["--output_dir", "o", "--defaults", "medicalgpt", "--do_train", *flags])
     assert getattr(training, name) == value
+
+
+def test_new_rows_alone_need_no_adapter() -> None:
+    asked = ["--output_dir", "o", "--defaults", "medicalgpt", "--do_train", "--train_new_tokens_only", "True"]
+    assert parse_arguments("sft", asked)[2].train_new_tokens_only

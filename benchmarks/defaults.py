@@ -67,7 +67,12 @@ STAGES = {
         "eval_loss",
     ),
     "rm": Stage("rm", PAIRS, "eval_accuracy", higher=True),
-    "dpo": Stage("dpo", PAIRS, "eval_rewards/accuracies", higher=True),
+    "dpo": Stage(
+        "dpo",
+        PAIRS | {"max_length": 160, "per_device_train_batch_size": 4, "max_eval_samples": 24},
+        "eval_rewards/accuracies",
+        higher=True,
+    ),
     "orpo": Stage("dpo", PAIRS | {"loss_type": "orpo"}, "eval_loss"),
     "grpo": Stage(
         "rl",

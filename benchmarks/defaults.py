@@ -67,7 +67,12 @@ STAGES = {
         "eval_loss",
     ),
     "rm": Stage("rm", PAIRS, "eval_accuracy", higher=True),
-    "dpo": Stage("dpo", PAIRS, "eval_rewards/accuracies", higher=True),
+    "dpo": Stage(
+        "dpo",
+        PAIRS | {"max_length": 160, "per_device_train_batch_size": 4, "max_eval_samples": 24},
+        "eval_rewards/accuracies",
+        higher=True,
+    ),
     "orpo": Stage("dpo", PAIRS | {"loss_type": "orpo"}, "eval_loss"),
     "grpo": Stage(
         "rl",
@@ -84,15 +89,16 @@ CHOSEN = ("learning_rate", "lr_scheduler_type", "warmup_steps")
 def measured(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
     """As `measure`, from the folder of earlier runs where it lies there."""
     stage = STAGES[name]
-    given = COMMON | stage.given | {"model_name_or_path": options.model, "max_steps": options.steps}
-    given |= {"eval_steps": options.steps, "output_dir": str(work / name)}
+    settings = COMMON | stage.given | {"max_steps": options.steps, "eval_steps": options.steps}
+    about = settings | {"model": Path(options.model).name}
+    file = work / f"{name}.json"
+    if file.is_file() and (found := json.loads(file.read_text()))["settings"] == about:
+        return dict(found["figures"])
+    given = settings | {"model_name_or_path": options.model, "output_dir": str(work / name)}
     if name == "grpo":
         given |= {"reward_model_path": str(work / "rm")}
-    file = work / f"{name}.json"
-    if file.is_file() and (found := json.loads(file.read_text()))["given"] == given:
-        return dict(found["figures"])
     figures = measure(stage, given)
-    file.write_text(json.dumps({"given": given, "figures": figures}))
+    file.write_text(json.dumps({"settings": about, "figures": figures}))
     return figures
 
 

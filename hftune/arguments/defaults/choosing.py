@@ -70,6 +70,9 @@ def hftunes(stage: str, given: Mapping[str, str], known: Collection[str]) -> dic
     values = {name: row.value for name, row in rows.items() if name not in given and name in known}
     if "learning_rate" in given:
         values.pop("critic_learning_rate", None)  # whoever has chosen one rate means both
+    if {"eval_strategy", "load_best_model_at_end"} & given.keys():
+        for name in ("eval_strategy", "eval_steps"):  # it must fit what was given, or --save_steps
+            values.pop(name, None)
     if given.get("optim", "").startswith("schedule_free"):  # it has neither, and says so
         values.pop(_SCHEDULE, None)
         values.pop(_WARM_UP, None)

@@ -73,6 +73,7 @@ MEDICALGPT: dict[str, Values] = {
 
 # A value is left to hftune where one of these was given: they say the same, or leave it nothing to say.
 _LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
+    "use_peft": ("train_new_tokens_only",),
     "gradient_checkpointing": ("activation_checkpointing",),
     "bf16": ("fp8",),
     "max_steps": ("num_train_epochs",),
@@ -168,8 +169,12 @@ def _no_fp16(value: Any, subject: Subject, given: Given) -> str | None:
 
 
 def _no_tracker(value: Any, subject: Subject, given: Given) -> str | None:
-    missing = value == "tensorboard" and importlib.util.find_spec("tensorboard") is None
-    return "it is not installed" if missing else None
+    return "it is not installed" if value == "tensorboard" and not is_installed(value) else None
+
+
+def is_installed(package: str) -> bool:
+    """Whether Python would find a package."""
+    return importlib.util.find_spec(package) is not None
 
 
 _IMPOSSIBLE: dict[str, Callable[[Any, Subject, Given], str | None]] = {

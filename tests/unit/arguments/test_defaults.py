@@ -88,6 +88,9 @@ def test_evaluation_where_records_are_held_out() -> None:
         assert parse_arguments(stage, [*flags, *OUT])[-1].eval_strategy == "no"
     *_, training = parse_arguments("sft", ["--validation_file_dir", "d", "--eval_strategy", "epoch", *OUT])
     assert training.eval_strategy == "epoch"
+    given = ["--validation_file_dir", "d", "--eval_strategy", "steps", "--save_steps", "10"]
+    *_, training = parse_arguments("sft", [*given, "--load_best_model_at_end", "True", *OUT])
+    assert training.eval_steps == 10  # as often as it logs: a share would not fit --save_steps
     *_, training = parse_arguments("sft", ["--validation_file_dir", "d", "--do_eval", *OUT])
     assert (training.do_train, training.do_eval) == (False, True)
 

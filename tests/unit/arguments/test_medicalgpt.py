@@ -10,6 +10,7 @@ from transformers import TrainingArguments
 
 from hftune import logging
 from hftune.arguments import parse_arguments
+from hftune.arguments.defaults import medicalgpt
 from hftune.arguments.names.table import TABLE
 from hftune.errors import ArgumentError
 from tests.unit.arguments.medicalgpt_lists import COMMANDS, DEFAULTS
@@ -95,7 +96,7 @@ def same(name: str, found: Any, written: str) -> bool:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "_notices", [])
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
+    monkeypatch.setattr(medicalgpt, "is_installed", lambda package: True)
 
 
 @pytest.mark.parametrize("script", COMMANDS)
@@ -239,3 +240,32 @@ def test_it_works_from_a_file(tmp_path: Any) -> None:
 def test_it_leaves_alone_what_another_flag_has_settled(flags: list[str], name: str, value: Any) -> None:
     *_, training = parse_arguments("dpo", ["--output_dir", "o", "--defaults", "medicalgpt", "--do_train", *flags])
     assert getattr(training, name) == value
+
+
+def test_a_tracker_that_is_not_there_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ["--output_dir", "o", "--defaults", "medicalgpt", "--do_train"]
+    assert "tensorboard" in parse_arguments("dpo", asked)[-1].report_to
+    monkeypatch.setattr(medicalgpt, "is_installed", lambda package: False)
+    assert not parse_arguments("dpo", asked)[-1].report_to
+    assert any("report_to tensorboard (it is not installed)" in said for said in logging.notices())
+
+
+def test_half_precision_is_for_adapters_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values alone: what a machine with a GPU resolves them to."""
+    monkeypatch.setattr(medicalgpt.launch, "has_accelerator", lambda: True)
+    given = {"do_train": "true"}
+    for stage, name, value in (("sft", "dtype", "float16"), ("dpo", "fp16", True)):
+        values, said = medicalgpt.medicalgpt_defaults(stage, given)
+        assert values[name] == value
+        assert not [why for why in said if name in why.split()]
+        values, said = medicalgpt.medicalgpt_defaults(stage, given | {"use_cpu": ""})
+        assert name not in values and any(why.startswith(f"{name} {value} (a CPU") for why in said)
+    values, said = medicalgpt.medicalgpt_defaults("sft", given | {"use_peft": "False"})
+    assert "dtype" not in values and "dtype float16 (what is trained is kept in float32)" in said
+    values, said = medicalgpt.medicalgpt_defaults("dpo", given | {"bf16": "True"})
+    assert "fp16" not in values and "fp16 True (--bf16 was given, and there is one of the two)" in said
+
+
+def test_new_rows_alone_need_no_adapter() -> None:
+    asked = ["--output_dir", "o", "--defaults", "medicalgpt", "--do_train", "--train_new_tokens_only", "True"]
+    assert parse_arguments("sft", asked)[2].train_new_tokens_only

@@ -21,7 +21,7 @@ def training(*flags: str, stage: str = "sft") -> Any:
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        ([], {"optim": OptimizerNames.ADAMW_TORCH_FUSED, "lr_scheduler_type": SchedulerType.LINEAR}),
+        ([], {"optim": OptimizerNames.ADAMW_TORCH_FUSED, "lr_scheduler_type": SchedulerType.COSINE}),
         (["--optim", "adam"], {"optim": OptimizerNames.ADAMW_TORCH_FUSED}),
         (["--optim", "lion_8bit"], {"optim": OptimizerNames.LION_8BIT}),
         (["--optim", "muon"], {"optim": "muon", "optim_name": "muon"}),

@@ -121,7 +121,7 @@ def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallba
         hold_output(Path(str(args.output_dir)), create=True)
         manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
     if data.evaluation is not None:
-        manifest["metrics"] |= _last_evaluation(trainer, manifest, stop)
+        manifest["metrics"] |= _last_evaluation(trainer, manifest)
         _place_log(args)
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
@@ -138,7 +138,7 @@ def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallba
     return manifest
 
 
-def _last_evaluation(trainer: Trainer, manifest: manifests.Manifest, stop: PreemptionCallback) -> dict[str, float]:
+def _last_evaluation(trainer: Trainer, manifest: manifests.Manifest) -> dict[str, float]:
     """What the last weights measure: of the evaluation in training at the last step, where there was one.
 
     Raises:

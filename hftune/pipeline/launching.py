@@ -95,7 +95,9 @@ def _may_hide(argv: list[str]) -> bool:
 def _code_of_ranks(log: Path) -> int | None:
     """What torchrun says that the first process that failed has exited with."""
     found = _EXIT_CODE.findall(log.read_text(errors="replace"))
-    code = int(found[-1]) if found else 0
+    if not found:
+        return None
+    code = int(found[-1])
     return 128 - code if code < 0 else code
 
 

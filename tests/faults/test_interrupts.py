@@ -189,13 +189,17 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
     whole = Terminal(terminal.model, terminal.data, base / "whole")
     with whole.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
         began = time.monotonic()
+        assert seen.wait_until(lambda: "NOW begin" in seen.output, 300), seen.output[-3000:]
+        loading, began = time.monotonic() - began, time.monotonic()
         assert seen.wait(400) == 0, seen.output[-3000:]
-        seconds = time.monotonic() - began
+        working = time.monotonic() - began
     found: dict[str, int] = {}
     for number in range(MOMENTS):
         one = Terminal(terminal.model, terminal.data, base / str(number))
-        moment = chance.uniform(0.3, seconds)
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
+            if number % 3:  # two thirds once it trains, in which little of the time is spent
+                seen.wait_until(lambda seen=seen: "NOW begin" in seen.output, 300)
+            moment = chance.uniform(0, working) if number % 3 else chance.uniform(0.3, loading)
             seen.wait_until(lambda seen=seen: seen.code is not None, moment)
             seen.ctrl_c()
             seen.wait(90)

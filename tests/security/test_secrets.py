@@ -155,7 +155,7 @@ def _logged(text: str, folder: Path, capture: pytest.CaptureFixture[str]) -> str
     except ValueError:
         record = logging.LogRecord("hftune.x", logging.ERROR, "f", 1, "a %s %r", (text, [text]), sys.exc_info())
     get_logger()
-    own = [handler for handler in logging.getLogger("hftune").handlers if type(handler) is logging.StreamHandler]
+    own = [handler for handler in logging.getLogger("hftune").handlers if type(handler).__module__ == "hftune.logging"]
     return "\n".join(handler.format(record) for handler in own)  # pytest has one there, too
 
 

@@ -1,29 +1,128 @@
-"""The bookends of a run: what is said before anything loads."""
+"""The last steps of a run: an evaluation that is not made twice, and a run that was told to stop."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hftune import stage
-from hftune.arguments import parse_arguments
-from hftune.arguments.defaults.recipe import recipe
+from hftune.checkpoints.manifest import INTERRUPTED, is_complete, read_manifest, write_manifest
+from hftune.errors import Preempted
+from hftune.trainers.preemption import EvaluationStopped
+from hftune.trainers.result import leave_as_it_was
+
+pytestmark = pytest.mark.long
 
 
-def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    for name in ("collect_as_usual", "settle_warm_start", "hold_output", "_complete_chain", "follow_adapter"):
-        monkeypatch.setattr(stage, name, lambda *_, **__: None)
-    for name in ("settle_batches", "set_seed"):
-        monkeypatch.setattr(stage, name, lambda *_: None)
-    monkeypatch.setattr(stage.watchdog, "start", lambda *_: None)
-    monkeypatch.setattr(stage, "check_run", lambda *_: said.append("checked"))
-    # A resumed run may accumulate otherwise than it was asked to: the recipe is what is trained.
-    monkeypatch.setattr(stage, "keep_global_batch", lambda args, _: vars(args).update(gradient_accumulation_steps=4))
-    monkeypatch.setattr(
-        stage.get_logger(), "info", lambda text, *values: said.append(text % values if values else text)
+class Trainer:
+    """What the last steps ask of a trainer."""
+
+    def __init__(self, output: Path, step: int = 6, **args: Any) -> None:
+        self.state = SimpleNamespace(global_step=step, best_global_step=None)
+        given = {"output_dir": str(output), "do_train": True, "load_best_model_at_end": False}
+        self.args = SimpleNamespace(**given, resume_from_checkpoint=None, **args)
+        self.model, self.evaluated, self.saved = "model", 0, 0
+        self.last_evaluation: tuple[int, dict[str, float]] | None = (6, {"eval_loss": 1.0})
+
+    def evaluate(self) -> dict[str, float]:
+        self.evaluated += 1
+        return {"eval_loss": 2.0}
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.saved += 1
+        (Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}").mkdir()
+
+    def _wait_for_publisher(self) -> None: ...
+
+
+def test_the_last_evaluation_is_not_made_twice(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    assert stage._last_evaluation(trainer, {}) == {"eval_loss": 1.0} and not trainer.evaluated
+
+
+@pytest.mark.parametrize("what", ["none", "earlier", "another is the best", "nothing is trained"])
+def test_it_is_made_where_the_weights_are_others(tmp_path: Path, what: str) -> None:
+    trainer = Trainer(tmp_path)
+    if what == "none":
+        trainer.last_evaluation = None
+    elif what == "earlier":
+        trainer.last_evaluation = (5, {"eval_loss": 1.0})
+    elif what == "another is the best":
+        trainer.args.load_best_model_at_end, trainer.state.best_global_step = True, 3
+    else:
+        trainer.args.do_train = False
+    assert stage._last_evaluation(trainer, {}) == {"eval_loss": 2.0} and trainer.evaluated == 1
+
+
+def test_the_best_at_the_last_step_is_what_was_evaluated(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.args.load_best_model_at_end, trainer.state.best_global_step = True, 6
+    stage._last_evaluation(trainer, {})
+    assert not trainer.evaluated
+
+
+def test_one_that_is_left_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def left(self: Trainer) -> None:
+        raise EvaluationStopped
+
+    monkeypatch.setattr(Trainer, "evaluate", left)
+    trainer = Trainer(tmp_path)
+    trainer.last_evaluation = None
+    with pytest.raises(Preempted, match="stopped at step 6, checkpoint-6 is saved"):
+        stage._last_evaluation(trainer, {"stage": "sft"})
+
+
+def test_a_stopped_run_has_a_checkpoint_and_says_so_in_its_manifest(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    stop = stage._stopped(trainer, {"stage": "sft", "status": "running"})
+    assert trainer.saved == 1 and (read_manifest(tmp_path) or {})["status"] == INTERRUPTED
+    assert not is_complete(tmp_path) and (read_manifest(tmp_path) or {})["steps"] == 6
+    assert str(stop) == (
+        "stopped at step 6, checkpoint-6 is saved: the same command with --resume_from_checkpoint auto resumes"
     )
-    groups = parse_arguments("sft", ["--output_dir", "o", "--use_peft", "--per_device_train_batch_size", "2"])
-    stage.start_run("sft", *groups)
-    assert said[0] == "checked"
-    assert said[2:] == recipe(*groups)
-    assert "batch 8 = 2 per device x 4* accumulated" in said[4]
+    trainer.args.resume_from_checkpoint = "auto"
+    assert str(stage._stopped(trainer, {})).endswith("checkpoint-6 is saved: the same command resumes")
+    assert trainer.saved == 1, "the Trainer had saved it"
+
+
+def test_an_earlier_result_stays_what_it_was(tmp_path: Path) -> None:
+    """With --overwrite_output_dir a result is replaced by a finished one only."""
+    write_manifest(tmp_path, {"stage": "sft", "status": "complete"})
+    stage._stopped(Trainer(tmp_path), {"stage": "sft", "status": "running"})
+    assert is_complete(tmp_path)
+
+
+def test_best_weights_are_no_checkpoint_of_the_last_step(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    trainer.args.load_best_model_at_end = True
+    assert "checkpoints are kept" in str(stage._stopped(trainer, {})) and not trainer.saved
+
+
+def test_before_the_first_step_there_is_nothing_to_save(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path, step=0)
+    assert "nothing to save" in str(stage._stopped(trainer, {})) and not trainer.saved
+
+
+def test_a_folder_that_is_new_and_empty_goes_with_a_run_that_did_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr("hftune.trainers.result.farewells", ends)
+    leave_as_it_was(tmp_path)
+    assert not ends, "one that was there stays"
+    new = tmp_path / "new"
+    leave_as_it_was(new)
+    new.mkdir()
+    (new / "result").touch()
+    ends[0](None)
+    assert new.is_dir(), "it holds something"
+    (new / "result").unlink()
+    ends[0](KeyboardInterrupt())
+    assert not new.exists()
+
+
+def test_neither_training_nor_evaluation_is_an_error() -> None:
+    assert "--do_eval" in stage.nothing_to_do().render()

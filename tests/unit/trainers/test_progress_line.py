@@ -1,0 +1,57 @@
+"""What a run shows while it trains."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hftune import terminal
+from hftune.logging import get_logger
+from hftune.trainers.progress import ProgressLine
+
+STATE = SimpleNamespace(global_step=3, max_steps=10)
+LOGS = {"loss": 1.23456, "tokens_per_second": 12345.6, "learning_rate": 1e-3, "total_flos": 9.0, "text": "x"}
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Any:
+    """Lines that stay, the last line that moves, lines of the log alone; `at_terminal` says where."""
+    found = SimpleNamespace(line="", noted=[], at_terminal=True)
+    monkeypatch.setattr(terminal, "show_progress", lambda text: setattr(found, "line", text))
+    monkeypatch.setattr(terminal, "note", found.noted.append)
+    monkeypatch.setattr(terminal, "err", lambda: SimpleNamespace(isatty=lambda: found.at_terminal))
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    caplog.set_level(logging.INFO, "hftune")
+    found.stays = lambda: [record.getMessage() for record in caplog.records]
+    return found
+
+
+def test_at_a_terminal_one_line_moves(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hftune.trainers.progress.time.monotonic", iter(range(0, 1000, 10)).__next__)
+    line, args = ProgressLine(), SimpleNamespace(disable_tqdm=False)
+    line.on_train_begin(args, SimpleNamespace(global_step=1, max_steps=10), None)
+    line.on_log(args, STATE, None, logs=LOGS)
+    line.on_step_end(args, STATE, None)
+    # Two steps took 10 s, seven are left.
+    assert shown.line == "step 3/10, loss 1.235, 12,346 tokens/s, 35 s left"
+    assert shown.stays() == []
+    assert shown.noted == ["step 3/10, loss 1.235, 12,346 tokens/s, learning_rate 0.001"], "and the log has all"
+    line.on_prediction_step(args, STATE, None, eval_dataloader=[1, 2, 3])
+    assert shown.line == "step 3/10, evaluating: batch 1/3"
+    line.on_log(args, STATE, None, logs={"eval_loss": 2.0, "eval_runtime": 3.0, "epoch": 0.5})
+    assert shown.stays() == ["step 3/10, eval_loss 2, epoch 0.5"]
+
+
+@pytest.mark.parametrize("at_terminal, disable", [(False, False), (True, True)])
+def test_elsewhere_each_log_is_a_line(shown: Any, at_terminal: bool, disable: bool) -> None:
+    shown.at_terminal = at_terminal
+    line, args = ProgressLine(), SimpleNamespace(disable_tqdm=disable)
+    line.on_train_begin(args, STATE, None)
+    line.on_log(args, STATE, None, logs=LOGS)
+    line.on_step_end(args, STATE, None)
+    assert shown.stays() == ["step 3/10, loss 1.235, 12,346 tokens/s, learning_rate 0.001"] and shown.line == ""
+    line.on_log(args, STATE, None, logs={"train_runtime": 1.0, "train_loss": 1.0})
+    assert len(shown.stays()) == 1, "the last words of the run have these"

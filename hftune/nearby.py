@@ -102,6 +102,8 @@ def not_had(name: str, error: Exception | str, flag: str, what: str, *, offline:
             place=flag,
             fix="copy or download the folder again, or give another model folder or a name on the Hub",
         )
+    if looks_local(name):
+        return missing_folder(name, flag, "a model folder or a name on the Hub")
     why = _why_not_from_the_hub(said, offline)
     otherwise = "take away HF_HUB_OFFLINE=1 and --offline to have it downloaded" if _offline(offline) else ""
     fixes = [way_out(name, "the path of a folder"), otherwise or "or give a name on the Hub that can be reached"]

@@ -147,7 +147,7 @@ class StageArguments(
             notice("DeepCompile compiles with --torch_compile, which is switched on")
             self.torch_compile = True
         resolved, moved = take_secrets_out(resolved)
-        for change in (*changes, *moved):
+        for change in (*changes, *ds_config.fill_in_sizes(resolved), *moved):
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
         self.ds_resolved = tensor_parallel.with_size(resolved, self.tensor_parallel_size)

@@ -144,6 +144,18 @@ def resolve_ds_config(
     return resolved, changes
 
 
+def fill_in_sizes(config: DsConfig) -> list[str]:
+    """What was left to the arguments, in a line: a config that names no batch size leaves it to them. Changed in place.
+
+    DeepSpeed would stop when the model is loaded (0.18: "Either train_batch_size or train_micro_batch_size_per_gpu").
+    """
+    if "train_batch_size" in config or ds_keys.MICRO in config:
+        return []
+    missing = [name for name in (ds_keys.MICRO, ds_keys.STEPS, ds_keys.CLIPPING) if name not in config]
+    config |= dict.fromkeys(missing, "auto")
+    return [f"the DeepSpeed config names no {', '.join(missing)}: the arguments count"]
+
+
 def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: str) -> list[str]:
     """accelerate swaps any offloaded optimizer for DeepSpeedCPUAdam, which is the same for AdamW only."""
     if not optim.startswith("adamw_torch"):

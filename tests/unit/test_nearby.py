@@ -94,5 +94,7 @@ def test_names_that_may_be_on_the_hub(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "couldn't connect" not in str(online) and "HF_HUB_OFFLINE" not in str(online)
     other = not_had("owner/name", OSError("owner/name is private"), "--model_name_or_path", "config")
     assert other.cause.endswith("it cannot be had: owner/name is private")
+    local = not_had("./outputs/r", connection, "--models", "language model")
+    assert (local.cause, local.fix) == ("there is no folder ./outputs/r", "did you mean ./outputs/rm?")
     inside = not_had("outputs/rm", OSError("no file named model"), "--model_name_or_path", "model")
     assert inside.cause == "no model could be loaded from outputs/rm: no file named model"

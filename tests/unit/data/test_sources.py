@@ -169,7 +169,7 @@ def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) ->
     ("name", "content", "line", "words"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": 1\n{"a": 2}\n', 2, ["malformed JSON", "delimiter"]),
-        ("a.jsonl", '[{"a": 1}\n]', 1, ["malformed JSON", "name it .json"]),
+        ("a.jsonl", '[{"a": 1}\n]', 1, ["malformed JSON", "rename it to a.json"]),
         ("a.jsonl", '{"a": 1}\n[1]\n', 2, ["must be a JSON object", "list"]),
         ("a.jsonl", '{"a": 1}\n{"a": "\\ud83d"}\n', 2, ["surrogate"]),
         ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', 2, ["not UTF-8", "0xff", "iconv"]),

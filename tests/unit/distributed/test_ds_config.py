@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from hftune.distributed.ds_config import check_ds_config, offload_device, read_ds_config, resolve_ds_config, zero_stage
+from hftune.distributed.ds_config import (
+    check_ds_config,
+    fill_in_sizes,
+    offload_device,
+    read_ds_config,
+    resolve_ds_config,
+    zero_stage,
+)
 from hftune.distributed.ds_features import Setting
 from hftune.errors import ArgumentError
 
@@ -99,3 +106,19 @@ def test_muon_under_zero3_needs_whole_gradients() -> None:
     resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="muon")
     assert resolved["zero_optimization"]["reduce_scatter"] is False and "reduce_scatter" in changes[0]
     assert resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="sgd") == (given, [])
+
+
+def test_a_config_without_sizes_leaves_them_to_the_arguments() -> None:
+    """DeepSpeed would stop with an AssertionError."""
+    minimal = {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}
+    (said,) = fill_in_sizes(minimal)
+    assert minimal == {
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 0.5,
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    assert "train_micro_batch_size_per_gpu, gradient_accumulation_steps: the arguments count" in said
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu"):
+        given = {name: 4}
+        assert fill_in_sizes(given) == [] and given == {name: 4}

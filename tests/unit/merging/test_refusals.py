@@ -254,8 +254,8 @@ def test_a_base_on_the_hub(base: Path, adapter: Path, tmp_path: Path, monkeypatc
 
 
 def test_bases_that_are_not_there(base: Path, adapter: Path, tmp_path: Path) -> None:
-    refused(adapter, tmp_path, "no model could be loaded from ./nowhere", base_model_name_or_path="./nowhere")
-    refused(adapter, tmp_path, "no model could be loaded from someone/tiny", base_model_name_or_path="someone/tiny")
+    refused(adapter, tmp_path, "there is no folder ./nowhere", base_model_name_or_path="./nowhere")
+    refused(adapter, tmp_path, "there is no folder someone/tiny here", base_model_name_or_path="someone/tiny")
     empty = tmp_path / "empty"
     empty.mkdir()
     refused(adapter, tmp_path, "it has no config.json", base_model_name_or_path=str(empty))

@@ -105,7 +105,7 @@ def test_the_hub_out_of_reach_is_one_error_at_once(monkeypatch: pytest.MonkeyPat
         monkeypatch.delenv(name, raising=False)
     configs.hub_answers.cache_clear()
     began = time.monotonic()
-    with pytest.raises(ArgumentError, match=r"some-owner/some-model is no folder here.*does not answer"):
+    with pytest.raises(ArgumentError, match=r"no folder some-owner/some-model here.*does not answer"):
         load("sft", "some-owner/some-model", "--cache_dir", str(tmp_path))
     assert time.monotonic() - began < 5 and len(asked) == 1
     configs.hub_answers.cache_clear()

@@ -170,7 +170,7 @@ def test_a_model_without_a_chat_template_goes_on_with_the_text(models: dict[str,
     [
         ([], "2 problems"),
         (["--models", "EMPTY", "--questions", "Why?"], "there is no model in"),
-        (["--models", "./nowhere", "--questions", "Why?"], "no language model could be loaded from ./nowhere"),
+        (["--models", "./nowhere", "--questions", "Why?"], "there is no folder ./nowhere"),
         (["--models", "REWARD", "--questions", "Why?"], "is a reward model and says nothing"),
         (["--models", "PARTIAL", "--questions", "Why?"], "lacks weights, which would be drawn at random: model.norm"),
         (["--modles", "x"], "did you mean --models"),

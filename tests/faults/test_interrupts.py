@@ -199,7 +199,9 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
             if number % 3:  # two thirds once it trains, in which little of the time is spent
                 seen.wait_until(lambda seen=seen: "NOW begin" in seen.output, 300)
-            moment = chance.uniform(0, working) if number % 3 else chance.uniform(0.3, loading)
+            moment = (
+                chance.uniform(0, working) if number % 3 else chance.uniform(2.0, loading)
+            )  # not while Python itself starts
             seen.wait_until(lambda seen=seen: seen.code is not None, moment)
             seen.ctrl_c()
             seen.wait(90)

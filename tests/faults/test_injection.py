@@ -111,7 +111,10 @@ def tiny_adapter(tiny_model: Path, workspace: Path) -> Path:
     return folder
 
 
-_OF_A_RUN = ("trainer_state.json", "training_args.bin", "progress.jsonl", "hftune_checkpoint.json", "README.md")
+_OF_A_RUN = (
+    *("trainer_state.json", "training_args.bin", "progress.jsonl", "hftune_checkpoint.json", "README.md"),
+    *("run.log", "run-rank1.log"),
+)
 NAMES = ("merge", "export vllm", "export gguf", "consolidate", "vocab add", "tokenize", "sft")
 
 

@@ -58,7 +58,7 @@ def _likely(means: Mapping[str, float], asked: bool, cut: float, limit: int) -> 
         causes.append(f"{cut:.0%} of the answers are cut at --max_completion_length {limit}: raise it")
     if means.get("format") == 0.0:
         begin = "begin with a model that was trained to write it"
-        ask = 'no prompt asks for it: give the records a "system" text that does'
+        ask = 'no prompt asks for it: --system_prompt "..." does, or a "system" text in the records'
         causes.append(f"no answer has the form <think>...</think> and then the answer: {begin if asked else ask}")
     if not causes:
         causes.append("the prompts are too hard or too easy for this model: give others, or raise --num_generations")

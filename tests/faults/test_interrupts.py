@@ -163,12 +163,15 @@ def test_an_evaluation_is_left_with_a_checkpoint(terminal: Terminal) -> None:
 @pytest.mark.parametrize("launcher", ["python", "launched torchrun"])
 def test_a_small_run_and_a_refusal_are_a_few_lines(terminal: Terminal, launcher: str) -> None:
     flags = ["--validation_file_dir", str(terminal.data / "sft_eval"), "--eval_strategy", "steps", "--eval_steps", "5"]
+    flags += ["--use_peft", "True"]
     with terminal.start(launcher, "sft", *flags, "--max_steps", "10", script="run_sft.py") as seen:
         assert seen.wait(200) == 0
         assert len(seen.lines) <= 25, seen.lines
         assert any("eval_loss" in line for line in seen.lines)
     assert (terminal.output / "run.log").is_file()
     assert (terminal.output / "run-rank1.log").is_file() == ("torchrun" in launcher)
+    assert "# out" in (terminal.output / "README.md").read_text(), "hftune's own card"
+    assert not (terminal.output / "checkpoint-10" / "README.md").exists(), "and no blank page of PEFT's"
     evaluations = (terminal.output / "run.log").read_text().count("eval_loss")
     assert evaluations == 3, "two, and the last words: the last evaluation is not made twice"
     with terminal.start(launcher, "sft", "--max_steps", "10", script="run_sft.py") as seen:
@@ -199,7 +202,8 @@ def test_at_random_moments(terminal: Terminal, stage: str, launcher: str) -> Non
         with one.start(launcher, stage, *steps, slow="step=0.1,save=0.3") as seen:
             if number % 3:  # two thirds once it trains, in which little of the time is spent
                 seen.wait_until(lambda seen=seen: "NOW begin" in seen.output, 300)
-            moment = chance.uniform(0, working) if number % 3 else chance.uniform(0.3, loading)
+            # From 2 s on: in the first instants Python itself starts.
+            moment = chance.uniform(0, working) if number % 3 else chance.uniform(2.0, max(3.0, loading))
             seen.wait_until(lambda seen=seen: seen.code is not None, moment)
             seen.ctrl_c()
             seen.wait(90)

@@ -28,7 +28,15 @@ STARTS: dict[str, tuple[str, ...]] = dict.fromkeys((*RESULTS, *PAGES, *STAGES, *
 """What is at the target before."""
 
 # Logs are the last run's, whatever became of it.
-_OF_A_RUN = ("trainer_state.json", "progress.jsonl", "completions.jsonl", "hftune.json", "README.md")
+_OF_A_RUN = (
+    "trainer_state.json",
+    "progress.jsonl",
+    "completions.jsonl",
+    "hftune.json",
+    "README.md",
+    "run.log",
+    "run-rank1.log",
+)
 # What writes is the same in all stages: SFT is tried at each kind of call, the others share the kinds among them.
 _SHARES = {"sft zero2": (0, 2), "sft zero3": (1, 2), "pt": (0, 4), "rm": (1, 4), "dpo": (2, 4), "rl": (3, 4)}
 _QUICK = ["--use_cpu", "True", "--report_to", "none", "--per_device_train_batch_size", "2", "--save_total_limit", "1"]

@@ -44,7 +44,7 @@ def test_rewards_that_teach_nothing_are_said_once() -> None:
 @pytest.mark.parametrize(
     ("about", "expected"),
     [
-        ({}, 'no prompt asks for it: give the records a "system" text that does'),
+        ({}, 'no prompt asks for it: --system_prompt "..." does, or a "system" text in the records'),
         ({"asked": True}, "begin with a model that was trained to write it"),
         ({"cut": 0.9}, "90% of the answers are cut at --max_completion_length 8: raise it"),
         ({"means": {"accuracy": 1.0}}, "too hard or too easy for this model"),

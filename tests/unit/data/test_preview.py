@@ -79,9 +79,10 @@ def test_encoders_read_their_flags(chatml: PreTrainedTokenizerFast) -> None:
     for stage, encoder in (("dpo", PairEncoder), ("rm", RewardPairEncoder)):
         *_, args = parse_arguments(stage, ["--output_dir", "o", "--max_length", "64", "--max_prompt_length", "9"])
         assert "total=64, prompt=9" in str(encoder.from_arguments(chatml, args).settings())
-    prompts: Any = SimpleNamespace(max_prompt_length=7, borders_in_text="error")
+    prompts: Any = SimpleNamespace(max_prompt_length=7, system_prompt="S", borders_in_text="error")
     assert PromptEncoder.from_arguments(chatml, prompts).settings() == {
         "encoder": "prompts",
         "max_prompt_length": 7,
         "borders_in_text": "error",
+        "system_prompt": "S",
     }

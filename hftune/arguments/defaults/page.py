@@ -59,7 +59,7 @@ What their code does besides, and the flag of hftune that does it, with or witho
 Not so here, each said in one line of the run: {unequal}; float16 where there is no GPU or all weights are trained;
 TensorBoard where it is not installed.
 
-Nor is this: DPO's base is kept in the dtype of `--dtype` there as here, but in float32 there; its class names a weight
+Nor is this: DPO's base stays in the dtype of `--dtype`, where its script casts all of it to float32; its class names a weight
 decay that its script does not hand on, and that is used here; SFT records beyond their length lose their end, where its
 script cuts both sides of each turn in proportion; blocks of PT do not let documents see each other
 (`--cross_document_attention True` does); records that are held out are drawn, where PT, RM and DPO take the first ones;

@@ -45,7 +45,8 @@ def test_as_if_it_had_not_stopped(
     assert f"checkpoint-{SAVED}" in resumed.output
 
     expected, found = history(whole), history(twice)
-    assert found == expected
+    # Sums over processes are added in no fixed order.
+    assert found == [pytest.approx(entry, rel=1e-7) for entry in expected]
     assert len(expected) == 2 + 1, "two logs and the last words"
     names = ("train_loss", "steps", "trained_tokens")
     manifests = [json.loads((folder / "hftune.json").read_text()) for folder in (whole, twice)]

@@ -32,6 +32,7 @@ if __name__ == "__main__":
 def started(tmp_path: Path) -> Iterator:
     """Start a script with this main; it says `ready` on its real standard error, by way of hftune."""
     running: list[subprocess.Popen[str]] = []
+    late: list[threading.Timer] = []
 
     def start(body: str, run: str = "run_script", **variables: str) -> subprocess.Popen[str]:
         file = tmp_path / "script.py"
@@ -43,19 +44,34 @@ def started(tmp_path: Path) -> Iterator:
             env={**os.environ, **variables}, start_new_session=True,
         )  # fmt: skip
         running.append(process)
+        late.append(threading.Timer(60, process.kill))  # no test waits for ever for a line
+        late[-1].start()
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
 
     yield start
+    for timer in late:
+        timer.cancel()
     for process in running:
         process.kill()
+        process.wait()
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 20) -> tuple[int, str]:
     """Exit code and what was said after `ready`."""
     said, _ = process.communicate(timeout=seconds)
     return process.returncode, said
+
+
+def is_gone(pid: int, seconds: float = 10) -> bool:
+    """Whether a process has ended, or does within this time: the kernel takes a moment to end what was killed."""
+    until = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 WAITS = """
@@ -152,7 +168,7 @@ def test_while_it_trains_a_signal_is_noted_and_the_second_ends_all_at_once(start
     process.send_signal(signal.SIGINT)
     code, rest = ended(process, 10)
     assert code == 130 and rest.strip() == "ended at once"
-    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    assert is_gone(child)
 
 
 def test_an_error_while_it_trains_stays_an_error(started) -> None:

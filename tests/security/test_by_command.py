@@ -193,18 +193,26 @@ def test_a_damaged_tokenised_folder_is_not_trained_on(home: Path, place: float |
     refused(typed(home, "run_sft.py", *words, "--max_steps", "1", "--report_to", "none"))
 
 
-def test_no_cache_of_hftune_s_is_executed_or_breaks_it(home: Path) -> None:
+@pytest.mark.parametrize("where", [0.0, 0.5])
+def test_a_damaged_cache_breaks_no_later_command(home: Path, where: float) -> None:
     flags = ("--max_steps", "1")
     code, said = sft(home, *flags)
     assert code == 0, said
     for file in [file for file in home.joinpath("cache").rglob("*") if file.is_file()]:
-        assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0 or stat.S_IMODE(file.parent.stat().st_mode) & 0o077 == 0
         content = bytearray(file.read_bytes())
         if content:
-            content[len(content) // 2] ^= 1
+            content[int(where * len(content))] ^= 1
             file.write_bytes(content)
     code, said = sft(home, *flags, "--overwrite_output_dir", "True")
     assert code == 0, said
+
+
+def test_the_cache_is_for_its_owner_alone(home: Path) -> None:
+    code, said = sft(home, "--max_steps", "1")
+    assert code == 0, said
+    assert (home / "cache").is_dir()
+    for folder in (entry for entry in (home / "cache").iterdir() if entry.is_dir()):
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0, folder
 
 
 @pytest.mark.parametrize("layers", [1, 4])

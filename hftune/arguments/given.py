@@ -78,9 +78,18 @@ def _refuse_stray(given: Given, token: str) -> None:
 def refuse_one_dash(token: str) -> None:
     """Refuse `-name` and `-name=value`, of which the value is not told: argparse would."""
     written = _ONE_DASH.match(token)
-    if written is not None:
+    if written is not None and not _is_number(token):
         fix = f"write it with two dashes: --{written[1]}"
         raise ArgumentError(f"cannot place '-{written[1]}'", place=COMMAND_LINE, fix=fix)
+
+
+def _is_number(token: str) -> bool:
+    """-nan and -inf are: of a range, to be refused with its flag."""
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
 
 
 def bad_name(name: str, place: str) -> list[UserError]:

@@ -54,12 +54,26 @@ def forget_order(engine: Any) -> None:
     It fetches ahead in the order of the passes before (DeepSpeed 0.19). A head that the next pass does not run, because
     TRL computes the loss without logits, would still be on its way when it is to be partitioned again: an assertion.
     """
-    offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
-    if offload is None:
-        return
-    coordinator = offload.get_param_coordinator()
-    if not coordinator.is_invalid_trace():
+    coordinator = _coordinator(engine)
+    if coordinator is not None and not coordinator.is_invalid_trace():
         coordinator._invalidate_trace()
+
+
+def end_fetches(engine: Any) -> None:
+    """Release what ZeRO-3 has fetched ahead for a backward pass that does not come, as after an evaluation.
+
+    DeepSpeed 0.19 does so as the next forward pass begins. Until then such a parameter can be gathered for a
+    checkpoint, but not partitioned again: an assertion.
+    """
+    coordinator = _coordinator(engine)
+    if coordinator is not None:
+        coordinator._clean_inflight_param_registry()
+
+
+def _coordinator(engine: Any) -> Any:
+    """What fetches parameters ahead under ZeRO-3; None without it."""
+    offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
+    return None if offload is None else offload.get_param_coordinator()
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:

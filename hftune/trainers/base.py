@@ -13,6 +13,7 @@ from transformers.trainer_utils import has_length
 from hftune.arguments import StageArguments
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
+from hftune.distributed import zero
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.models.heads import without_tied
 from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
@@ -74,6 +75,7 @@ class HftuneTrainerMixin(
         """As `Trainer.evaluate`; TRL's own metrics, which it only logs, are in the result as well."""
         parent: Callable[..., dict[str, float]] = super().evaluate  # type: ignore[misc]
         metrics = parent(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        zero.end_fetches(self.model_wrapped)  # a checkpoint may follow
         logged: dict[str, float] = next(
             (entry for entry in reversed(self.state.log_history) if f"{metric_key_prefix}_loss" in entry), {}
         )

@@ -211,7 +211,7 @@ def test_a_finished_result_is_pushed(
         monkeypatch=monkeypatch,
     )
     names = {"model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert {*sent} == {*names, "chat_template.jinja"} and not told(iter(sent.items()))
+    assert {*sent} == {*names, "chat_template.jinja", "README.md"} and not told(iter(sent.items()))
     assert not [*changed_files(out, json.loads((out / "hftune.json").read_text())["files"], whole=True)]
     assert all((out / name).read_bytes() == content for name, content in sent.items())
 

@@ -88,7 +88,6 @@ def test_other_tensors_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     assert set(after) == set(before)
     assert same == {name for name in before if "magnitude" in name or name.endswith("norm.weight")}
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "README.md",
         "adapter_config.json",
         "adapter_model.safetensors",
     ]

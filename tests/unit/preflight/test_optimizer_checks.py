@@ -96,16 +96,16 @@ def test_nothing_to_say(flags: list[str]) -> None:
             ],
             "given twice",
         ),
-        (["--num_cycles", "2"], "linear does not read --num_cycles"),
+        (["--lr_scheduler_type", "linear", "--num_cycles", "2"], "linear does not read --num_cycles"),
         (["--lr_scheduler_type", "cosine", "--power", "2"], "cosine does not read --power"),
-        (["--lr_wsd_decay_steps", "10"], "linear does not read --lr_wsd_decay_steps"),
+        (["--lr_scheduler_type", "linear", "--lr_wsd_decay_steps", "10"], "linear does not read --lr_wsd_decay_steps"),
         (
             ["--lr_scheduler_type", "greedy", "--eval_strategy", "steps", "--warmup_steps", "5"],
             "greedy does not read --warmup_steps",
         ),
         (["--lr_scheduler_type", "polynomial", "--lr_end", "1e-3"], "not below the learning rate"),
         (["--lr_scheduler_type", "polynomial", "--lr_end", "1e-6", "--min_lr", "1e-5"], "the end is given twice"),
-        (["--lr_scheduler_kwargs", '{"power": 2}'], "linear does not take power"),
+        (["--lr_scheduler_type", "linear", "--lr_scheduler_kwargs", '{"power": 2}'], "linear does not take power"),
         (["--lr_scheduler_type", "constant", "--lr_scheduler_kwargs", '{"power": 2}'], "leave them out"),
         (
             ["--lr_scheduler_type", "cosine", "--num_cycles", "1", "--lr_scheduler_kwargs", '{"num_cycles": 2}'],
@@ -138,7 +138,7 @@ def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch, start: str) -> No
 
 
 def test_check_run_asks(tiny_model: Any) -> None:
-    flags = ["--train_file_dir", ".", "--optim", "lomo", "--num_cycles", "3"]
+    flags = ["--train_file_dir", ".", "--optim", "lomo", "--lr_scheduler_type", "linear", "--num_cycles", "3"]
     argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "out-that-is-not-there", *flags]
     with pytest.raises(UserError, match="2 problems"):
         check_run(*parse_arguments("sft", argv))

@@ -56,7 +56,8 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(stage, "save_result", lambda trainer, manifest: saved.append("out"))
     monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)
     args: Any = SimpleNamespace(profile=False, output_dir="out")
-    stage._train(trainer, args, {"data": {"train": {}}})
+    stop: Any = SimpleNamespace(stopped=False, told=lambda: False)
+    stage._train(SimpleNamespace(training_args=args), trainer, None, {"data": {"train": {}}}, stop)  # type: ignore[arg-type]
     return saved
 
 

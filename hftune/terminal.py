@@ -116,7 +116,8 @@ class Capture:
             os.dup2(real, number)
         with self._lock:
             if self.file is not None:
-                self.file.close()
+                with contextlib.suppress(OSError):  # closing writes what a full disk did not take
+                    self.file.close()
                 self.file = None
 
     def _say(self, text: str) -> None:

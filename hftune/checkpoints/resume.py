@@ -11,6 +11,7 @@ from pathlib import Path
 from hftune.arguments import StageArguments
 from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
+from hftune.checkpoints.manifest import is_complete
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -167,6 +168,8 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
     if args.resume_from_checkpoint or not args.output_dir or not args.do_train or args.overwrite_output_dir:
         return
+    if is_complete(Path(args.output_dir)):
+        return  # said by what looks at the folder: there is nothing to resume
     found = [folder for folder in checkpoints(Path(args.output_dir)) if what_is_wrong(folder) is None]
     if not found:
         return

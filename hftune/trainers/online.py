@@ -22,7 +22,6 @@ from hftune.trainers.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
 from hftune.trainers.text_keeping import KeepsTextMixin
 from hftune.trainers.watching import passes_heard
-from hftune.visible import whole
 
 SAMPLES_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""
@@ -226,12 +225,12 @@ class OnlineMixin(KeepsTextMixin):
 
 
 def _shown(completion: Any) -> Any:
-    """An answer as text; as messages where there are several of them, or calls of tools."""
+    """An answer to the letter, as it was rewarded; as messages where there are several, or calls of tools."""
     if isinstance(completion, str):
-        return whole(completion)
+        return completion
     if len(completion) != 1 or completion[0].get("tool_calls"):
         return completion
-    return whole(str(completion[0]["content"]))
+    return str(completion[0]["content"])
 
 
 def first_judgement(file: Path) -> dict[str, tuple[float, float]]:

@@ -359,8 +359,8 @@ def test_data_that_change_while_they_are_read_are_refused(
     file.write_text(RECORDS)
     usual = parts._chunks
 
-    def changing(files: list[Path], limit: int) -> Any:
-        found = list(usual(files, limit))
+    def changing(*asked: Any) -> Any:
+        found = list(usual(*asked))
         if when == "before":
             change(file)
         yield from found[:1] if when == "in the middle" else found

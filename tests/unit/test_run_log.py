@@ -125,6 +125,11 @@ def test_a_process_that_ends_in_the_middle_has_its_words_in_the_log(run_main) ->
     assert code == 2 and "the end" in log.read_text().splitlines()[-2:][0] + log.read_text().splitlines()[-1]
 
 
+def test_a_full_disk_takes_no_log_and_ends_nothing(run_main) -> None:
+    code, shown, _ = run_main("terminal.place_log(Path('/dev/full'))\nprint('lost')\nsay('result')")
+    assert code == 0 and shown.splitlines() == ["result"]
+
+
 def test_a_burst_does_not_block(run_main) -> None:
     """More than a pipe holds, in one call."""
     code, _, log = run_main("terminal.place_log(log)\nprint('y' * 5_000_000)\nsay('done')")

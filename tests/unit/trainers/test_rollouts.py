@@ -65,6 +65,16 @@ def test_a_judge_is_logged_and_not_trained_on(algorithm: str, tiny_model: Path, 
     assert set(samples[0]["rewards"]) == {"count_even"}
 
 
+def test_answers_are_kept_to_the_letter_as_they_were_rewarded(tiny_model: Path, tmp_path: Path) -> None:
+    def letters(completions: list[Any], **_: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    make_trainer(tiny_model, tmp_path, "grpo", letters, *SMALL, "--max_steps", "2", "--sample_completions", "8").train()
+    samples = [json.loads(line) for line in (tmp_path / "completions.jsonl").read_text().splitlines()]
+    assert any(sample["completion"].endswith("\ufffd") for sample in samples), "tokens are bytes here: halves are said"
+    assert all(len(sample["completion"]) == sample["rewards"]["letters"] for sample in samples)
+
+
 def test_several_rewards_are_weighted_and_none_means_not_mine(tiny_model: Path, tmp_path: Path) -> None:
     def only_the_first(completion_ids: list[list[int]], **_: Any) -> list[float | None]:
         return [1.0 if place == 0 else None for place in range(len(completion_ids))]

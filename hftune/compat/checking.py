@@ -1,0 +1,154 @@
+"""Whether the installed libraries still have what hftune touches in them.
+
+python -m hftune.compat.checking      prints a line for each symbol that changed; `hftune doctor` and a test run it
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+import hftune.compat
+from hftune.compat.touched import Touched
+
+OTHERS = "..."
+"""Last in `Touched.parameters`: hftune does not name the other parameters."""
+
+_GONE = object()
+_SET_BY_SOURCE = object()
+
+
+@cache
+def listed() -> tuple[Touched, ...]:
+    """All entries of the lists in this package, each symbol once, in the order of modules and entries."""
+    found: dict[str, Touched] = {}
+    for info in pkgutil.iter_modules(hftune.compat.__path__):
+        module = importlib.import_module(f"{hftune.compat.__name__}.{info.name}")
+        tuples = [value for value in vars(module).values() if isinstance(value, tuple)]
+        entries = [entry for value in tuples for entry in value if isinstance(entry, Touched)]
+        found |= {entry.symbol: entry for entry in entries}
+    return tuple(found.values())
+
+
+def entry_of(symbol: str) -> Touched:
+    """The entry of a symbol.
+
+    Raises:
+        KeyError: It is on no list.
+    """
+    return {entry.symbol: entry for entry in listed()}[symbol]
+
+
+def problems(entries: Iterable[Touched] | None = None) -> Iterator[str]:
+    """A line for each entry that the installed libraries do not have as it is listed. Imports the libraries."""
+    for entry in listed() if entries is None else entries:
+        problem = problem_of(entry)
+        if problem is not None:
+            yield problem
+
+
+def problem_of(entry: Touched) -> str | None:
+    """What changed upstream, and which feature needs it; None where all is as listed, or there is nothing to check.
+
+    Libraries that are not installed, and versions that the entry is not for, have no problem.
+    """
+    version = installed(entry.library)
+    if importlib.util.find_spec(entry.library) is None:
+        return None
+    if version is not None and not SpecifierSet(entry.versions).contains(version, prereleases=True):
+        return None
+    found = find(entry.symbol)
+    where = f"{entry.library} {version}" if version else entry.library
+    if found is _GONE:
+        return f"{entry.symbol} is not in {where}: {entry.feature} needs it"
+    if entry.parameters is None:
+        return None
+    now = parameters_of(found)
+    if now == entry.parameters or (entry.parameters[-1:] == (OTHERS,) and _in_order(entry.parameters[:-1], now)):
+        return None
+    return (
+        f"{entry.symbol} takes ({', '.join(now)}) in {where}, and took ({', '.join(entry.parameters)}): "
+        f"{entry.feature} needs it"
+    )
+
+
+def installed(library: str) -> str | None:
+    """The version of a library; None where it is not installed, or belongs to Python."""
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def find(symbol: str) -> Any:
+    """The object at a dotted path; `_GONE` where nothing is there, `_SET_BY_SOURCE` for what only code sets.
+
+    The last name may be an attribute that the class or module before it sets on objects.
+    """
+    parts = symbol.split(".")
+    owner: Any = importlib.import_module(parts[0])
+    for number, name in enumerate(parts[1:], start=1):
+        value = getattr(owner, name, _GONE)
+        if value is _GONE and isinstance(owner, ModuleType):
+            value = _imported(f"{owner.__name__}.{name}")
+        if value is _GONE:
+            return _SET_BY_SOURCE if number == len(parts) - 1 and _sets(owner, name) else _GONE
+        owner = value
+    return owner
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return _GONE
+
+
+def _sets(owner: Any, name: str) -> bool:
+    """Whether the sources of a module, or of a class and its bases, mention an attribute of that name."""
+    mentioned = re.compile(rf"\.{re.escape(name)}\b")
+    owners = inspect.getmro(owner) if inspect.isclass(owner) else (owner,)
+    for one in owners:
+        try:
+            source = inspect.getsource(one)
+        except (OSError, TypeError):  # built in, or no source
+            continue
+        if mentioned.search(source):
+            return True
+    return False
+
+
+def parameters_of(found: Any) -> tuple[str, ...]:
+    """Names of a callable's parameters, with stars and without `self` or `cls`; empty where it takes none.
+
+    What hftune put in its place says so with `__wrapped__`, so that the original's are returned.
+    """
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):  # no callable any more, or one of C
+        return ("?",)
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    names = [stars.get(parameter.kind, "") + parameter.name for parameter in parameters]
+    return tuple(names[1:] if names[:1] in (["self"], ["cls"]) else names)
+
+
+def _in_order(wanted: tuple[str, ...], there: tuple[str, ...]) -> bool:
+    rest = iter(there)
+    return all(name in rest for name in wanted)
+
+
+if __name__ == "__main__":
+    from hftune.visible import say
+
+    for line in problems():
+        say(line)

@@ -1,0 +1,42 @@
+"""What is replaced in DeepSpeed. It is imported when asked for: it takes seconds."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+from hftune.compat.installing import usable
+
+_MUON = "deepspeed.runtime.zero.muon"
+_COMPILED = ("muon_update", "zeropower_via_newtonschulz5", "zeropower_via_gram_newtonschulz")
+
+
+def compile_no_shared_memory() -> None:
+    """Keep DeepSpeed from compiling a shared-memory operator as it makes a gloo group.
+
+    Only AutoTP inference uses it, and a machine without a compiler would stop there.
+    """
+    import deepspeed.ops
+
+    if usable("deepspeed.ops.__compatible_ops__"):
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def run_muon_eagerly() -> None:
+    """Have DeepSpeed's Muon run the functions that it decorates with torch.compile as they were written."""
+    from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
+
+    names = [f"{_MUON}.original_muon.{name}" for name in _COMPILED]
+    if not all([usable(symbol) for symbol in (*names, f"{_MUON}.muon_optimizer.muon_update")]):
+        return
+    for name in _COMPILED:
+        setattr(original_muon, name, _as_written(getattr(original_muon, name)))
+    # The optimizer's module has imported the compiled one by name.
+    muon_optimizer.muon_update = original_muon.muon_update
+
+
+def _as_written(function: Any) -> Any:
+    """The function that torch.compile was given; one that is not compiled, or no more, is returned itself."""
+    written = getattr(function, "_torchdynamo_orig_callable", function)
+    assert isinstance(written, FunctionType), f"torch.compile keeps its function elsewhere: {function}"
+    return written

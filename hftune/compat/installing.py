@@ -1,0 +1,58 @@
+"""How something of another library is replaced: only where it still is what the lists say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+from hftune.compat.checking import entry_of, problem_of
+from hftune.errors import UserError
+from hftune.logging import notice
+
+_FIX = "hftune doctor lists what changed; install a version of that library that hftune was made for"
+
+
+def usable(symbol: str) -> bool:
+    """Whether a listed symbol is as listed. Where it is not, a notice names the feature that is off."""
+    problem = problem_of(entry_of(symbol))
+    if problem is not None:
+        notice(f"off: {entry_of(symbol).feature}; {problem}")
+    return problem is None
+
+
+def require(symbol: str) -> None:
+    """Return where a listed symbol is as listed: for what a run may not do without.
+
+    Raises:
+        UserError: The library has changed.
+    """
+    problem = problem_of(entry_of(symbol))
+    if problem is not None:
+        raise UserError(problem, place=entry_of(symbol).library, fix=_FIX)
+
+
+def replace_method(instance: Any, name: str, function: Callable[..., Any]) -> None:
+    """Have one object, not its class, run `function(instance, ...)` for a method of its own.
+
+    Raises:
+        UserError: It has no such method.
+    """
+    if not callable(getattr(instance, name, None)):
+        raise UserError(f"{type(instance).__name__} has no method {name}, which hftune replaces", fix=_FIX)
+    setattr(instance, name, MethodType(function, instance))
+
+
+@contextmanager
+def method_replaced(instance: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """`replace_method` in the block; afterwards the object has what it had: a replacement of its own, or its class's."""
+    own = vars(instance).get(name)
+    replace_method(instance, name, function)
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(instance, name)
+        else:
+            setattr(instance, name, own)

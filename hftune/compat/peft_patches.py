@@ -1,0 +1,61 @@
+"""What is replaced in peft and TRL so that rows of new tokens can be trained under ZeRO-3.
+
+How a tensor is gathered is handed in: this room knows nothing of ZeRO.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from trl.trainer import utils as trl_utils
+
+from hftune.compat.installing import usable
+
+Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
+"""From tensors to a block in which they are whole."""
+
+
+@contextmanager
+def rows_on_any_device(gather: Gather) -> Iterator[None]:
+    """Let peft fetch the rows of trainable tokens under ZeRO-3 in the block: peft 0.21 knows how on CUDA only.
+
+    The rows are gathered on every rank instead, which works anywhere and needs no broadcast.
+    """
+    if not usable("peft.tuners.trainable_tokens.layer.TrainableTokensLayer._collect_token_weights"):
+        yield
+        return
+    original = TrainableTokensLayer._collect_token_weights
+
+    @functools.wraps(original)
+    def collect(self: TrainableTokensLayer, weight: torch.Tensor, rows: Any, embed_dim: int) -> torch.Tensor:
+        with gather([weight]):
+            return weight[rows].detach().clone()
+
+    TrainableTokensLayer._collect_token_weights = collect
+    try:
+        yield
+    finally:
+        TrainableTokensLayer._collect_token_weights = original
+
+
+def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> None:
+    """Let TRL's fused head take a weight that is computed, as that of trainable tokens is, under ZeRO-3.
+
+    TRL 1.16 asks every weight for its ZeRO status, which only parameters have. The computed one is whole already: its
+    parts were gathered when it was computed.
+    """
+    original = trl_utils.maybe_gather_lm_head_ctx
+    if getattr(original, "parameters_only", False) or not usable("trl.trainer.utils.maybe_gather_lm_head_ctx"):
+        return
+
+    @functools.wraps(original)
+    def gather(*params: Any) -> Any:
+        return original(*(weight for weight in params if weight is not None and is_partitioned(weight)))
+
+    gather.parameters_only = True  # type: ignore[attr-defined]  # the mark by which a second call sees the first
+    trl_utils.maybe_gather_lm_head_ctx = gather

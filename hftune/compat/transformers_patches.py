@@ -1,0 +1,119 @@
+"""What is replaced in transformers. Its modules are imported when asked for: a merge does without most of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hftune.compat.installing import require
+
+_CONFIG = "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref"
+_LOADER = "transformers.trainer.deepspeed_load_checkpoint"
+_PATIENCE = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
+
+Loader = Callable[..., Any]
+"""(engine, checkpoint folder, **options), which fills the engine."""
+
+
+def never_ask_about_code() -> None:
+    """Have transformers not ask on the standard input whether a model's code may run: it raises an error instead.
+
+    Raises:
+        UserError: It would ask in another way, and a piped `y` would be an answer.
+    """
+    require(_PATIENCE)
+    from transformers import dynamic_module_utils
+
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds for an answer
+
+
+@contextmanager
+def no_deepspeed_config() -> Iterator[None]:
+    """Have `from_pretrained` not see the DeepSpeed config in the block: it would partition the model.
+
+    Raises:
+        UserError: The config is kept elsewhere, and could not be put back.
+    """
+    require(_CONFIG)
+    from transformers.integrations import deepspeed as hf_deepspeed
+
+    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
+    hf_deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered
+
+
+@contextmanager
+def checkpoint_loader(load: Callable[[Loader, Any, str, dict[str, Any]], None]) -> Iterator[None]:
+    """Have the Trainer load DeepSpeed's checkpoints with `load(original, engine, folder, options)` in the block.
+
+    Raises:
+        UserError: It calls another loader, which would run whatever a file's pickle says.
+    """
+    require(_LOADER)
+    import transformers.trainer
+
+    original = transformers.trainer.deepspeed_load_checkpoint
+
+    @functools.wraps(original)
+    def replacement(engine: Any, checkpoint: str, **options: Any) -> None:
+        load(original, engine, checkpoint, options)
+
+    transformers.trainer.deepspeed_load_checkpoint = replacement
+    try:
+        yield
+    finally:
+        transformers.trainer.deepspeed_load_checkpoint = original
+
+
+def replace_attention(name: str, function: Callable[..., Any]) -> None:
+    """Have models whose attention is called `name` use `function`, for the rest of the process.
+
+    Raises:
+        UserError: transformers keeps its attentions in another way.
+    """
+    require("transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.__setitem__")
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS[name] = function
+
+
+@contextmanager
+def attention_registered(name: str, attend: Callable[..., Any], mask: Callable[..., Any]) -> Iterator[None]:
+    """An attention of that name, with its mask, in the block; transformers lists what is registered to its users.
+
+    Raises:
+        UserError: It could not be taken out again.
+    """
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    require("transformers.modeling_utils.AttentionInterface._global_mapping")
+    require("transformers.masking_utils.AttentionMaskInterface._global_mapping")
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, mask)
+    try:
+        yield
+    finally:
+        del AttentionInterface._global_mapping[name], AttentionMaskInterface._global_mapping[name]
+
+
+@contextmanager
+def experts_registered(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """A way of that name to compute experts, in the block.
+
+    Raises:
+        UserError: It could not be taken out again.
+    """
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    require("transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS._global_mapping")
+    ALL_EXPERTS_FUNCTIONS.register(name, function)
+    try:
+        yield
+    finally:
+        del ALL_EXPERTS_FUNCTIONS._global_mapping[name]

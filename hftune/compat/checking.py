@@ -32,7 +32,9 @@ _SET_BY_SOURCE = object()
 def listed() -> tuple[Touched, ...]:
     """All entries of the lists in this package, each symbol once, in the order of modules and entries."""
     found: dict[str, Touched] = {}
-    for info in pkgutil.iter_modules(hftune.compat.__path__):
+    # The modules that install patches import what they patch, which takes seconds.
+    lists = [info for info in pkgutil.iter_modules(hftune.compat.__path__) if not info.name.endswith("_patches")]
+    for info in lists:
         module = importlib.import_module(f"{hftune.compat.__name__}.{info.name}")
         tuples = [value for value in vars(module).values() if isinstance(value, tuple)]
         entries = [entry for value in tuples for entry in value if isinstance(entry, Touched)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+import inspect
 from typing import Any
 
 from hftune.compat.installing import usable
+from hftune.logging import notice
 
 _MUON = "deepspeed.runtime.zero.muon"
 _COMPILED = ("muon_update", "zeropower_via_newtonschulz5", "zeropower_via_gram_newtonschulz")
@@ -36,7 +37,8 @@ def run_muon_eagerly() -> None:
 
 
 def _as_written(function: Any) -> Any:
-    """The function that torch.compile was given; one that is not compiled, or no more, is returned itself."""
-    written = getattr(function, "_torchdynamo_orig_callable", function)
-    assert isinstance(written, FunctionType), f"torch.compile keeps its function elsewhere: {function}"
+    """The function that torch.compile was given; one that is not compiled is returned itself."""
+    written = inspect.unwrap(function)
+    if written.__code__.co_filename != inspect.getfile(inspect.getmodule(function)):
+        notice(f"off: --optim muon without compiling; torch hides what {function.__name__} was before")
     return written

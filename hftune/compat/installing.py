@@ -46,7 +46,7 @@ def replace_method(instance: Any, name: str, function: Callable[..., Any]) -> No
 
 @contextmanager
 def method_replaced(instance: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """`replace_method` in the block; afterwards the object has what it had: a replacement of its own, or its class's."""
+    """`replace_method` in the block; afterwards the object has its own replacement again, or its class's."""
     own = vars(instance).get(name)
     replace_method(instance, name, function)
     try:

@@ -1,4 +1,4 @@
-"""What is replaced in peft and TRL so that rows of new tokens can be trained under ZeRO-3.
+"""What is replaced in peft, and in TRL for adapters: mostly so that rows of new tokens can be trained under ZeRO-3.
 
 How a tensor is gathered is handed in: this room knows nothing of ZeRO.
 """
@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from peft import PeftModel
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from trl.trainer import utils as trl_utils
 
-from hftune.compat.installing import usable
+from hftune.compat.installing import replace_method, usable
 
 Gather = Callable[[list[torch.Tensor]], AbstractContextManager[None]]
 """From tensors to a block in which they are whole."""
@@ -59,3 +60,9 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
 
     gather.parameters_only = True  # type: ignore[attr-defined]  # the mark by which a second call sees the first
     trl_utils.maybe_gather_lm_head_ctx = gather
+
+
+def write_no_card(adapted: PeftModel) -> None:
+    """Keep peft from writing its blank page where the manifest makes a model card."""
+    if usable("peft.peft_model.PeftModel.create_or_update_model_card"):
+        replace_method(adapted, "create_or_update_model_card", lambda self, output_dir: None)

@@ -236,14 +236,6 @@ ENGINES = (
         link=f"{_ACCELERATE}/accelerator.py",
     ),
     Touched(
-        "torch._dynamo.eval_frame._torchdynamo_orig_callable",
-        parameters=None,
-        versions=">=2.11",
-        why="the function that torch.compile was given: Muon's, where compiling does not pay",
-        feature="--optim muon on CPUs and without a C++ compiler",
-        link=f"{_TORCH}/_dynamo/eval_frame.py",
-    ),
-    Touched(
         "torch._C._distributed_c10d",
         parameters=None,
         versions=">=2.11",

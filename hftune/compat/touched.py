@@ -1,4 +1,4 @@
-"""What an entry says of a private or replaced part of another library. The entries are data in the modules alongside."""
+"""What an entry says of a private or replaced part of another library. The lists are in the modules alongside."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
-from accelerate.utils import imports, other
 
+from hftune.compat import accelerate_patches, deepspeed_patches
 from hftune.distributed import building, ranks, watchdog
 from hftune.errors import farewells
 from hftune.logging import get_logger, notice
@@ -95,7 +95,7 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
     prepare_environment()
     if ranks.imagined() is not None:
         return
-    _unwrap_engines(deepspeed)
+    accelerate_patches.look_for_engines(needed=deepspeed)
     if deepspeed and "RANK" not in os.environ:
         _become_a_world_of_one()
     if not use_cpu:
@@ -106,14 +106,6 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
     _share_cores()
     if deepspeed and not ranks.is_distributed():
         _init_deepspeed_on_gloo(timeout)
-
-
-def _unwrap_engines(needed: bool) -> None:
-    """Whether accelerate looks for DeepSpeed's engines around models, for which it imports DeepSpeed (accelerate 1.15).
-
-    A run without DeepSpeed starts sooner without.
-    """
-    other.is_deepspeed_available = imports.is_deepspeed_available if needed else lambda: False
 
 
 def _become_a_world_of_one() -> None:
@@ -139,9 +131,6 @@ def _share_cores() -> None:
 
 def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
-    import deepspeed.ops
 
-    # DeepSpeed would compile a shared-memory operator that only AutoTP inference uses. Training does not need it, and a
-    # machine without a compiler would stop here.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed_patches.compile_no_shared_memory()
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from hftune.compat.transformers_patches import no_deepspeed_config
+
 
 def is_partitioned(parameter: torch.Tensor) -> bool:
     """Whether ZeRO-3 holds this parameter in pieces, so that its `data` is empty here."""
@@ -93,11 +95,5 @@ def full_numel(parameter: torch.nn.Parameter) -> int:
 @contextmanager
 def not_partitioned() -> Iterator[None]:
     """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
-    from transformers.integrations import deepspeed as hf_deepspeed
-
-    remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
-    hf_deepspeed.unset_hf_deepspeed_config()
-    try:
+    with no_deepspeed_config():
         yield
-    finally:
-        hf_deepspeed._hf_deepspeed_config_weak_ref = remembered

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
@@ -53,7 +54,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
         grow(model, plan.growth)
     elif rows:
         model.resize_token_embeddings(rows, mean_resizing=False)
-    keep_unpacked(model)
+    keep_differentiable(model)
     return model.eval()
 
 
@@ -65,13 +66,6 @@ def _stretched(plan: Plan) -> Any:
     if plan.scores is not None:
         config.num_labels = plan.scores
     return config
-
-
-def keep_unpacked(model: Any) -> None:
-    """Keep bitsandbytes from its kernel for AVX512-BF16, which rounds to bfloat16 what training computed exactly."""
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _quantization(plan: Plan) -> BitsAndBytesConfig:

@@ -11,6 +11,8 @@ from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from transformers import PreTrainedModel, set_seed
 
 from hftune.arguments import AdapterArguments, StageArguments
+from hftune.compat import peft_patches
+from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
@@ -21,7 +23,7 @@ from hftune.models.freezing import freeze, say_trained
 from hftune.models.fused_lora import fuse_lora
 from hftune.models.initialisation import remember_start
 from hftune.models.lora import inject, lora_config, say_targets
-from hftune.models.new_rows import gather_parameters_only, give_heads_a_bias, rows_alone, rows_on_any_device
+from hftune.models.new_rows import give_heads_a_bias, rows_alone
 
 # Flags that a fresh adapter reads, and the field of a saved one that then holds instead.
 _SETTLED = {
@@ -37,7 +39,7 @@ _SETTLED = {
 _NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
 
 
-@rows_on_any_device()
+@peft_patches.rows_on_any_device(zero.gathered)
 def add_adapter(
     model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> PreTrainedModel | PeftModel:
@@ -50,12 +52,12 @@ def add_adapter(
         ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
     if adapter_args.use_peft:
-        gather_parameters_only()
+        peft_patches.gather_parameters_only(zero.is_partitioned)
         model = fold_adapters(model, adapter_args.folded_adapters)
         for folder in adapter_args.folded_adapters:
             notice(f"{folder} is folded into the base in memory")
         adapted: Any = _adapted(model, adapter_args, training_args)
-        adapted.create_or_update_model_card = lambda folder: None  # PEFT's blank page; the manifest makes a card
+        peft_patches.write_no_card(adapted)
     else:
         adapted = model
         if adapter_args.freezes:
@@ -85,7 +87,7 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
     if adapter_args.quantised:
         # Casts norms and the head to float32; checkpointing is the Trainer's to switch on.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-        _keep_unpacked(model)
+        keep_differentiable(model)
     set_seed(training_args.seed)
     if adapter_args.continued_adapter:
         _say_settled(adapter_args, read_lora_config(adapter_args.continued_adapter))
@@ -121,17 +123,6 @@ def _gather_for_adapters(adapted: PeftModel) -> None:
         elif isinstance(module, LoraLayer):
             for magnitude in module.lora_magnitude_vector.values():
                 zero.read_also(magnitude, module.get_base_layer().weight)
-
-
-def _keep_unpacked(model: PreTrainedModel) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights in the first evaluation on a CPU with AVX512-BF16.
-
-    The kernel of repacked weights has no gradient, so that training after an evaluation would go astray without a word:
-    gradients are then off by their own size (bitsandbytes 0.50).
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _say_settled(adapter_args: AdapterArguments, config: LoraConfig) -> None:

@@ -8,7 +8,6 @@ output has the weighted loss, and even a head that is trained computes its logit
 from __future__ import annotations
 
 import functools
-import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hftune.compat.installing import replace_method
 from hftune.models.answer_projection import LogitShape, answer_log_probs, weighted_loss
 
 
@@ -81,4 +81,4 @@ def add_answer_head(model: PreTrainedModel) -> None:
         loss, columns = weighted_loss(head, picked, answer_ids, shape, answer_detail, answer_factors, dft=answer_dft)
         return AnswerOutput(*(column[:0] if none else column for column in columns), loss=loss)
 
-    model.forward = types.MethodType(forward, model)
+    replace_method(model, "forward", forward)

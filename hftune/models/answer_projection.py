@@ -8,7 +8,6 @@ chunks in the backward pass, unless they are small enough to be kept.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from hftune.compat.installing import replace_method
 from hftune.distributed import ranks, zero
 from hftune.models.products import multiply, project
 
@@ -133,7 +133,7 @@ def _answering(head: Any) -> None:
         function = _FrozenHead if len(answer_options) == 2 else _TrainedHead
         return function.apply(hidden, self.weight, self.bias, answer_ids, *answer_options)
 
-    head.forward = types.MethodType(forward, head)
+    replace_method(head, "forward", forward)
     head.scores_answers = True
 
 

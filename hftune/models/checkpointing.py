@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import MethodType
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.compat.installing import replace_method, require
+from hftune.compat.transformers_patches import replace_attention
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.dropout import decoder_layers
@@ -59,7 +60,8 @@ def recompute(
     _say_what_is_idle(plain, plan)
     plain.recomputing = Recomputing(plain, plan, reentrant=reentrant, offload=plan.offload and not on_cpu)
     plain.recomputing.switch(plain, on=False)
-    plain._set_gradient_checkpointing = MethodType(_switch, plain)
+    require("transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing")
+    replace_method(plain, "_set_gradient_checkpointing", _switch)
 
 
 def not_recomputable(model: PreTrainedModel, plan: Recomputation) -> ArgumentError | None:
@@ -159,7 +161,7 @@ def _wrap_forward(module: Any) -> None:
     """Recompute `forward`, not `__call__`: the module's hooks, ZeRO's among them, then run once and outside."""
     if not hasattr(module, "forward_as_it_was"):
         module.forward_as_it_was = module.forward
-        module.forward = MethodType(_recomputed_forward, module)
+        replace_method(module, "forward", _recomputed_forward)
 
 
 def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +188,7 @@ def _wrap_attention(attention: Any) -> None:
         return
     # Eager attention is no entry of the table but a function beside the module's class.
     found = None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
-    ALL_ATTENTION_FUNCTIONS[name] = _CoreAttention(found)
+    replace_attention(name, _CoreAttention(found))
 
 
 class _CoreAttention:

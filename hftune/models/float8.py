@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hftune.compat.installing import method_replaced
 from hftune.logging import notice
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
@@ -64,17 +64,10 @@ def unrounded(model: nn.Module) -> Iterator[None]:
     """
     library = sys.modules.get("torchao.float8.float8_linear")
     layers = [module for module in model.modules() if library is not None and isinstance(module, library.Float8Linear)]
-    before = [vars(layer).get("forward") for layer in layers]
-    for layer in layers:
-        layer.forward = types.MethodType(nn.Linear.forward, layer)
-    try:
+    with ExitStack() as replaced:
+        for layer in layers:
+            replaced.enter_context(method_replaced(layer, "forward", nn.Linear.forward))
         yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            if forward is None:
-                del layer.forward
-            else:
-                layer.forward = forward
 
 
 def state_float8(layers: int, recipe: str, *, compiled: bool) -> None:

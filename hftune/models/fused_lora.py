@@ -12,7 +12,6 @@ merged, several or of another kind (DoRA) take peft's.
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 from torch.nn.functional import gelu, silu
 
+from hftune.compat.installing import replace_method
 from hftune.models.products import multiply, project
 
 Weight = Callable[[torch.dtype], torch.Tensor]
@@ -114,10 +114,10 @@ def fuse_lora(model: nn.Module) -> int:
         if "forward" in vars(module):
             continue
         if isinstance(module, _lora_kinds()):
-            module.forward = types.MethodType(_lora_forward(type(module).forward), module)
+            replace_method(module, "forward", _lora_forward(type(module).forward))
             found += 1
         elif is_gated_mlp(module):
-            module.forward = types.MethodType(_mlp_forward(type(module).forward), module)
+            replace_method(module, "forward", _mlp_forward(type(module).forward))
             found += 1
     return found
 

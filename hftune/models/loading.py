@@ -20,6 +20,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
@@ -33,7 +34,7 @@ from hftune.models.experts import is_mixture
 from hftune.models.float8 import state_float8, to_float8
 from hftune.models.gguf import forget_gguf
 from hftune.models.pretrained import from_config, pretrained
-from hftune.models.quantization import keep_differentiable, quantization_config
+from hftune.models.quantization import quantization_config
 from hftune.models.reward_rows import settle_padding
 from hftune.models.stored import check_loaded
 from hftune.nearby import not_had

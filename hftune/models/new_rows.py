@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-import torch
 from peft import LoraConfig
-from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from peft.utils.constants import DUMMY_TARGET_MODULES
 from peft.utils.other import TrainableTokensWrapper
 from torch import nn
 from transformers import PreTrainedModel
-from trl.trainer import utils as trl_utils
 
 from hftune.constants import TASK_TYPES
-from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.heads import head_of
@@ -101,25 +93,6 @@ def _tied(model: PreTrainedModel) -> bool:
     return head is not None and head.weight is model.get_input_embeddings().weight
 
 
-@contextmanager
-def rows_on_any_device() -> Iterator[None]:
-    """Let peft fetch the rows of trainable tokens under ZeRO-3 in the block: peft 0.21 knows how on CUDA only.
-
-    The rows are gathered on every rank instead, which works anywhere and needs no broadcast.
-    """
-
-    def collect(self: Any, weight: torch.Tensor, rows: Any, embed_dim: int) -> torch.Tensor:
-        with zero.gathered([weight]):
-            return weight[rows].detach().clone()
-
-    original = TrainableTokensLayer._collect_token_weights
-    TrainableTokensLayer._collect_token_weights = collect
-    try:
-        yield
-    finally:
-        TrainableTokensLayer._collect_token_weights = original
-
-
 def give_heads_a_bias(adapted: nn.Module) -> None:
     """Let TRL's fused head read the `bias` of a head whose rows are trained: peft's wrapper has no such attribute.
 
@@ -128,20 +101,3 @@ def give_heads_a_bias(adapted: nn.Module) -> None:
     for module in adapted.modules():
         if isinstance(module, TrainableTokensWrapper) and getattr(module.original_module, "bias", None) is None:
             module.register_parameter("bias", None)
-
-
-def gather_parameters_only() -> None:
-    """Let TRL's fused head take a weight that is computed, as that of trainable tokens is, under ZeRO-3.
-
-    TRL 1.16 asks every weight for its ZeRO status, which only parameters have. The computed one is whole already: its
-    parts were gathered when it was computed.
-    """
-    original = trl_utils.maybe_gather_lm_head_ctx
-    if getattr(original, "parameters_only", False):
-        return
-
-    def gather(*weights: Any) -> Any:
-        return original(*(weight for weight in weights if weight is not None and zero.is_partitioned(weight)))
-
-    gather.parameters_only = True  # type: ignore[attr-defined]
-    trl_utils.maybe_gather_lm_head_ctx = gather

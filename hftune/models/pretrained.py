@@ -12,6 +12,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+from hftune.compat.transformers_patches import never_ask_about_code
 from hftune.errors import ArgumentError, ManifestError, shown
 
 _FIX = "copy or download it again; weights that are a program (a pickle) are not loaded: save them as safetensors"
@@ -48,13 +49,6 @@ def telling_faults(name: str | Path | None, *, descriptions: bool = False) -> It
         raise ManifestError(f"{name} cannot be read: {said}", place=str(name), fix=_FIX) from error
 
 
-def ask_nobody() -> None:
-    """Have no library put the question, whatever it calls: it is an error instead."""
-    from transformers import dynamic_module_utils  # a merge imports it late
-
-    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds for an answer (transformers 5.23)
-
-
 def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, **given: Any) -> Any:
     """`auto.from_pretrained(name, ...)`.
 
@@ -67,7 +61,7 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
         ArgumentError: It cannot be loaded without running its own code.
         ManifestError: Its files are damaged.
     """
-    ask_nobody()
+    never_ask_about_code()
     try:
         with telling_faults(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
             return auto.from_pretrained(name, trust_remote_code=bool(trust_remote_code), **given)
@@ -78,7 +72,7 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
 
 def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any) -> Any:
     """`auto.from_config(config, ...)`, likewise."""
-    ask_nobody()
+    never_ask_about_code()
     try:
         return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 from transformers import BitsAndBytesConfig
 
 from hftune.arguments import AdapterArguments
@@ -34,19 +33,3 @@ def quantization_config(
         # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     return None
-
-
-def keep_differentiable(model: nn.Module) -> None:
-    """Let 4-bit weights be trained through after an evaluation on a CPU with AVX512-BF16.
-
-    There, the first forward pass in eval mode packs the weights of a `Linear4bit` anew for a kernel without a backward
-    pass, and rounds their scales to bf16 (bitsandbytes 0.50, `Linear4bit.forward`). Training that follows would get no
-    gradient through any of them, without a word.
-    """
-    if not getattr(model, "is_loaded_in_4bit", False):
-        return
-    from bitsandbytes.nn import Linear4bit  # brings torch's compilers along
-
-    for module in model.modules():
-        if isinstance(module, Linear4bit):
-            module.support_avx512bf16_for_cpu = False

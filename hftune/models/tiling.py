@@ -7,7 +7,6 @@ every process, also where rows are shorter: under ZeRO-3 each piece gathers weig
 from __future__ import annotations
 
 import math
-from types import MethodType
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hftune.arguments import StageArguments
+from hftune.compat.installing import replace_method
 from hftune.models.dropout import decoder_layers
 from hftune.models.experts import routers_of
 
@@ -60,7 +60,7 @@ def tile_mlps(model: nn.Module, tiles: int) -> int:
     modules: list[Any] = tileable(model)
     for module in modules:
         module.tiles, module.forward_of_a_tile = tiles, module.forward
-        module.forward = MethodType(_tiled, module)
+        replace_method(module, "forward", _tiled)
     return len(modules)
 
 

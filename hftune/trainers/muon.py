@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
 import torch
 
+from hftune.compat.deepspeed_patches import run_muon_eagerly
 from hftune.distributed import building
 
 
@@ -34,11 +33,10 @@ def muon_scale(shape: Sequence[int], mode: str) -> float:
 
 def muon_class(*, eager: bool) -> type[torch.optim.Optimizer]:
     """DeepSpeed's Muon with AdamW beside it; `eager`: without torch.compile, which needs a compiler."""
-    from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
+    from deepspeed.runtime.zero.muon import muon_optimizer
 
     if eager:
-        _run_eagerly(original_muon)
-        muon_optimizer.muon_update = original_muon.muon_update
+        run_muon_eagerly()
     chosen: type[torch.optim.Optimizer] = muon_optimizer.MuonWithAuxAdam
     return chosen
 
@@ -46,13 +44,6 @@ def muon_class(*, eager: bool) -> type[torch.optim.Optimizer]:
 def must_run_eagerly(*, on_cpu: bool) -> bool:
     """On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step."""
     return on_cpu or not building.has_cpp_compiler()
-
-
-def _run_eagerly(module: ModuleType) -> None:
-    """Take the functions that DeepSpeed decorates with torch.compile as they were written."""
-    for name in ("muon_update", "zeropower_via_newtonschulz5", "zeropower_via_gram_newtonschulz"):
-        compiled: Any = getattr(module, name)
-        setattr(module, name, getattr(compiled, "_torchdynamo_orig_callable", compiled))
 
 
 def tag(parameter: torch.nn.Parameter, *, use_muon: bool) -> None:

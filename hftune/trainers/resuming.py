@@ -10,20 +10,19 @@ holds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.trainer
 from torch import Tensor
 
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.pieces import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
+from hftune.compat.transformers_patches import Loader, checkpoint_loader
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
@@ -42,26 +41,16 @@ class ResumeMixin:
 
     def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """As `Trainer.train`, from any checkpoint."""
-        with self._loading_anywhere():
+        with checkpoint_loader(self._load_engine):
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
-    @contextmanager
-    def _loading_anywhere(self: Any) -> Iterator[None]:
-        """Let the Trainer's one call of DeepSpeed's loader pass through here."""
-        loader = transformers.trainer.deepspeed_load_checkpoint
-
-        def load_anywhere(engine: Any, checkpoint: str, **kwargs: Any) -> None:
-            if is_of_this_world(engine, checkpoint):
-                with loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
-                    loader(engine, checkpoint, **kwargs)
-            else:
-                self._deal_out(checkpoint)
-
-        transformers.trainer.deepspeed_load_checkpoint = load_anywhere
-        try:
-            yield
-        finally:
-            transformers.trainer.deepspeed_load_checkpoint = loader
+    def _load_engine(self: Any, load: Loader, engine: Any, checkpoint: str, options: dict[str, Any]) -> None:
+        """Fill DeepSpeed's engine: by its own loader where the checkpoint is of this world."""
+        if is_of_this_world(engine, checkpoint):
+            with loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
+                load(engine, checkpoint, **options)
+        else:
+            self._deal_out(checkpoint)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         """As the Trainer's; without DeepSpeed, a checkpoint of DeepSpeed's is dealt out first."""

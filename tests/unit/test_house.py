@@ -13,6 +13,7 @@ FLOORS = [
         *("chat_templates", "children", "constants", "digests", "errors", "hftune", "imports", "interrupts", "logging"),
         *("nearby", "opening", "secret_names", "secrets", "terminal", "user_cache", "visible", "weight_files"),
     },
+    {"compat"},
     {"distributed", "publishing"},
     {"arguments"},
     {"data", "models", "checkpoints"},

@@ -13,8 +13,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
+from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.errors import UserError
-from hftune.merging.reference import keep_unpacked
 from tests.unit.merging.models import ATTENTION, IDS, make_adapter, merge, merged_logits, settings
 
 CONFIGS = {
@@ -31,7 +31,7 @@ def quantised(base: Path, kind: str, dtype: torch.dtype = torch.float32) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         base, dtype=dtype, quantization_config=BitsAndBytesConfig(**options), device_map={"": "cpu"}
     )
-    keep_unpacked(model)
+    keep_differentiable(model)
     return model.eval()
 
 

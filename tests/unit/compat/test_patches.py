@@ -1,0 +1,188 @@
+"""Each patch does what it is for, and is not installed where upstream changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers.trainer
+from accelerate.utils import imports, other
+from peft import LoraConfig, get_peft_model
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from torch import nn
+from transformers import dynamic_module_utils
+from transformers.integrations import deepspeed as hf_deepspeed
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+from trl.trainer import utils as trl_utils
+
+from hftune.compat import accelerate_patches, bitsandbytes_patches, installing, peft_patches, transformers_patches
+from hftune.compat.checking import entry_of, problem_of
+from hftune.compat.touched import Touched
+from hftune.errors import UserError
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if upstream had renamed whatever a patch replaces."""
+    entry = Touched("transformers.trainer.GONE", None, ">=5", "why", "--made_up_flag")
+    monkeypatch.setattr(installing, "entry_of", lambda symbol: entry)
+
+
+def test_engines_are_looked_for_where_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other, "is_deepspeed_available", imports.is_deepspeed_available)
+    accelerate_patches.look_for_engines(needed=False)
+    assert not other.is_deepspeed_available()
+    assert problem_of(entry_of("accelerate.utils.other.is_deepspeed_available")) is None
+    accelerate_patches.look_for_engines(needed=True)
+    assert other.is_deepspeed_available is imports.is_deepspeed_available
+
+
+@pytest.mark.usefixtures("changed")
+def test_engines_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other, "is_deepspeed_available", imports.is_deepspeed_available)
+    accelerate_patches.look_for_engines(needed=False)
+    assert other.is_deepspeed_available is imports.is_deepspeed_available
+
+
+def test_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 15)
+    transformers_patches.never_ask_about_code()
+    assert dynamic_module_utils.TIME_OUT_REMOTE_CODE == 0
+
+
+def test_the_deepspeed_config_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_deepspeed, "_hf_deepspeed_config_weak_ref", mark := object())
+    with pytest.raises(RuntimeError), transformers_patches.no_deepspeed_config():
+        assert hf_deepspeed._hf_deepspeed_config_weak_ref is None
+        raise RuntimeError
+    assert hf_deepspeed._hf_deepspeed_config_weak_ref is mark
+
+
+def test_checkpoints_are_loaded_our_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Any] = []
+
+    def upstream(deepspeed_engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
+        heard.append((deepspeed_engine, checkpoint_path, load_module_strict))
+
+    monkeypatch.setattr(transformers.trainer, "deepspeed_load_checkpoint", upstream)
+
+    def load(original: Any, engine: Any, folder: str, options: dict[str, Any]) -> None:
+        heard.append("ours")
+        original(engine, folder, **options)
+
+    with pytest.raises(RuntimeError), transformers_patches.checkpoint_loader(load):
+        transformers.trainer.deepspeed_load_checkpoint("engine", "folder", load_module_strict=False)
+        raise RuntimeError
+    assert heard == ["ours", ("engine", "folder", False)]
+    assert transformers.trainer.deepspeed_load_checkpoint is upstream
+
+
+@pytest.mark.usefixtures("changed")
+@pytest.mark.parametrize(
+    "patch",
+    [
+        transformers_patches.never_ask_about_code,
+        lambda: transformers_patches.no_deepspeed_config().__enter__(),
+        lambda: transformers_patches.checkpoint_loader(print).__enter__(),
+        lambda: transformers_patches.replace_attention("hftune_test", print),
+        lambda: transformers_patches.attention_registered("hftune_test", print, print).__enter__(),
+        lambda: transformers_patches.experts_registered("hftune_test", print).__enter__(),
+    ],
+)
+def test_what_cannot_be_left_out_is_an_error(patch: Any) -> None:
+    with pytest.raises(UserError, match="--made_up_flag needs it"):
+        patch()
+    assert "hftune_test" not in ALL_ATTENTION_FUNCTIONS
+    assert "hftune_test" not in ALL_EXPERTS_FUNCTIONS
+
+
+def test_an_attention_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    transformers_patches.replace_attention("sdpa", print)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is print
+
+
+def test_what_is_registered_is_taken_out_again() -> None:
+    with (
+        transformers_patches.attention_registered("hftune_test", print, repr),
+        transformers_patches.experts_registered("hftune_test", len),
+    ):
+        assert AttentionInterface()["hftune_test"] is print
+        assert AttentionMaskInterface()["hftune_test"] is repr
+        assert ALL_EXPERTS_FUNCTIONS["hftune_test"] is len
+    for table in (AttentionInterface(), AttentionMaskInterface(), ALL_EXPERTS_FUNCTIONS):
+        assert "hftune_test" not in table
+
+
+def test_rows_are_gathered() -> None:
+    gathered: list[torch.Tensor] = []
+
+    @contextmanager
+    def gather(tensors: list[torch.Tensor]) -> Iterator[None]:
+        gathered.extend(tensors)
+        yield
+
+    weight = torch.arange(12.0).reshape(4, 3)
+    before = TrainableTokensLayer._collect_token_weights
+    with peft_patches.rows_on_any_device(gather):
+        rows = TrainableTokensLayer._collect_token_weights(SimpleNamespace(), weight, [3, 1], 3)
+    assert rows.tolist() == [[9.0, 10.0, 11.0], [3.0, 4.0, 5.0]]
+    assert gathered[0] is weight
+    assert TrainableTokensLayer._collect_token_weights is before
+
+
+@pytest.mark.usefixtures("changed")
+def test_rows_are_peft_s_own_business() -> None:
+    before = TrainableTokensLayer._collect_token_weights
+    with peft_patches.rows_on_any_device(pytest.fail):
+        assert TrainableTokensLayer._collect_token_weights is before
+
+
+def test_computed_weights_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", lambda *params: asked.append(params))
+    monkeypatch.setattr(peft_patches, "usable", lambda symbol: True)
+    parameter, computed = nn.Parameter(torch.ones(1)), torch.ones(1)
+    for _ in range(2):  # the second call changes nothing
+        peft_patches.gather_parameters_only(lambda weight: weight is parameter)
+    trl_utils.maybe_gather_lm_head_ctx(parameter, computed, None)
+    assert asked == [(parameter,)]
+
+
+@pytest.mark.usefixtures("changed")
+def test_heads_are_trl_s_own_business(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", upstream := lambda *params: None)
+    peft_patches.gather_parameters_only(lambda weight: True)
+    assert trl_utils.maybe_gather_lm_head_ctx is upstream
+
+
+def test_no_card_is_written(tmp_path: Any) -> None:
+    adapted = get_peft_model(nn.Sequential(nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))
+    peft_patches.write_no_card(adapted)
+    adapted.save_pretrained(tmp_path)
+    assert (tmp_path / "adapter_config.json").is_file()
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_4_bit_weights_stay_differentiable() -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    model = nn.Sequential(bnb.nn.Linear4bit(64, 64), nn.Linear(64, 64))
+    model[0].support_avx512bf16_for_cpu = True
+    bitsandbytes_patches.keep_differentiable(model)
+    assert model[0].support_avx512bf16_for_cpu is False
+    assert not hasattr(model[1], "support_avx512bf16_for_cpu")
+
+
+@pytest.mark.usefixtures("changed")
+def test_4_bit_weights_that_may_not_be() -> None:
+    bnb = pytest.importorskip("bitsandbytes")
+    bitsandbytes_patches.keep_differentiable(nn.Linear(2, 2))
+    if not torch.accelerator.is_available():
+        with pytest.raises(UserError, match="--made_up_flag needs it"):
+            bitsandbytes_patches.keep_differentiable(bnb.nn.Linear4bit(64, 64))

@@ -20,9 +20,13 @@ from packaging.specifiers import SpecifierSet
 
 import hftune.compat
 from hftune.compat.touched import Touched
+from hftune.visible import say
 
 OTHERS = "..."
 """Last in `Touched.parameters`: hftune does not name the other parameters."""
+
+CHANGED, LOOKED_AT = "changed: ", " private or replaced parts of other libraries looked at"
+"""How lines of `main` begin, and how its last one ends."""
 
 _GONE = object()
 _SET_BY_SOURCE = object()
@@ -149,8 +153,12 @@ def _in_order(wanted: tuple[str, ...], there: tuple[str, ...]) -> bool:
     return all(name in rest for name in wanted)
 
 
-if __name__ == "__main__":
-    from hftune.visible import say
+def main() -> None:
+    """Print a line for each symbol that changed, and last how many were looked at."""
+    for problem in problems():
+        say(f"{CHANGED}{problem}")
+    say(f"{len(listed())}{LOOKED_AT}")
 
-    for line in problems():
-        say(line)
+
+if __name__ == "__main__":
+    main()

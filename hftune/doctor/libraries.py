@@ -11,6 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from hftune import children
+from hftune.compat.checking import CHANGED, LOOKED_AT
 from hftune.doctor.findings import NOTE, WRONG, Finding
 
 TOPIC = "libraries"
@@ -40,6 +41,14 @@ for name in sys.argv[1:]:
         print(name, "loads", flush=True)
     except BaseException as error:
         print(name, "fails:", type(error).__name__, " ".join(str(error).split())[:200], flush=True)
+"""
+
+
+TOUCHED = """
+from hftune.distributed.launch import prepare_environment
+prepare_environment()
+from hftune.compat.checking import main
+main()
 """
 
 
@@ -116,3 +125,18 @@ def check_loading(names: Iterable[str]) -> Iterator[Finding]:
         if name not in loaded:
             needed = name == "deepspeed"
             yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")
+
+
+def check_touched() -> Iterator[Finding]:
+    """What hftune uses or replaces of these libraries though it is private: whether it is as hftune expects."""
+    done = children.run(children.python("-c", TOUCHED), capture_output=True)
+    lines = done.stdout.splitlines()
+    changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]
+    number = next((line.removesuffix(LOOKED_AT) for line in lines if line.endswith(LOOKED_AT)), None)
+    fix = "install the versions that hftune was made for; without them, leave that feature out"
+    yield from (Finding(TOPIC, problem, WRONG, fix) for problem in changed)
+    if number is None:
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1][:200]
+        yield Finding(TOPIC, f"looking at private parts of libraries failed: {said}", WRONG, "reinstall what it names")
+    elif not changed:
+        yield Finding(TOPIC, f"all {number} private parts of libraries that hftune uses are as it expects")

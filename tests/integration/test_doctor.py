@@ -18,5 +18,6 @@ def test_two_processes_meet(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert " processes met by " in done.stdout and " GB/s" in done.stdout
     assert "these load: deepspeed, bitsandbytes" in done.stdout
+    assert " private parts of libraries that hftune uses are as it expects" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("nothing is wrong")
     assert list(tmp_path.iterdir()) == []

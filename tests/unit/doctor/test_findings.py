@@ -94,6 +94,29 @@ def test_a_library_that_does_not_load(code: str, said: str, tmp_path: Path, monk
     assert said in found.said
 
 
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("print('3 private or replaced parts of other libraries looked at')", [(FINE, "all 3 private parts")]),
+        (
+            "print('[INFO] noise', 'changed: a.b is not in a 2: --x needs it', 'changed: a.c takes ()', sep='\\n')\n"
+            "print('3 private or replaced parts of other libraries looked at', 'more noise', sep='\\n')",
+            [(WRONG, "a.b is not in a 2: --x needs it"), (WRONG, "a.c takes ()")],
+        ),
+        (
+            "print('changed: a.b is not in a 2'); raise ImportError('broken kernels')",
+            [(WRONG, "a.b is not in a 2"), (WRONG, "failed: ImportError: broken kernels")],
+        ),
+        ("raise SystemExit(3)", [(WRONG, "failed: exit 3")]),
+    ],
+)
+def test_private_parts(code: str, found: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "TOUCHED", code)
+    said = list(libraries.check_touched())
+    assert levels(said) == [level for level, _ in found]
+    assert all(words in one.said for one, (_, words) in zip(said, found, strict=True))
+
+
 def test_gpus() -> None:
     assert levels(devices.check_gpus(GOOD)) == [FINE, FINE]
     assert levels(devices.check_gpus(Gpus())) == [FINE], "a CPU is no fault"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from hftune.compat.transformers_patches import attention_registered
 from hftune.distributed.sequence_parallel import SequenceGroup, shares
 from hftune.models.ulysses import over_whole_rows
 
@@ -69,10 +69,5 @@ def rows_shared(size: int, tokens: int) -> Iterator[None]:
             return sdpa_attention_forward(module, query, key, value, None, **kwargs)
         return over_whole_rows(group, shares(tokens, size), query, key, value, inner), None
 
-    AttentionInterface.register(COUNTED, attend)
-    AttentionMaskInterface.register(COUNTED, lambda *args, **kwargs: None)
-    try:
+    with attention_registered(COUNTED, attend, lambda *args, **kwargs: None):
         yield
-    finally:
-        # transformers lists what is registered to its users.
-        del AttentionInterface._global_mapping[COUNTED], AttentionMaskInterface._global_mapping[COUNTED]

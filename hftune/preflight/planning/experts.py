@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from hftune.compat.transformers_patches import experts_registered
 
 COUNTED = "hftune_counted"
 
@@ -56,16 +57,14 @@ def experts_counted(model: nn.Module) -> Iterator[None]:
     """Let the model's experts be computed like this for a while."""
     configs: dict[int, Any] = {id(one.config): one.config for one in model.modules() if hasattr(one, "config")}
     asked = {key: config._experts_implementation for key, config in configs.items() if _has_experts(config)}
-    ALL_EXPERTS_FUNCTIONS.register(COUNTED, counted_experts)
-    try:
-        for key in asked:
-            configs[key]._experts_implementation = COUNTED
-        yield
-    finally:
-        for key, name in asked.items():
-            configs[key]._experts_implementation = name
-        # transformers lists what is registered to its users.
-        del ALL_EXPERTS_FUNCTIONS._global_mapping[COUNTED]
+    with experts_registered(COUNTED, counted_experts):
+        try:
+            for key in asked:
+                configs[key]._experts_implementation = COUNTED
+            yield
+        finally:
+            for key, name in asked.items():
+                configs[key]._experts_implementation = name
 
 
 def _has_experts(config: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
+from hftune.compat.installing import method_replaced
 from hftune.preflight.planning.miniature import Miniature
 from hftune.preflight.planning.tracing import Batch, Part, Profile
 
@@ -68,14 +69,10 @@ def _two(trace: Callable[[Batch], Any], batch: Batch) -> tuple[Any, Any]:
 @contextmanager
 def _skipped(model: nn.Module) -> Iterator[None]:
     """Inside, what scans hands its input on."""
-    found: list[Any] = [module for module in model.modules() if _is_scan(module)]
-    for module in found:
-        module.forward = lambda hidden_states, *_, **__: hidden_states
-    try:
+    with ExitStack() as replaced:
+        for module in filter(_is_scan, model.modules()):
+            replaced.enter_context(method_replaced(module, "forward", lambda self, hidden_states, *_, **__: hidden_states))
         yield
-    finally:
-        for module in found:
-            del module.forward  # its class's again
 
 
 def _factor(batch: Batch) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from hftune.compat.installing import method_replaced
@@ -71,8 +72,12 @@ def _skipped(model: nn.Module) -> Iterator[None]:
     """Inside, what scans hands its input on."""
     with ExitStack() as replaced:
         for module in filter(_is_scan, model.modules()):
-            replaced.enter_context(method_replaced(module, "forward", lambda self, hidden_states, *_, **__: hidden_states))
+            replaced.enter_context(method_replaced(module, "forward", _hand_on))
         yield
+
+
+def _hand_on(self: nn.Module, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return hidden_states
 
 
 def _factor(batch: Batch) -> float:

@@ -8,7 +8,6 @@ from hftune.compat import installing
 from hftune.compat.installing import method_replaced, replace_method, require, usable
 from hftune.compat.touched import Touched
 from hftune.errors import UserError
-from hftune.logging import notices
 
 SYMBOL = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 
@@ -20,11 +19,18 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installing, "entry_of", lambda symbol: entry)
 
 
-def test_as_listed() -> None:
-    before = notices()
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notices."""
+    lines: list[str] = []
+    monkeypatch.setattr(installing, "notice", lines.append)
+    return lines
+
+
+def test_as_listed(said: list[str]) -> None:
     assert usable(SYMBOL)
     require(SYMBOL)
-    assert notices() == before
+    assert said == []
 
 
 def test_unlisted_symbols_are_our_mistake() -> None:

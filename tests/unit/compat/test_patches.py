@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -21,7 +22,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 from trl.trainer import utils as trl_utils
 
-from hftune.compat import accelerate_patches, bitsandbytes_patches, installing, peft_patches, transformers_patches
+from hftune.compat import (
+    accelerate_patches,
+    bitsandbytes_patches,
+    deepspeed_patches,
+    installing,
+    peft_patches,
+    transformers_patches,
+)
 from hftune.compat.checking import entry_of, problem_of
 from hftune.compat.touched import Touched
 from hftune.errors import UserError
@@ -186,3 +194,66 @@ def test_4_bit_weights_that_may_not_be() -> None:
     if not torch.accelerator.is_available():
         with pytest.raises(UserError, match="--made_up_flag needs it"):
             bitsandbytes_patches.keep_differentiable(bnb.nn.Linear4bit(64, 64))
+
+
+def test_no_shared_memory_operator_is_compiled() -> None:
+    ops = pytest.importorskip("deepspeed.ops")
+    before = ops.__compatible_ops__["deepspeed_shm_comm"]
+    ops.__compatible_ops__["deepspeed_shm_comm"] = True
+    try:
+        deepspeed_patches.compile_no_shared_memory()
+        assert ops.__compatible_ops__["deepspeed_shm_comm"] is False
+    finally:
+        ops.__compatible_ops__["deepspeed_shm_comm"] = before
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notices."""
+    lines: list[str] = []
+    monkeypatch.setattr(installing, "notice", lines.append)
+    monkeypatch.setattr(deepspeed_patches, "notice", lines.append)
+    return lines
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """DeepSpeed's Muon, whose functions are compiled as upstream has them, whatever other tests did to them."""
+    from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
+
+    for name in deepspeed_patches._COMPILED:
+        written = inspect.unwrap(getattr(original_muon, name))
+        monkeypatch.setattr(original_muon, name, torch.compile(written))
+    monkeypatch.setattr(muon_optimizer, "muon_update", original_muon.muon_update)
+    return original_muon
+
+
+def test_muon_runs_as_written(compiled: Any, said: list[str]) -> None:
+    from deepspeed.runtime.zero.muon import muon_optimizer
+
+    for _ in range(2):  # the second call finds nothing compiled
+        deepspeed_patches.run_muon_eagerly()
+    for name in deepspeed_patches._COMPILED:
+        assert not hasattr(getattr(compiled, name), "__wrapped__")
+    assert muon_optimizer.muon_update is compiled.muon_update
+    assert said == []
+
+
+@pytest.mark.usefixtures("changed")
+def test_muon_is_left_compiled(compiled: Any, said: list[str]) -> None:
+    before = compiled.muon_update
+    deepspeed_patches.run_muon_eagerly()
+    assert compiled.muon_update is before
+    assert said[0].startswith("off: --made_up_flag")
+
+
+def test_a_compiled_function_that_hides_what_it_was(
+    compiled: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(G: torch.Tensor, steps: int) -> None:  # upstream's name
+        """Nothing of the original is left."""
+
+    hidden.__module__ = compiled.__name__
+    monkeypatch.setattr(compiled, "zeropower_via_newtonschulz5", hidden)
+    deepspeed_patches.run_muon_eagerly()
+    assert said[-1] == "off: --optim muon without compiling; torch hides what hidden was before"

@@ -25,7 +25,7 @@ _ROWS: dict[tuple[str, str, str], tuple[tuple[str, tuple[str, ...] | None, str, 
         ("core_model_loading.WeightRenaming", None, "as get_model_conversion_mapping: one for one", "merging"),
         (
             "core_model_loading.rename_source_key",
-            ("source_key", "weight_renamings", "weight_converters", "prefix", "meta_state_dict", "..."),
+            ("source_key", "weight_renamings", "weight_converters", "..."),
             "as get_model_conversion_mapping: applies both",
             "merging, and the check that a checkpoint fits its config",
         ),

@@ -212,12 +212,12 @@ ENGINES = (
         link=f"{_DEEPSPEED}/runtime/zero/partitioned_param_coordinator.py",
     ),
     Touched(
-        "deepspeed.utils.tensor_fragment._hp_mapping",
+        "deepspeed.utils.mixed_precision_linkage._hp_mapping",
         parameters=None,
         versions=">=0.19.8",
         why="where a parameter's share lies in the flat tensors of ZeRO-1 and 2; the public getters gather it",
         feature="--resume_from_checkpoint in another world or ZeRO stage",
-        link=f"{_DEEPSPEED}/utils/tensor_fragment.py",
+        link=f"{_DEEPSPEED}/utils/mixed_precision_linkage.py",
     ),
     Touched(
         "accelerate.accelerator.Accelerator._dataloaders",

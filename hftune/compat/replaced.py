@@ -148,7 +148,7 @@ REPLACED_ON_OBJECTS = (
     Touched(
         "transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing",
         parameters=("enable", "gradient_checkpointing_func", "every_n_layers"),
-        versions=">=5.20",
+        versions=">=5.17",
         why="all switches of transformers and TRL end here; only whole models can be chosen otherwise",
         feature="--activation_checkpointing",
         link=f"{_TRANSFORMERS}/modeling_utils.py",

@@ -143,8 +143,8 @@ def parameters_of(found: Any) -> tuple[str, ...]:
         parameters = list(inspect.signature(found).parameters.values())
     except (TypeError, ValueError):  # no callable any more, or one of C
         return ("?",)
-    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-    names = [stars.get(parameter.kind, "") + parameter.name for parameter in parameters]
+    stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}
+    names = [stars.get(parameter.kind.name, "") + parameter.name for parameter in parameters]
     return tuple(names[1:] if names[:1] in (["self"], ["cls"]) else names)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 from hftune.compat.installing import usable
 from hftune.logging import notice
@@ -31,14 +30,9 @@ def run_muon_eagerly() -> None:
     if not all([usable(symbol) for symbol in (*names, f"{_MUON}.muon_optimizer.muon_update")]):
         return
     for name in _COMPILED:
-        setattr(original_muon, name, _as_written(getattr(original_muon, name)))
+        written = inspect.unwrap(getattr(original_muon, name))
+        if written.__code__.co_filename != original_muon.__file__:
+            notice(f"off: --optim muon without compiling; torch hides what {name} was before")
+        setattr(original_muon, name, written)
     # The optimizer's module has imported the compiled one by name.
     muon_optimizer.muon_update = original_muon.muon_update
-
-
-def _as_written(function: Any) -> Any:
-    """The function that torch.compile was given; one that is not compiled is returned itself."""
-    written = inspect.unwrap(function)
-    if written.__code__.co_filename != inspect.getfile(inspect.getmodule(function)):
-        notice(f"off: --optim muon without compiling; torch hides what {function.__name__} was before")
-    return written

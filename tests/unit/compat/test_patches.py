@@ -253,7 +253,6 @@ def test_a_compiled_function_that_hides_what_it_was(
     def hidden(G: torch.Tensor, steps: int) -> None:  # upstream's name
         """Nothing of the original is left."""
 
-    hidden.__module__ = compiled.__name__
     monkeypatch.setattr(compiled, "zeropower_via_newtonschulz5", hidden)
     deepspeed_patches.run_muon_eagerly()
-    assert said[-1] == "off: --optim muon without compiling; torch hides what hidden was before"
+    assert said[-1] == "off: --optim muon without compiling; torch hides what zeropower_via_newtonschulz5 was before"

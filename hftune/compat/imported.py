@@ -294,7 +294,6 @@ _ROWS: dict[tuple[str, str, str], tuple[tuple[str, tuple[str, ...] | None, str, 
             "torch's own FlashAttention, young",
             "--packing and --padding_free on GPUs",
         ),
-        ("ops.mkldnn._linear_pointwise", None, "oneDNN's float32 product", "fused LoRA on CPUs"),
     ),
 }
 

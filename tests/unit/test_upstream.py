@@ -36,8 +36,8 @@ UNDOCUMENTED = re.compile(
 """Modules of which the libraries' manuals say nothing, or say that they may change."""
 PYTHON_S_OWN = {"_exit", "_current_frames", "_getframe"}
 """Documented, in spite of their names."""
-NOT_ON_EVERY_MACHINE = {"_dump_nccl_trace_json"}
-"""Used where torch has it: builds for CUDA."""
+NOT_ON_EVERY_MACHINE = {"_dump_nccl_trace_json", "_linear_pointwise"}
+"""Used where torch has them: builds for CUDA, builds with oneDNN."""
 HOOKS = {
     ("hftune/arguments/parser.py", "type"): "how argparse reads a value",
     ("hftune/errors.py", "said"): "of a listener of our own",
@@ -56,7 +56,8 @@ def name_of(path: Path) -> str:
 
 
 def may_replace(path: Path) -> bool:
-    return name_of(path).startswith(("hftune/compat/", "hftune/trainers/"))
+    # `imports` hides libraries from those that import them though a run does not need them.
+    return name_of(path).startswith(("hftune/compat/", "hftune/trainers/", "hftune/imports.py"))
 
 
 @cache

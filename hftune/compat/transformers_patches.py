@@ -92,8 +92,8 @@ def attention_registered(name: str, attend: Callable[..., Any], mask: Callable[.
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
-    require("transformers.modeling_utils.AttentionInterface._global_mapping")
-    require("transformers.masking_utils.AttentionMaskInterface._global_mapping")
+    for table in ("modeling_utils.AttentionInterface", "masking_utils.AttentionMaskInterface"):
+        require(f"transformers.{table}._global_mapping")
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, mask)
     try:

@@ -157,10 +157,12 @@ def test_computed_weights_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(trl_utils, "maybe_gather_lm_head_ctx", lambda *params: asked.append(params))
     monkeypatch.setattr(peft_patches, "usable", lambda symbol: True)
     parameter, computed = nn.Parameter(torch.ones(1)), torch.ones(1)
-    for _ in range(2):  # the second call changes nothing
-        peft_patches.gather_parameters_only(lambda weight: weight is parameter)
-    trl_utils.maybe_gather_lm_head_ctx(parameter, computed, None)
+    peft_patches.gather_parameters_only(lambda weight: weight.requires_grad)
+    once = trl_utils.maybe_gather_lm_head_ctx
+    once(parameter, computed, None)
     assert asked == [(parameter,)]
+    peft_patches.gather_parameters_only(lambda weight: weight.requires_grad)
+    assert trl_utils.maybe_gather_lm_head_ctx is once
 
 
 @pytest.mark.usefixtures("changed")

@@ -27,9 +27,9 @@ from hftune.models.skeleton import skeleton
 from hftune.models.stored import check_stored
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import estimate, shortfall, table
-from hftune.preflight.planning.beforehand import say_plan
 from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
+from hftune.tools.planning.beforehand import say_plan
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 

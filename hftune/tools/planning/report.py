@@ -95,22 +95,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def one_line(plan: Plan, choice: Choice, free: Free) -> str:
-    """Before a run."""
-    parts = plan.moment.parts
-    shown = {"weights": "weights", "optimizer": "optimizer", "gradients": "gradients", "activations": "activations"}
-    shown |= {"loss": "loss", "buffers": "buffers", "other": "other"}
-    named = ", ".join(
-        f"{word} {parts[part] / GIB:.2f}" for part, word in shown.items() if parts.get(part, 0) >= 0.005 * GIB
-    )
-    where = f"{plan.moment.name}: {named}" if named else plan.moment.name
-    host = f", {plan.host / GIB:.1f} in the machine's memory" if plan.host and not choice.setup.on_cpu else ""
-    return (
-        f"memory: {plan.device / GIB:.2f} GiB a process planned at the peak ({where}){host}; "
-        f"{free.device / GIB:.1f} GiB free"
-    )
-
-
 def as_json(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> dict[str, Any]:
     """All of it, sizes in bytes, times in seconds."""
     return {

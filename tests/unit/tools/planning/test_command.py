@@ -1,9 +1,8 @@
-"""`hftune plan` in this process: devices, candidates, what fits, JSON; and the line before a run."""
+"""`hftune plan` in this process: devices, candidates, what fits, JSON."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.distributed.devices import DEVICES, cluster_of
 from hftune.errors import ArgumentError
-from hftune.preflight import model_checks
-from hftune.preflight.memory import GIB, Free
-from hftune.preflight.model_checks import check_model
+from hftune.preflight.memory import GIB
 from hftune.tools.planning.command import take_own
 from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.report import duration
@@ -181,23 +178,3 @@ def test_durations() -> None:
         "2.5 hours",
         "3.5 days",
     ]
-
-
-def test_a_line_before_every_run(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The peak is said; what certainly does not fit is refused, what probably does not is a notice with a way out."""
-    said: list[str] = []
-    monkeypatch.setattr("hftune.tools.planning.beforehand.notice", said.append)
-    logging.getLogger("hftune").propagate = True
-    flags = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True"]
-    model_args, _, adapter_args, args = parse_arguments("sft", [*flags, "--max_length", "512", "--bf16", "False"])
-    with caplog.at_level(logging.INFO, "hftune"):
-        assert list(check_model(model_args, adapter_args, args)) == []
-    line = next(record.message for record in caplog.records if record.message.startswith("memory: "))
-    assert "GiB a process planned at the peak" in line and "activations" in line and not said
-    # 100k weights take 2 MB, and a step and the libraries some 300: 20 MB are enough for the one alone.
-    small = Free(device=20e6, host=20e6)
-    monkeypatch.setattr(model_checks, "free_memory", lambda **_: small)
-    assert list(check_model(model_args, adapter_args, args)) == []
-    assert len(said) == 1 and said[0].startswith("this will probably run out of memory at its peak.")

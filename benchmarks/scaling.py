@@ -174,9 +174,9 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
     """The choice that flags make, the model's size, its skeleton and the cluster."""
     from hftune.arguments import parse_arguments
     from hftune.distributed import ranks
-    from hftune.distributed.devices import cluster_here, cluster_of
     from hftune.models.configs import model_config
     from hftune.models.skeleton import skeleton
+    from hftune.preflight.devices import cluster_here, cluster_of
     from hftune.tools.planning.planner import Planner
 
     cluster = cluster_of(gpus, nodes) if gpus else cluster_here()

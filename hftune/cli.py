@@ -119,7 +119,7 @@ def tokenize(argv: list[str]) -> None:
 def plan(argv: list[str]) -> None:
     """What a script would need to run."""
     if not argv or {"-h", "--help"} & {*argv}:
-        from hftune.distributed.devices import DEVICES
+        from hftune.preflight.devices import DEVICES
 
         say(PLAN.format(devices=", ".join(DEVICES)))
         return

@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed import zero
-from hftune.distributed.devices import known_gpu
 from hftune.models.experts import experts_of
+from hftune.preflight.devices import known_gpu
 from hftune.trainers.progress import peak_memory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.distributed.devices import Cluster
+from hftune.preflight.devices import Cluster
 from hftune.preflight.memory import GIB, Free
 from hftune.tools.planning.counting import Steps
 from hftune.tools.planning.plan import PARTS, Plan

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hftune.distributed.devices import Cluster
 from hftune.models.experts import experts_of
+from hftune.preflight.devices import Cluster
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.tools.planning.planner import Choice
 from hftune.tools.planning.work import Generation, Work

@@ -58,7 +58,7 @@ def test_what_a_step_keeps(stage: str, flags: tuple[str, ...], tokens: int, tmp_
 
 def test_some_layers_are_recomputed_and_logits_are_kept_where_the_loss_needs_all(tmp_path: Path) -> None:
     flags = ("--max_length", "64", "--per_device_train_batch_size", "1", "--activation_checkpointing")
-    third = arguments("sft", tmp_path, *flags, "full", "--checkpoint_layers", "0-1")
+    third = arguments("sft", tmp_path, *flags, "full", "--activation_checkpointing_layers", "0-1")
     assert activation_bytes(CONFIG, third, 2) == pytest.approx(64 * (5 * LAYER + 2 * 8 * 2))
     parts = arguments("sft", tmp_path, *flags, "attention")
     assert activation_bytes(CONFIG, parts, 2) == pytest.approx(64 * 6 * LAYER)

@@ -12,8 +12,8 @@ import pytest
 from hftune.arguments import DataArguments, parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
-from hftune.distributed.devices import DEVICES, cluster_of
 from hftune.errors import ArgumentError
+from hftune.preflight.devices import DEVICES, cluster_of
 from hftune.preflight.memory import GIB
 from hftune.tools.planning.command import take_own
 from hftune.tools.planning.counting import steps_of

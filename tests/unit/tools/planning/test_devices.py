@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hftune.distributed.devices import GIB, cluster_here, known_gpu
+from hftune.preflight.devices import GIB, cluster_here, known_gpu
 from hftune.tools.planning import devices
 
 

@@ -41,7 +41,7 @@ def layer_bytes(config: PretrainedConfig, tokens: int, row: int, itemsize: int, 
     scale = itemsize / 2
     kept = tokens * config.hidden_size * PER_TOKEN * scale
     # The equation has an MLP of 4 hidden sizes, which is 19 of the 34 bytes; gated ones have 3 matrices for 2.
-    kept *= 1 + 19 / 34 * (getattr(config, "intermediate_size", 0) / (4 * config.hidden_size) * 1.5 - 1)
+    kept *= 1 + 19 / 34 * ((getattr(config, "intermediate_size", 0) or 0) / (4 * config.hidden_size) * 1.5 - 1)
     if keeps_scores:
         kept += PER_SCORE * config.num_attention_heads * tokens * row * scale
     return kept

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from hftune.logging import get_logger, notice
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup, estimate, fits, in_one_memory, ways_out
 
 
-def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, adapter: int) -> None:
+def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, adapter: Callable[[], int]) -> None:
     """Log the memory of one process. What probably does not fit is no error: activations are by formula.
 
     Args:
@@ -16,7 +17,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
         setup: How the run keeps it.
         activations: Bytes of them in one process at the peak.
         free: What is free now.
-        adapter: Parameters of a LoRA adapter of the rank asked for.
+        adapter: Counts the parameters of a LoRA adapter, which takes a while; asked where the run does not fit.
     """
     need = estimate(size, setup)
     parts = {
@@ -37,7 +38,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
     )
     if _fits(size, setup, activations, free):
         return
-    ways = ways_out(size, setup, adapter)
+    ways = ways_out(size, setup, adapter())
     first = next((flags for flags, its, changed in ways if _fits(its, changed, activations, free)), None)
     notice(
         "this will probably run out of memory at its peak. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from functools import partial
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
@@ -29,7 +30,7 @@ from hftune.models.skeleton import skeleton
 from hftune.models.stored import check_stored
 from hftune.preflight.activations import activation_bytes
 from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import estimate, shortfall, table
+from hftune.preflight.memory import ModelSize, estimate, shortfall, table
 from hftune.preflight.memory_line import say_memory
 from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
@@ -270,7 +271,7 @@ def check_memory(
     setup = run_setup(model_args, adapter_args, training_args)
     free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)
     missing = shortfall(estimate(size, setup), free, setup)
-    adapter = size.trained if adapter_args.use_peft else adapter_parameters(bare, AdapterArguments())
+    adapter = partial(_adapter_size, bare, adapter_args, size)
     if missing is None:
         if training_args.recomputes_least:
             # The one place where a run asks a tool. By its name, since a run without `auto` does without the tracer.
@@ -284,7 +285,7 @@ def check_memory(
     if model_args.ignore_memory_check:
         notice(f"--ignore_memory_check: {missing}")
         return
-    lines, first = table(size, setup, free, adapter)
+    lines, first = table(size, setup, free, adapter())
     yield ArgumentError(
         f"the model does not fit: {missing}",
         place="--model_name_or_path",
@@ -292,3 +293,13 @@ def check_memory(
         + "; --ignore_memory_check tries all the same. Without activations:\n    "
         + "\n    ".join(lines),
     )
+
+
+def _adapter_size(bare: PreTrainedModel, adapter_args: AdapterArguments, size: ModelSize) -> int:
+    """Parameters of the adapter that is trained, or of one that would be; all of the model where it takes none."""
+    if adapter_args.use_peft:
+        return size.trained
+    try:
+        return adapter_parameters(bare, AdapterArguments())
+    except (ValueError, TypeError, NotImplementedError):
+        return size.trained  # peft knows no adapter of such a model, so that none is a way out

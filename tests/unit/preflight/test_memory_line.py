@@ -81,7 +81,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_line(said: list[str]) -> None:
-    say_memory(SIZE, ON_GPU, 1.5 * GIB, Free(14 * GIB, 99 * GIB), GIB // 100)
+    say_memory(SIZE, ON_GPU, 1.5 * GIB, Free(14 * GIB, 99 * GIB), lambda: GIB // 100)
     assert said == [
         "memory: about 13.50 GiB a process (weights 2.00, gradients 2.00, optimizer 8.00, activations 1.50), "
         "2.0 in the machine's memory; 14.0 GiB free"
@@ -89,24 +89,35 @@ def test_the_line(said: list[str]) -> None:
 
 
 def test_a_way_out_that_fits_with_its_activations(said: list[str]) -> None:
-    say_memory(SIZE, ON_GPU, 2.5 * GIB, Free(14 * GIB, 99 * GIB), GIB // 100)
+    say_memory(SIZE, ON_GPU, 2.5 * GIB, Free(14 * GIB, 99 * GIB), lambda: GIB // 100)
     assert said[1].startswith("this will probably run out of memory at its peak. To mend it, add --deepspeed ds_conf")
     assert said[1].endswith("zero3_offload.json; `hftune plan` shows more ways")
     said.clear()
-    say_memory(SIZE, ON_GPU, 20 * GIB, Free(14 * GIB, 99 * GIB), GIB // 100)
+    say_memory(SIZE, ON_GPU, 20 * GIB, Free(14 * GIB, 99 * GIB), lambda: GIB // 100)
     assert "Smaller micro batches, shorter rows or more processes may mend it" in said[1]
 
 
 def test_processes_of_a_cpu_share_one_memory(said: list[str]) -> None:
     setup = Setup(weight_bytes=2.0, on_cpu=True, local_processes=2)
-    say_memory(SIZE, setup, GIB, Free(27 * GIB, 27 * GIB), GIB // 100)
+    say_memory(SIZE, setup, GIB, Free(27 * GIB, 27 * GIB), lambda: GIB // 100)
     assert said == [
         "memory: about 13.00 GiB a process (weights 2.00, gradients 2.00, optimizer 8.00, activations 1.00); "
         "27.0 GiB free"
     ]
     said.clear()
-    say_memory(SIZE, setup, GIB, Free(25 * GIB, 25 * GIB), GIB // 100)
+    say_memory(SIZE, setup, GIB, Free(25 * GIB, 25 * GIB), lambda: GIB // 100)
     assert len(said) == 2
+
+
+def test_a_model_that_takes_no_adapter(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
+    model_args, _, adapter_args, args = parse_arguments(
+        "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True", "--bf16", "False"]
+    )
+    assert list(check_model(model_args, adapter_args, args)) == [] and len(said) == 1
+    monkeypatch.setattr(model_checks, "free_memory", lambda **_: Free(device=1e3, host=1e3))
+    (problem,) = check_model(model_args, adapter_args, args)
+    assert "the model does not fit" in str(problem) and "--use_peft" not in str(problem)
 
 
 def test_split_matrices() -> None:

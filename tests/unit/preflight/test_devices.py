@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hftune.preflight import devices
 from hftune.preflight.devices import GIB, cluster_here, known_gpu
-from hftune.tools.planning import devices
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """LoRA, and what is frozen."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import adapters
+from hftune.arguments.names.translators import models
 
 _TUNERS = {"fine_tuning": "LoRA", "tuner_type": "lora", "train_type": "lora"}
 
@@ -9,7 +9,7 @@ ROWS = (
     works("use_peft", "train an adapter", "True"),
     alias("lora", "use_peft", "train an adapter", "True"),
     *(
-        translated(name, "use_peft", "adapter, or all weights", value, {"use_peft": "True"}, adapters.tuner)
+        translated(name, "use_peft", "adapter, or all weights", value, {"use_peft": "True"}, models.tuner)
         for name, value in _TUNERS.items()
     ),
     no_effect("tuner_backend", "library of the adapter", "adapters are peft's", "peft"),
@@ -29,7 +29,7 @@ ROWS = (
         "the adapter is scaled by alpha / rank; -1: ERNIEKit's default",
         "-1",
         {"lora_alpha": "16"},
-        adapters.strength,
+        models.strength,
     ),
     works("lora_dropout", "dropout of the adapter", "0.05"),
     works("lora_bias", "biases trained as well", "none"),
@@ -43,7 +43,7 @@ ROWS = (
         "rsLoRA with LoRA+",
         "True",
         {"use_rslora": "True", "lora_alpha": "4", "loraplus_lr_ratio": "4"},
-        adapters.strength,
+        models.strength,
     ),
     refused(
         "lora_dtype",
@@ -59,7 +59,7 @@ ROWS = (
         "modules to adapt, as LLaMA-Factory has it",
         "all",
         {"lora_target_modules": "all"},
-        adapters.targets,
+        models.targets,
     ),
     translated(
         "additional_target",
@@ -67,7 +67,7 @@ ROWS = (
         "modules trained in full, as LLaMA-Factory has it",
         "lm_head",
         {"lora_modules_to_save": "lm_head"},
-        adapters.saved,
+        models.saved,
     ),
     translated(
         "target_modules",
@@ -75,7 +75,7 @@ ROWS = (
         "modules to adapt, also under Megatron's names",
         "linear_qkv",
         {"lora_target_modules": "q_proj k_proj v_proj"},
-        adapters.targets,
+        models.targets,
     ),
     works("target_regex", "modules to adapt, as a regex", ".*q_proj"),
     translated(
@@ -84,7 +84,7 @@ ROWS = (
         "modules trained in full",
         "word_embeddings output_layer",
         {"lora_modules_to_save": "embed_tokens lm_head"},
-        adapters.saved,
+        models.saved,
     ),
     works("freeze_parameters", "prefixes to freeze", "model.embed_tokens"),
     works("freeze_parameters_regex", "what to freeze, as a regex", "embed"),

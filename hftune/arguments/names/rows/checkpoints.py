@@ -1,8 +1,8 @@
 """What is saved, and how a run goes on."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import starting
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators import runs
+from hftune.arguments.names.translators.common import switched
 
 _WHOLE = "weights are saved whole, as safetensors; a checkpoint resumes on any number of processes"
 _MCORE = "Megatron's format is not read; convert it to Hugging Face's, and use "
@@ -28,7 +28,7 @@ ROWS = (
         "go on with everything",
         "c",
         {"resume_from_checkpoint": "c"},
-        starting.starting,
+        runs.starting,
     ),
     *(
         translated(
@@ -37,7 +37,7 @@ ROWS = (
             does,
             "True --resume_from_checkpoint c",
             {"warm_start": "c"},
-            starting.starting,
+            runs.starting,
         )
         for name, does in (
             ("no_load_optim", "begin without the optimizer"),
@@ -51,7 +51,7 @@ ROWS = (
         "begin without random states",
         "True --no_load_optim True --resume_from_checkpoint c",
         {"warm_start": "c"},
-        starting.starting,
+        runs.starting,
     ),
     works("warm_start", "weights of a checkpoint alone", "c"),
     refused("load", "checkpoint to start from", _MCORE + "--model_name_or_path", "m"),

@@ -1,7 +1,7 @@
 """Records, and how they are mixed."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import batches, data
+from hftune.arguments.names.translators import data
 
 _FORMATS = "formats are recognised from the records"
 
@@ -131,7 +131,7 @@ ROWS = (
         "share that is held out",
         "0.02",
         {"validation_split_percentage": "2"},
-        batches.held_out_share,
+        data.held_out_share,
     ),
     no_effect("val_dataset_shuffle", "shuffle held-out records", "their order changes nothing", harmless=("false",)),
     *(

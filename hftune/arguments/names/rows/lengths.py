@@ -1,7 +1,7 @@
 """Lengths, packing, what is trained, templates and batches."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import batches, data
+from hftune.arguments.names.translators import data
 
 _PAIR = {"rm": "max_prompt_length", "dpo": "max_prompt_length", "rl": "max_prompt_length"}
 _ANSWER = {"rm": "max_completion_length", "dpo": "max_completion_length", "rl": "max_completion_length"}
@@ -115,7 +115,7 @@ ROWS = (
         "rows of a micro batch",
         "2",
         _BATCH,
-        batches.batches,
+        data.batches,
         stages=("pt", "sft", "rm", "dpo"),
     ),
     translated(
@@ -124,7 +124,7 @@ ROWS = (
         "rows of a micro batch",
         "2",
         _BATCH,
-        batches.batches,
+        data.batches,
         stages=("pt", "sft", "rm", "dpo"),
     ),
     translated(
@@ -133,7 +133,7 @@ ROWS = (
         "rows of a step, over all processes",
         "16 --micro_batch_size 2",
         {**_BATCH, "gradient_accumulation_steps": "8"},
-        batches.batches,
+        data.batches,
         stages=("pt", "sft", "rm", "dpo"),
     ),
     works("dataloader_num_workers", "processes that load", "0"),

@@ -1,8 +1,8 @@
 """Figures, evaluation and profiling."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import batches
-from hftune.arguments.names.values.common import mapped
+from hftune.arguments.names.translators import data
+from hftune.arguments.names.translators.common import mapped
 
 ROWS = (
     works("logging_steps", "steps between figures", "10"),
@@ -38,7 +38,7 @@ ROWS = (
         "batches of an evaluation",
         "5",
         {"max_eval_samples": "40"},
-        batches.evaluation_length,
+        data.evaluation_length,
     ),
     translated(
         "eval_iters",
@@ -46,7 +46,7 @@ ROWS = (
         "batches of an evaluation",
         "5",
         {"max_eval_samples": "40"},
-        batches.evaluation_length,
+        data.evaluation_length,
     ),
     alias("use_profiler", "profile", "write a profile", "True"),
     works("profiler_rank0_only", "profile one process", "True"),

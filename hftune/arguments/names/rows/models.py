@@ -1,8 +1,8 @@
 """Models, tokenizers, attention and kernels."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import precision
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators import models
+from hftune.arguments.names.translators.common import switched
 
 _READ = "read from the model's own config"
 _NEW = "a model's shape is read from its config; for another one write a config.json and use --from_config"
@@ -33,7 +33,7 @@ ROWS = (
         "attention",
         "unfused",
         {"attn_implementation": "eager"},
-        precision.attention_backend,
+        models.attention_backend,
     ),
     translated(
         "attn_impl",
@@ -41,7 +41,7 @@ ROWS = (
         "attention",
         "flash_attn",
         {"attn_implementation": "flash_attention_2"},
-        precision.attn_impl,
+        models.attn_impl,
     ),
     refused("shift_attn", "shifted sparse attention (LongLoRA)", "use --packing, or ZeRO-3 with checkpointing"),
     no_effect("use_mem_eff_attn", "memory-efficient attention", "SDPA chooses its kernel"),

@@ -1,8 +1,8 @@
 """Mixture of experts."""
 
 from hftune.arguments.names.row import OFF, alias, no_effect, refused, translated
-from hftune.arguments.names.values import moe
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators import models
+from hftune.arguments.names.translators.common import switched
 
 _MODEL = "the model's own routing is used"
 _EXPERTS = "DeepSpeed's AutoEP sends tokens in its own way; see --expert_parallel_size"
@@ -14,7 +14,7 @@ ROWS = (
         "weight of the load-balancing loss, added up over layers",
         "0.01",
         {"router_aux_loss_coef": "0.01"},
-        moe.megatron_balance,
+        models.megatron_balance,
     ),
     translated(
         "moe_aux_loss_lambda",
@@ -22,7 +22,7 @@ ROWS = (
         "weight of the load-balancing loss of a layer",
         "0.01",
         {"router_aux_loss_coef": "0.01"},
-        moe.ernie_balance,
+        models.ernie_balance,
     ),
     translated(
         "moe_z_loss_coeff",
@@ -30,7 +30,7 @@ ROWS = (
         "weight of the routers' z-loss, added up over layers",
         "0.001",
         {"moe_z_loss_coef": "0.001"},
-        moe.megatron_z,
+        models.megatron_z,
     ),
     translated(
         "moe_z_loss_lambda",
@@ -38,7 +38,7 @@ ROWS = (
         "weight of the routers' z-loss of a layer",
         "0.001",
         {"moe_z_loss_coef": "0.001"},
-        moe.ernie_z,
+        models.ernie_z,
     ),
     alias("experts_impl", "experts_implementation", "how experts are computed", "eager"),
     translated(

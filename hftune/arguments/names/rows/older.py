@@ -1,7 +1,7 @@
 """Names that transformers 5 has removed."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators.common import switched
 
 _DROPPED = "transformers has dropped it"
 _TORCH = "torch's own mixed precision is used"

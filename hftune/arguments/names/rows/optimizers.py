@@ -1,20 +1,20 @@
 """Optimizers, learning rates and regularisation."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import data, optimizers
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators import data, training
+from hftune.arguments.names.translators.common import switched
 
 _NONE = ("none", "null")
 
 ROWS = (
-    translated("optim", "optim", "optimizer", "adamw_custom", {"optim": "adamw_torch"}, optimizers.optimizer),
+    translated("optim", "optim", "optimizer", "adamw_custom", {"optim": "adamw_torch"}, training.optimizer),
     translated(
         "optimizer",
         "optim",
         "optimizer; adam is AdamW",
         "sgd",
         {"optim": "sgd", "sgd_momentum": "0.9"},
-        optimizers.megatron_optimizer,
+        training.megatron_optimizer,
     ),
     works("learning_rate", "peak learning rate", "1e-4"),
     alias("lr", "learning_rate", "peak learning rate", "1e-4"),
@@ -75,7 +75,7 @@ ROWS = (
         "schedule",
         "WSD",
         {"lr_scheduler_type": "warmup_stable_decay", "lr_wsd_decay_style": "exponential"},
-        optimizers.schedule,
+        training.schedule,
     ),
     alias("lr_decay_iters", "lr_decay_steps", "step at which the schedule has ended", "20"),
     alias("decay_steps", "lr_decay_steps", "step at which the schedule has ended", "20"),

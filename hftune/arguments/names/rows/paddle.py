@@ -1,7 +1,7 @@
 """What PaddleFormers' trainer adds beneath ERNIEKit: communication, checkpoints and Muon of Paddle."""
 
 from hftune.arguments.names.row import Row, no_effect, refused, translated, works
-from hftune.arguments.names.values.common import mapped
+from hftune.arguments.names.translators.common import mapped
 
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
 _NO_TENSOR = "tensor parallelism is DeepSpeed's, without these details; see --tensor_parallel_size"

@@ -1,7 +1,7 @@
 """Sharding, parallelism and recomputation."""
 
 from hftune.arguments.names.row import no_effect, refused, translated, works
-from hftune.arguments.names.values import recompute, runs, zero
+from hftune.arguments.names.translators import runs, sharding
 
 _ONE = ("1", "-1", "0", "none", "null")
 _PIPELINE = "there is no pipeline parallelism under the HF Trainer; use ZeRO-3 (ds_configs/zero3.json)"
@@ -13,18 +13,18 @@ _NO_RING = "there is no ring attention"
 _OVERLAP = "DeepSpeed's overlap_comm does that; see --deepspeed"
 
 ROWS = (
-    translated("sharding", "deepspeed", "ZeRO stage", "stage1", {}, zero.sharding),
-    translated("sharding_parallel_degree", "deepspeed", "processes that share states", "1", {}, zero.sharding),
-    translated("sharding_degree", "deepspeed", "processes that share states", "1", {}, zero.sharding),
-    translated("sharding_parallel_size", "deepspeed", "processes that share states", "1", {}, zero.sharding),
-    translated("offload_optim", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
-    translated("tensorwise_offload_optimizer", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
-    translated("optimizer_cpu_offload", "deepspeed", "optimizer states on the CPU", "False", {}, zero.sharding),
-    translated("optimizer_offload_fraction", "deepspeed", "share of them", "1.0", {}, zero.sharding),
-    translated("use_distributed_optimizer", "deepspeed", "ZeRO-1", "False", {}, zero.sharding),
-    translated("use_megatron_fsdp", "deepspeed", "sharded data parallelism", "False", {}, zero.sharding),
-    translated("data_parallel_sharding_strategy", "deepspeed", "what it shards", "optim", {}, zero.sharding),
-    translated("sharding_strategy", "deepspeed", "fsdp, hsdp or ddp", "ddp", {}, zero.sharding),
+    translated("sharding", "deepspeed", "ZeRO stage", "stage1", {}, sharding.sharding),
+    translated("sharding_parallel_degree", "deepspeed", "processes that share states", "1", {}, sharding.sharding),
+    translated("sharding_degree", "deepspeed", "processes that share states", "1", {}, sharding.sharding),
+    translated("sharding_parallel_size", "deepspeed", "processes that share states", "1", {}, sharding.sharding),
+    translated("offload_optim", "deepspeed", "optimizer states on the CPU", "False", {}, sharding.sharding),
+    translated("tensorwise_offload_optimizer", "deepspeed", "optimizer states on the CPU", "False", {}, sharding.sharding),
+    translated("optimizer_cpu_offload", "deepspeed", "optimizer states on the CPU", "False", {}, sharding.sharding),
+    translated("optimizer_offload_fraction", "deepspeed", "share of them", "1.0", {}, sharding.sharding),
+    translated("use_distributed_optimizer", "deepspeed", "ZeRO-1", "False", {}, sharding.sharding),
+    translated("use_megatron_fsdp", "deepspeed", "sharded data parallelism", "False", {}, sharding.sharding),
+    translated("data_parallel_sharding_strategy", "deepspeed", "what it shards", "optim", {}, sharding.sharding),
+    translated("sharding_strategy", "deepspeed", "fsdp, hsdp or ddp", "ddp", {}, sharding.sharding),
     no_effect("sharding_parallel_config", "details of sharding", _OVERLAP, "enable_stage1_overlap"),
     no_effect("release_grads", "free gradients after a step", "ZeRO and the Trainer do"),
     no_effect("overlap_grad_reduce", "overlap of communication", _OVERLAP),
@@ -99,7 +99,7 @@ ROWS = (
         "recompute activations",
         "False",
         {"gradient_checkpointing": "False"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "recompute_granularity",
@@ -107,7 +107,7 @@ ROWS = (
         "what is recomputed",
         "full_attn --recompute True",
         {"activation_checkpointing": "attention"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "recompute_method",
@@ -115,7 +115,7 @@ ROWS = (
         "units of recomputation",
         "block --recompute_granularity full",
         {"gradient_checkpointing": "True", "activation_checkpointing_layers": "0"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "recompute_num_layers",
@@ -123,7 +123,7 @@ ROWS = (
         "how many, or layers of a unit",
         "4 --recompute_granularity full --recompute_method block",
         {"gradient_checkpointing": "True", "activation_checkpointing_layers": "0-3"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "recompute_modules",
@@ -131,7 +131,7 @@ ROWS = (
         "parts that are recomputed",
         "core_attn --recompute_granularity selective",
         {"activation_checkpointing": "core_attention"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "no_recompute_layers",
@@ -139,7 +139,7 @@ ROWS = (
         "layers that are not",
         "3 --recompute True",
         {"gradient_checkpointing": "True", "activation_checkpointing_layers": "not 3"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "fsdp_activation_checkpointing",
@@ -147,7 +147,7 @@ ROWS = (
         "recompute activations",
         "True",
         {"gradient_checkpointing": "True"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     translated(
         "selective_checkpointing",
@@ -155,7 +155,7 @@ ROWS = (
         "share of blocks",
         "1/3 --fsdp_activation_checkpointing True",
         {"gradient_checkpointing": "True", "activation_checkpointing_layers": "1/3"},
-        recompute.recompute,
+        sharding.recompute,
     ),
     works("gradient_checkpointing", "recompute activations", "True"),
     translated(
@@ -164,7 +164,7 @@ ROWS = (
         "torch's older way",
         "True --recompute True",
         {"gradient_checkpointing": "True", "gradient_checkpointing_kwargs": '{"use_reentrant": true}'},
-        recompute.recompute,
+        sharding.recompute,
     ),
     no_effect("use_recompute", "recompute activations of images", "hftune trains on text"),
     translated(
@@ -173,6 +173,6 @@ ROWS = (
         "keep activations on the CPU",
         "True --recompute True",
         {"gradient_checkpointing": "True", "activation_checkpointing_offload": "True"},
-        recompute.recompute,
+        sharding.recompute,
     ),
 )

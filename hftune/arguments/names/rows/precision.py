@@ -1,8 +1,8 @@
 """Precision and quantised bases."""
 
 from hftune.arguments.names.row import no_effect, refused, translated, works
-from hftune.arguments.names.values import precision
-from hftune.arguments.names.values.common import switched
+from hftune.arguments.names.translators import models
+from hftune.arguments.names.translators.common import switched
 
 _FP8 = "FP8 is --fp8, which multiplies in it all three products; weights, gradients and what is gathered are in bf16"
 _FP8_DETAIL = "torchao scales by each tensor or row at hand (--fp8), and keeps no history"
@@ -19,7 +19,7 @@ ROWS = (
         "precision of computing",
         "bf16",
         {"bf16": "True"},
-        precision.compute_type,
+        models.compute_type,
     ),
     translated(
         "weight_quantize_algo",
@@ -27,7 +27,7 @@ ROWS = (
         "quantised base",
         "weight_only_int8",
         {"load_in_8bit": "True"},
-        precision.compute_type,
+        models.compute_type,
     ),
     translated(
         "quant_bits",
@@ -35,7 +35,7 @@ ROWS = (
         "quantised base",
         "4",
         {"load_in_4bit": "True"},
-        precision.quant_bits,
+        models.quant_bits,
     ),
     translated(
         "quant_method",
@@ -43,7 +43,7 @@ ROWS = (
         "how the base is quantised",
         "bnb --quant_bits 8",
         {"load_in_8bit": "True"},
-        precision.quant_bits,
+        models.quant_bits,
     ),
     works("qlora", "LoRA on a 4-bit base", "True"),
     works("load_in_4bit", "4-bit base", "True"),
@@ -74,7 +74,7 @@ ROWS = (
         harmless=("false",),
     ),
     translated("use_fp8", "fp8", "FP8 products", "True", {"fp8": "tensorwise"}, switched("fp8", "tensorwise", None)),
-    translated("fp8_format", "fp8", "formats of FP8", "hybrid", {"fp8": "tensorwise"}, precision.fp8_format),
+    translated("fp8_format", "fp8", "formats of FP8", "hybrid", {"fp8": "tensorwise"}, models.fp8_format),
     *(
         refused(name, "a part in FP8 or FP4", _FP8, value)
         for name, value in (

@@ -1,21 +1,21 @@
 """DPO and its relatives, and reward models."""
 
 from hftune.arguments.names.row import no_effect, refused, translated, works
-from hftune.arguments.names.values import preferences
+from hftune.arguments.names.translators import training
 
 _DPO = ("dpo",)
 _LOSS = "loss_type, loss_weights"
 
 ROWS = (
     works("beta", "how far the policy may go", "0.2", stages=("dpo", "rl")),
-    translated("loss_type", "loss_type", "loss", "ipo", {"loss_type": "ipo"}, preferences.preference_loss, stages=_DPO),
+    translated("loss_type", "loss_type", "loss", "ipo", {"loss_type": "ipo"}, training.preference_loss, stages=_DPO),
     translated(
         "rpo_alpha",
         _LOSS,
         "weight of the SFT loss",
         "1.0",
         {"loss_type": "sigmoid sft", "loss_weights": "1 1"},
-        preferences.preference_loss,
+        training.preference_loss,
         stages=_DPO,
     ),
     translated(
@@ -24,7 +24,7 @@ ROWS = (
         "weight of the SFT loss",
         "0.5",
         {"loss_type": "sigmoid sft", "loss_weights": "1 0.5"},
-        preferences.preference_loss,
+        training.preference_loss,
         stages=_DPO,
     ),
     translated(
@@ -33,7 +33,7 @@ ROWS = (
         "weight of the preference loss",
         "2",
         {"loss_type": "sigmoid", "loss_weights": "2"},
-        preferences.preference_loss,
+        training.preference_loss,
         stages=_DPO,
     ),
     works("label_smoothing", "share of pairs that are the wrong way round", "0.1", stages=_DPO),
@@ -48,7 +48,7 @@ ROWS = (
         "weight of ORPO's odds ratio",
         "0.1",
         {"loss_type": "orpo", "beta": "0.1"},
-        preferences.preference_loss,
+        training.preference_loss,
         stages=_DPO,
     ),
     works("normalize_logps", "answers of a pair as if equally long", "True", stages=_DPO),
@@ -58,7 +58,7 @@ ROWS = (
         "renew the reference",
         "100",
         {"sync_ref_model": "True", "ref_model_sync_steps": "100", "ref_model_mixup_alpha": "1.0"},
-        preferences.reference_update,
+        training.reference_update,
         stages=_DPO,
     ),
     works("sync_ref_model", "renew the reference", "False", stages=("dpo", "rl")),

@@ -1,7 +1,7 @@
 """RL from rewards, and distillation."""
 
 from hftune.arguments.names.row import OFF, alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import runs
+from hftune.arguments.names.translators import runs
 
 _RL = ("rl",)
 _DISTIL = "there is no distillation; train on the teacher's answers with run_sft.py"

@@ -1,7 +1,7 @@
 """Which stage, for how long, where to."""
 
 from hftune.arguments.names.row import alias, no_effect, refused, translated, works
-from hftune.arguments.names.values import runs
+from hftune.arguments.names.translators import runs
 
 _MEGATRON = "hftune trains Hugging Face models; nothing of Megatron is started"
 

@@ -9,8 +9,8 @@ import pytest
 
 from hftune.arguments import DataArguments, parse_arguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.light import parse_merge_arguments
-from hftune.arguments.parser import stage_parser
+from hftune.arguments.merging import parse_merge_arguments
+from hftune.arguments.stages import stage_parser
 from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 

@@ -5,17 +5,8 @@ from __future__ import annotations
 import math
 
 from hftune.arguments.names.row import Answer, Ask, Given
-from hftune.arguments.names.translators.common import cannot, mapped, number, switched
+from hftune.arguments.names.translators.common import cannot, number
 from hftune.errors import ArgumentError
-
-# ERNIEKit's "random" draws from the sources by weight without end; --max_steps says when it stops.
-mix_strategy = mapped("mix_strategy", {"random": "over"}, "")
-shuffled = switched("train_sampling_strategy", None, "sequential")
-grouped = switched("train_sampling_strategy", "group_by_length", None)
-strict = switched("on_bad_record", "error", "drop")
-from_cache = switched("overwrite_cache", None, "True")
-causal_over_documents = switched("cross_document_attention", "True", None)
-
 
 _STOPS = {"first_exhausted": "under", "all_exhausted": "over"}
 

@@ -10,9 +10,6 @@ from hftune.arguments.names.translators.common import cannot, each, mapped, numb
 from hftune.errors import ArgumentError
 from hftune.opening.model_files import read_checked
 
-_INSTEAD = "use lora or full"
-tuner = mapped("use_peft", {"lora": "True", "full": "False"}, _INSTEAD)
-
 # Megatron's fused layers -> those of Hugging Face's models.
 _MODULES = {
     "all-linear": ["all"],
@@ -68,9 +65,6 @@ _TYPES: dict[str, Given] = {
 _ALGORITHMS = {"weight_only_int8": "wint8", "nf4": "nf4"}
 _BASES = "use nf4 (--load_in_4bit) or wint8 (--load_in_8bit), with --use_peft; FP8 in full is --fp8"
 
-fp8_format = mapped("fp8", {"hybrid": "tensorwise", "e4m3": "rowwise", "none": None, "null": None}, "hybrid or e4m3")
-"""Megatron's: E5M2 for gradients, or E4M3 throughout, which wants a scale a row."""
-
 
 def compute_type(ask: Ask) -> Answer:
     """ERNIEKit's `compute_type` and `weight_quantize_algo`: precision, and a quantised base for LoRA."""
@@ -122,9 +116,6 @@ def attention_backend(ask: Ask) -> Answer:
     if (ask.text("attention_backend") or "").lower() == "flash":
         return Answer([("flash_attn", ["True"])])
     return _kernels(ask)
-
-
-attn_impl = mapped("attn_implementation", {"flash_attn": "flash_attention_2", "none": None}, "")
 
 
 _ERNIE = "here it weighs a mean over layers, in ERNIEKit what the model adds"

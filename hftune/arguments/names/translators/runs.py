@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hftune.arguments.names.row import OFF, Answer, Ask, Given, Translation
-from hftune.arguments.names.translators.common import cannot, each, mapped
+from hftune.arguments.names.translators.common import cannot, each
 
 TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
 _SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
@@ -30,7 +30,6 @@ def stage_of(stages: dict[str, str]) -> Translation:
 ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})
 rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
-advantage_estimator = mapped("rl_algorithm", {"grpo": "grpo", "rloo": "rloo"}, "use grpo or rloo")
 
 
 def any_language_model(ask: Ask) -> Answer:

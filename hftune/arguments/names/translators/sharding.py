@@ -115,7 +115,6 @@ def _within_machines(ask: Ask, config: dict[str, Any]) -> list[str]:
 
 _MODULES = {"core_attn": CORE_ATTENTION, "mlp": MLP, "moe": MLP}
 _DETAILS = ("recompute_use_reentrant", "offload_recompute_inputs", "no_recompute_layers")
-_NOTHING = ("false", "none", "null")
 _IDLE = "--{} has no effect: nothing is recomputed"
 
 
@@ -165,7 +164,10 @@ def _which(ask: Ask) -> tuple[Given, tuple[str, ...]]:
     left_out = re.findall(r"\d+", ask.text("no_recompute_layers") or "")
     if left_out:
         return [("activation_checkpointing_layers", [f"not {','.join(left_out)}"])], ()
-    count, method = int(ask.text("recompute_num_layers") or "1"), (ask.text("recompute_method") or "").lower()
+    count, method = (
+        int(number("recompute_num_layers", ask.text("recompute_num_layers") or "1")),
+        (ask.text("recompute_method") or "").lower(),
+    )
     if method == "block":
         return [("activation_checkpointing_layers", [f"0-{count - 1}" if count > 1 else "0"])], ()
     if method not in ("", "none", "uniform"):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from hftune.arguments.names.row import Answer, Ask, Given
-from hftune.arguments.names.translators.common import cannot, mapped, number
-
-# Names that hftune has are left alone; this is ERNIEKit's word for AdamW with options of its own.
-optimizer = mapped("optim", {"adamw_custom": "adamw_torch"}, "")
+from hftune.arguments.names.translators.common import cannot, number
 
 _STYLES = {
     "constant": "constant_with_warmup",

@@ -58,8 +58,8 @@ _TRANSLATORS = "hftune.arguments.names.translators"
 @functools.cache
 def table() -> dict[str, Row]:
     """All rows by name, in the order of the topics; read from the file once a process."""
-    with files(__package__).joinpath("names.csv").open(encoding="utf-8", newline="") as file:
-        found = [read_row(cells) for cells in csv.DictReader(file, strict=True)]
+    lines = files(__package__).joinpath("names.csv").read_text(encoding="utf-8").splitlines()
+    found = [read_row(cells) for cells in csv.DictReader(lines, strict=True)]
     order = list(TOPICS)
     rows = {row.name: row for row in sorted(found, key=lambda row: order.index(row.topic))}
     assert len(rows) == len(found), "a name stands in the table twice"

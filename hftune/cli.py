@@ -119,12 +119,12 @@ def tokenize(argv: list[str]) -> None:
 def plan(argv: list[str]) -> None:
     """What a script would need to run."""
     if not argv or {"-h", "--help"} & {*argv}:
-        from hftune.preflight.planning.devices import DEVICES
+        from hftune.preflight.devices import DEVICES
 
         say(PLAN.format(devices=", ".join(DEVICES)))
         return
     stage, rest = _stage(argv, "plan")
-    from hftune.preflight.planning.command import plan as show
+    from hftune.tools.planning.command import plan as show
 
     show(stage, rest)
 
@@ -141,8 +141,8 @@ def explain(argv: list[str]) -> None:
 def export(argv: list[str]) -> None:
     """A finished model in the form that another tool wants."""
     from hftune.arguments.stages import parse_command
-    from hftune.merging.export.run import FORMATS
-    from hftune.merging.export.run import export as write
+    from hftune.tools.export.run import FORMATS
+    from hftune.tools.export.run import export as write
 
     if not argv or argv[0] not in FORMATS:
         raise ArgumentError(
@@ -168,7 +168,7 @@ def score(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.scoring.run import score as run
+    from hftune.tools.scoring.run import score as run
 
     given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
     run(parse_command(ScoreArguments, given))
@@ -181,8 +181,8 @@ def ask(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.reporting.answers import answer_sections
-    from hftune.scoring.ask import ask as run
+    from hftune.tools.reporting.answers import answer_sections
+    from hftune.tools.scoring.ask import ask as run
 
     found = run(parse_command(AskArguments, argv), argv)
     say("\n\n".join(section.render() for section in answer_sections(found, shown=len(found["questions"]))))
@@ -222,7 +222,7 @@ def vocab(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.vocabulary import command
+    from hftune.tools.vocabulary import command
 
     name, rest = (argv[0], argv[1:]) if argv else ("help", [])
     if name in ("-h", "--help", "help"):
@@ -239,21 +239,21 @@ def vocab(argv: list[str]) -> None:
 
 def pipeline(argv: list[str]) -> None:
     """All stages from one file."""
-    from hftune.pipeline.command import main as run
+    from hftune.tools.pipeline.command import main as run
 
     run(argv)
 
 
 def launch(argv: list[str]) -> None:
     """A script under its launcher, without what launchers say and with the exit code of the processes."""
-    from hftune.pipeline.launching import launch as run
+    from hftune.tools.pipeline.launching import launch as run
 
     run(argv)
 
 
 def lineage(argv: list[str]) -> None:
     """The chain from base to a model."""
-    from hftune.reporting.lineage import draw, trace
+    from hftune.tools.reporting.lineage import draw, trace
 
     folders = [word for word in argv if not word.startswith("-")]
     strangers = [word for word in argv if word.startswith("-") and word != "--json"]
@@ -267,7 +267,7 @@ def lineage(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Curves, counts, answers and commands on one page."""
-    from hftune.reporting.page import write_pages
+    from hftune.tools.reporting.page import write_pages
 
     if len(argv) != 1 or argv[0].startswith("-"):
         raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
@@ -276,7 +276,7 @@ def report(argv: list[str]) -> None:
 
 def doctor(argv: list[str]) -> None:
     """Libraries, GPUs, folders, and whether processes reach each other."""
-    from hftune.doctor.command import main as run
+    from hftune.tools.doctor.command import main as run
 
     run(argv)
 

@@ -10,14 +10,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from hftune import errors, secrets, visible
-from hftune.arguments import entry
+from hftune.arguments import entry, stages
 from hftune.arguments.given import given_in_file, given_on_command_line
 from hftune.arguments.names.translate import Entry
 from hftune.arguments.stages import stage_parser
@@ -25,16 +24,16 @@ from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_secrets import take_secrets_out
-from hftune.doctor.findings import Finding, render, to_json
-from hftune.doctor.surroundings import check_variables
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
-from hftune.pipeline.progress import Screen
-from hftune.pipeline.runner import shown
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import steps_of
 from hftune.publishing.files import write_page
-from hftune.reporting.page import write_pages
+from hftune.tools.doctor.findings import Finding, render, to_json
+from hftune.tools.doctor.surroundings import check_variables
+from hftune.tools.pipeline.progress import Screen
+from hftune.tools.pipeline.runner import shown
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.reporting.page import write_pages
 
 SECRET = "Zq7/hush+v3ry=quiet"
 Way = Callable[[Path, pytest.MonkeyPatch], object]
@@ -339,9 +338,7 @@ def test_a_tracker_finds_no_secret_in_the_command_line(monkeypatch: pytest.Monke
     given = ["--hub_token", "ab12", "--deepspeed", '{"comet":{"api_key":"k"}}', "--run_name", "mine"]
     monkeypatch.setattr(sys, "argv", ["run_sft.py", *given])
     seen = list[list[str]]()
-    monkeypatch.setattr(
-        entry, "_parser", lambda: SimpleNamespace(parse_arguments=lambda stage, argv: seen.append(argv))
-    )
+    monkeypatch.setattr(stages, "parse_stage", lambda stage, argv: seen.append(argv))
     entry.parse_arguments("sft")
     assert seen == [given]
     told = ["run_sft.py", "--hub_token", "***", "--deepspeed", '{"comet": {"api_key": "***"}}', "--run_name", "mine"]

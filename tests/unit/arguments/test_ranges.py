@@ -23,7 +23,7 @@ from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError
-from hftune.pipeline.checking import stage_problems
+from hftune.tools.pipeline.checking import stage_problems
 
 
 def argument_classes() -> Iterator[type]:

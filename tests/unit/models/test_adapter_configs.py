@@ -89,7 +89,9 @@ def test_missing_tensors_are_an_error(tiny_model: Path, tmp_path: Path) -> None:
         load_adapter(load(tiny_model), str(tmp_path), is_trainable=True)
 
 
-def test_a_quantiser_that_is_too_old_for_peft(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantiser_that_is_too_old_for_peft(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """peft looks at the version of torchao wherever one is installed, and raises ImportError for an old one."""
 
     def old() -> bool:

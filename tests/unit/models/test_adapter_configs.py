@@ -103,6 +103,6 @@ def test_a_quantiser_that_is_too_old_for_peft(
         lambda: add_adapter(load(tiny_model), adapter_args, training_args),
         lambda: load_adapter(load(tiny_model), str(saved(tmp_path)), is_trainable=True),
     ):
-        with pytest.raises(ArgumentError, match="version of torchao. Found version 0.9.0") as caught:
+        with pytest.raises(ArgumentError, match=r"version of torchao\. Found version 0\.9\.0") as caught:
             attempt()
         assert "upgrade that package, or uninstall it" in str(caught.value)

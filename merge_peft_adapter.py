@@ -4,7 +4,7 @@ python merge_peft_adapter.py --peft_model_path outputs/sft --output_dir outputs/
     The base is the one that the adapter was trained on, unless --base_model_name_or_path says otherwise.
 """
 
-from hftune.arguments.light import parse_merge_arguments
+from hftune.arguments.merging import parse_merge_arguments
 from hftune.errors import run_tool
 
 

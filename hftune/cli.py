@@ -140,7 +140,7 @@ def explain(argv: list[str]) -> None:
 
 def export(argv: list[str]) -> None:
     """A finished model in the form that another tool wants."""
-    from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.stages import parse_command
     from hftune.tools.export.run import FORMATS
     from hftune.tools.export.run import export as write
 
@@ -149,47 +149,42 @@ def export(argv: list[str]) -> None:
             "`hftune export` needs a format",
             fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
         )
-    parser = HftuneParser([FORMATS[argv[0]]])
-    (args,) = parser.parse(argv[1:])
-    write(args)
+    write(parse_command(FORMATS[argv[0]], argv[1:]))
 
 
 def consolidate(argv: list[str]) -> None:
     """Whole weights from a DeepSpeed checkpoint."""
     from hftune.arguments.consolidating import ConsolidateArguments
-    from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.stages import parse_command
     from hftune.checkpoints.consolidate import consolidate as write
 
-    (args,) = HftuneParser([ConsolidateArguments]).parse(argv)
-    write(args)
+    write(parse_command(ConsolidateArguments, argv))
 
 
 def score(argv: list[str]) -> None:
     """A file of conversations through a reward model."""
-    from hftune.arguments.parser import HftuneParser
     from hftune.arguments.scoring import ScoreArguments
+    from hftune.arguments.stages import parse_command
     from hftune.distributed import launch
 
     launch.prepare_environment()
     from hftune.tools.scoring.run import score as run
 
     given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
-    (args,) = HftuneParser([ScoreArguments]).parse(given)
-    run(args)
+    run(parse_command(ScoreArguments, given))
 
 
 def ask(argv: list[str]) -> None:
     """The same questions to one model or several."""
     from hftune.arguments.asking import AskArguments
-    from hftune.arguments.parser import HftuneParser
+    from hftune.arguments.stages import parse_command
     from hftune.distributed import launch
 
     launch.prepare_environment()
     from hftune.tools.reporting.answers import answer_sections
     from hftune.tools.scoring.ask import ask as run
 
-    (args,) = HftuneParser([AskArguments]).parse(argv)
-    found = run(args, argv)
+    found = run(parse_command(AskArguments, argv), argv)
     say("\n\n".join(section.render() for section in answer_sections(found, shown=len(found["questions"]))))
 
 
@@ -237,7 +232,7 @@ def vocab(argv: list[str]) -> None:
         near = did_you_mean(name, command.COMMANDS, written="`hftune vocab {}`")
         fix = f"{near} one of: {', '.join(command.COMMANDS)}".strip()
         raise ArgumentError(f"there is no `hftune vocab {name}`", fix=fix)
-    from hftune.arguments.parser import parse_vocab_arguments
+    from hftune.arguments.stages import parse_vocab_arguments
 
     command.run(name, parse_vocab_arguments(rest))
 
@@ -281,10 +276,7 @@ def report(argv: list[str]) -> None:
 
 def doctor(argv: list[str]) -> None:
     """Libraries, GPUs, folders, and whether processes reach each other."""
-    from hftune.imports import without_quantisers
-
-    with without_quantisers():  # asked for in a process of their own
-        from hftune.tools.doctor.command import main as run
+    from hftune.tools.doctor.command import main as run
 
     run(argv)
 

@@ -29,7 +29,6 @@ from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import ArgumentError, Preempted, UserError
-from hftune.imports import collect_as_usual
 from hftune.logging import get_logger, notice, notices
 from hftune.models.attention import settle_batches
 from hftune.models.heads import head_of
@@ -67,7 +66,6 @@ def start_run(
     training_args: StageArguments,
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
-    collect_as_usual()
     watchdog.start(training_args.hang_timeout)
     settle_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
     from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
     from hftune.arguments.rl import RLFields
+    from hftune.arguments.run_arguments import RunArguments
     from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "RLFields",
     "RLOOArguments",
     "RMArguments",
+    "RunArguments",
     "SFTArguments",
     "StageArguments",
     "parse_arguments",
@@ -42,6 +44,7 @@ _HOME = {
     "PPOArguments": "reinforcement",
     "RLFields": "rl",
     "RLOOArguments": "reinforcement",
+    "RunArguments": "run_arguments",
     "parse_arguments": "entry",
 }
 

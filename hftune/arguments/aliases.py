@@ -35,4 +35,6 @@ JOINED: dict[str, str] = {
     "add_tokens": ",",
     "add_special_tokens": ",",
     "peft_path": ",",
+    "peft_model_path": ",",
+    "adapter_weights": ",",
 }

@@ -12,20 +12,38 @@ import shutil
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
+from hftune.arguments.run_arguments import RunArguments
 from hftune.errors import DataError
-from hftune.imports import collect_nothing, without_quantisers
 from hftune.secrets import command_without_secrets
 from hftune.user_cache import read_sealed, write_sealed
 from hftune.visible import say
+
+if TYPE_CHECKING:
+    from hftune.arguments.preference import DPOArguments
+    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+    from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
+
+    RLArguments = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 
 HELP = {"-h", "--help"}
 SHAPED_BY = ("hftune", "accelerate", "deepspeed", "peft", "torch", "transformers", "trl")
 
 
-def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...]:
+@overload
+def parse_arguments(stage: Literal["pt"], argv: list[str] | None = None) -> RunArguments[PTArguments]: ...
+@overload
+def parse_arguments(stage: Literal["sft"], argv: list[str] | None = None) -> RunArguments[SFTArguments]: ...
+@overload
+def parse_arguments(stage: Literal["rm"], argv: list[str] | None = None) -> RunArguments[RMArguments]: ...
+@overload
+def parse_arguments(stage: Literal["dpo"], argv: list[str] | None = None) -> RunArguments[DPOArguments]: ...
+@overload
+def parse_arguments(stage: Literal["rl"], argv: list[str] | None = None) -> RunArguments[RLArguments]: ...
+@overload
+def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[StageArguments]: ...
+def parse_arguments(stage: str, argv: list[str] | None = None) -> RunArguments[Any]:
     """The four groups of arguments of a stage: model, data, adapter and training.
 
     Args:
@@ -41,7 +59,9 @@ def parse_arguments(stage: str, argv: list[str] | None = None) -> tuple[Any, ...
         raise SystemExit(0)
     if argv is None:  # trackers keep the command line of the process as they find it
         sys.argv[1:] = command_without_secrets(given)
-    return _parser().parse_arguments(stage, given)
+    from hftune.arguments import stages
+
+    return stages.parse_stage(stage, given)
 
 
 def help_page(stage: str, argv: list[str]) -> str:
@@ -50,23 +70,18 @@ def help_page(stage: str, argv: list[str]) -> str:
     kept = read_sealed("help", name)
     if kept is not None:
         return kept.decode()
-    page = _parser().help_of(stage, [word for word in argv if word not in HELP])
+    from hftune.arguments import stages
+
+    page = stages.help_of(stage, [word for word in argv if word not in HELP])
     with contextlib.suppress(OSError, DataError):  # no cache, no harm
         write_sealed("help", name, page.encode())
     return page
 
 
-def _parser() -> ModuleType:
-    """The module that knows all arguments, and with it the libraries."""
-    collect_nothing()
-    with without_quantisers():
-        from hftune.arguments import parser
-    return parser
-
-
 def _key(stage: str, argv: list[str]) -> str:
     """A name for everything that a page depends on."""
-    own = [file.stat() for file in sorted(Path(__file__).parent.rglob("*.py"))]
+    files = [file for file in Path(__file__).parent.rglob("*") if file.suffix in (".py", ".csv")]
+    own = [file.stat() for file in sorted(files)]
     parts = [
         stage,
         *argv,

@@ -11,7 +11,6 @@ from typing import Any
 from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.logging import notice
 from hftune.nearby import way_out
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
@@ -120,10 +119,6 @@ def given_in_file(path: str | None) -> Given:
     return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
 
 
-def means_no(values: list[Any]) -> bool:
-    return [str(value).lower() for value in values] in (["false"], ["none"], ["null"], ["no"], ["0"])
-
-
 def joined(name: str, values: list[Any]) -> list[Any]:
     """Several values as one text where the argument takes a text that may name several."""
     if name in JOINED and len(values) > 1:
@@ -133,16 +128,6 @@ def joined(name: str, values: list[Any]) -> list[Any]:
 
 def yaml_value(values: list[Any]) -> Any:
     return values[0] if len(values) == 1 else values
-
-
-def without_repeats(given: Given) -> Given:
-    """The last value of a name counts; two different ones for one name, through an alias, are said."""
-    merged: dict[str, list[Any]] = {}
-    for name, values in given:
-        if name in merged and merged[name] != values:
-            notice(given_twice(name, merged[name], values))
-        merged[name] = values
-    return list(merged.items())
 
 
 def given_twice(name: str, old: list[Any], new: list[Any]) -> str:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import cast
+
+from hftune.arguments.names.translate import MERGE, Entry
+from hftune.arguments.parser import HftuneParser
+from hftune.errors import ArgumentError
 
 
 @dataclass
@@ -76,7 +83,33 @@ MERGE_ALIASES = {
     "tokenizer_name_or_path": "tokenizer_path",
     "torch_dtype": "dtype",
 }
-MERGE_NO_EFFECT = {
-    "resize_emb": "the size of the vocabulary is read from the weights",
-    "model_type": "the architecture is read from the base's config",
-}
+
+
+class MergeParser(HftuneParser):
+    """The parser of `merge_peft_adapter.py`."""
+
+    def __init__(self) -> None:
+        super().__init__([MergeArguments], stage=MERGE, aliases=MERGE_ALIASES)
+        for action in self._actions:
+            if action.choices:  # `--verify False`
+                action.type = str.lower
+            other = [f"--{alias}" for alias, name in MERGE_ALIASES.items() if name == action.dest]
+            action.help = f"{action.help} Also {', '.join(other)}." if other else action.help
+        self.switches |= {"verify"}
+
+    def wrong_values(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
+        """Overrides `HftuneParser.wrong_values`: of so few arguments all are tried one by one, those of a file too."""
+        return self.misfits(entries)
+
+
+def parse_merge_arguments(argv: list[str] | None = None) -> MergeArguments:
+    """The arguments of `merge_peft_adapter.py`.
+
+    Args:
+        argv: The command line; left out: the process's own.
+
+    Raises:
+        ArgumentError: Everything that is wrong with them, in one message.
+    """
+    (found,) = MergeParser().parse(list(sys.argv[1:] if argv is None else argv))
+    return cast(MergeArguments, found)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.arguments.given import given_in_file, given_on_command_line, take_config
-from hftune.arguments.names.table import TABLE
+from hftune.arguments.names.table import table
 from hftune.checkpoints.contents import record_input
 from hftune.distributed.ds_config import SHIPPED
 
@@ -49,7 +49,7 @@ def paths_of(argv: list[str]) -> Iterator[str]:
 
 def names_a_path(name: str) -> bool:
     """Whether an argument, under hftune's or another tool's name, is one of `READ`."""
-    row = TABLE.get(name)
+    row = table().get(name)
     to = row.to if row is not None else ""
     return not READ.isdisjoint({name, *([to] if isinstance(to, str) else to.values())}) or name in _NAMED_BY_OTHERS
 

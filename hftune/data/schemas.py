@@ -14,6 +14,7 @@ from hftune.data.records.formats import (
     ASKS,
     CONVERSATIONS,
     FORMATS,
+    KTO,
     LABELLED,
     PROMPTS,
     Format,
@@ -195,10 +196,10 @@ def to_labelled(row: Row) -> Labelled:
     """
     value, origin = row.value, row.origin
     if pair_format(value):
-        raise wrong_stage(value, origin, "run_kto.py")
+        raise wrong_stage(value, origin, KTO)
     found = first_fit(value, LABELLED)
     if found is None:
-        raise unknown_format(value, origin, "run_kto.py")
+        raise unknown_format(value, origin, KTO)
     refuse_media(value, origin)
     key = next(key for key in _LABELS if key in found.keys)
     messages = _READERS[found.keys[:-1]](row)

@@ -58,8 +58,9 @@ def prepare_environment() -> None:
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # bitsandbytes looks for optional kernels at import and warns of what nobody asked for.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
+    for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     if watchdog.say_farewell not in farewells:
         farewells.append(watchdog.say_farewell)
     building.bring_ninja()

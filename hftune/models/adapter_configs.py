@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,20 @@ CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 _NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
 # How it runs, not what it is: never read from a file, as in peft.
 _NOT_READ = {"runtime_config"}
+
+
+@contextmanager
+def usable_quantisers() -> Iterator[None]:
+    """What peft says inside of the versions of quantisers, which it looks at wherever they are installed, as ours.
+
+    Raises:
+        ArgumentError: One that is installed is too old for it (peft 0.21: torchao below 0.16).
+    """
+    try:
+        yield
+    except ImportError as error:
+        fix = "upgrade that package, or uninstall it: an adapter needs none"
+        raise ArgumentError(" ".join(str(error).split()), place="--use_peft", fix=fix) from error
 
 
 def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftConfig:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks, zero
-from hftune.models.products import multiply, project
 
 CHUNK_BYTES = {"cpu": 2**25, "cuda": 2**28}
 """Float32 logits of a chunk: small enough for the caches of a CPU, large enough to keep a GPU busy."""
@@ -184,7 +184,7 @@ class _Chunk:
     def to_hidden(self, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """d log_prob / d hidden state, (tokens, size), in the weight's dtype: (onehot - p) times the weight."""
         own = weight[ids] if self.slope is None else weight[ids] * self.slope[:, None].to(weight.dtype)
-        expected = multiply(self.powers.to(weight.dtype), weight) / self.total[:, None]
+        expected = (self.powers.to(weight.dtype) @ weight) / self.total[:, None]
         return (own - expected).to(weight.dtype)
 
 
@@ -229,7 +229,7 @@ class _FrozenHead(torch.autograd.Function):
         found: list[Columns] = []
         for rows in _slices(hidden, weight.shape[0]):
             part, ids = hidden[rows].to(dtype), targets[rows]
-            chunk = _Chunk.of(project(part, weight, bias), ids, shape, detail)
+            chunk = _Chunk.of(linear(part, weight, bias), ids, shape, detail)
             found.append(chunk.columns)
             if slopes is not None:
                 slopes[rows] = chunk.to_hidden(weight, ids)
@@ -276,7 +276,7 @@ class _TrainedHead(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         for rows in chunks:
             part, ids = hidden[rows].to(dtype), targets[rows]
-            chunk = _Chunk.of(project(part, weight, bias), ids, shape, detail)
+            chunk = _Chunk.of(linear(part, weight, bias), ids, shape, detail)
             log_probs = chunk.columns[0]
             by = -factors[rows] * (log_probs.exp() if dft else 1.0)
             loss += (by * log_probs).sum()

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
-from hftune.imports import without_quantisers
-from hftune.models.adapter_configs import read_lora_config
+from hftune.models.adapter_configs import read_lora_config, usable_quantisers
 from hftune.models.pretrained import telling_faults
 
 
@@ -29,7 +28,7 @@ def load_adapter(
     config.base_model_name_or_path = model.name_or_path
     if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
         config.task_type = None  # peft's class for causal LMs wants a model that generates; a reward model does not
-    with warnings.catch_warnings(record=True) as said, without_quantisers(model):
+    with warnings.catch_warnings(record=True) as said, usable_quantisers():
         warnings.simplefilter("always")
         try:
             with telling_faults(folder):

@@ -20,10 +20,9 @@ import torch
 from peft.tuners.lora.layer import Linear as LoraLinear
 from peft.tuners.lora.layer import LoraLayer
 from torch import nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, linear, silu
 
 from hftune.compat.installing import replace_method
-from hftune.models.products import multiply, project
 
 Weight = Callable[[torch.dtype], torch.Tensor]
 """The (out, in) weight in a dtype; a quantised one is unpacked for each use."""
@@ -208,7 +207,7 @@ def _low(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W x + b + scale * B A x of (tokens, in), and A x, (r, tokens). `inner`: what A sees, where that is not x."""
     bias = None if how.bias is None else how.bias.to(how.dtype)
-    out = project(x, how.weight(how.dtype), bias)
+    out = linear(x, how.weight(how.dtype), bias)
     if how.a is None or how.b is None:
         return out, None
     low = _low(x if inner is None else inner, how.a.to(how.dtype))
@@ -240,7 +239,7 @@ def _add_input_gradient(
         dtype: Of the sum. Under autocast a float32 input gets its gradient from 16-bit products, summed in float32.
     """
     dtype = dtype or how.dtype
-    through = multiply(gradient, how.weight(how.dtype))
+    through = gradient @ how.weight(how.dtype)
     total = through.to(dtype) if total is None else total.add_(through)
     if inner is None or how.a is None:
         return total

@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from hftune.arguments import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
-from hftune.imports import without_quantisers
 from hftune.logging import notice
+from hftune.models.adapter_configs import usable_quantisers
 from hftune.models.freezing import modules_to_unfreeze
 from hftune.models.heads import head_of
 from hftune.models.new_rows import rows_beside_lora
@@ -84,7 +84,7 @@ def inject(model: PreTrainedModel, config: LoraConfig, *, autocast_adapter_dtype
     Raises:
         ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
     """
-    with warnings.catch_warnings(), without_quantisers(model):
+    with warnings.catch_warnings(), usable_quantisers():
         # Patterns are checked below; for fused experts peft adds some that it then does not find (peft 0.21).
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
         return get_peft_model(model, config, autocast_adapter_dtype=autocast_adapter_dtype)

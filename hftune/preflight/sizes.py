@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_keys import DsConfig
-from hftune.imports import without_quantisers
+from hftune.models.adapter_configs import usable_quantisers
 from hftune.models.adapters import lora_config
 from hftune.models.freezing import plan_freezing
 from hftune.models.loading import weight_dtype
@@ -67,7 +67,7 @@ def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
     key = adapter_key(bare, config)
     if key not in _counted:
-        with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), without_quantisers():
+        with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
             warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
             adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
             _counted[key] = trained_parameters(adapted)

@@ -26,7 +26,7 @@ from hftune.trainers.experts import ExpertParallelMixin
 from hftune.trainers.finite import FiniteMixin
 from hftune.trainers.grad_norms import GradNormMixin
 from hftune.trainers.leaving import LeavingMixin
-from hftune.trainers.metrics import load_metric
+from hftune.trainers.metrics import perplexity
 from hftune.trainers.optimizers import OptimizerMixin
 from hftune.trainers.precision import AdapterPrecisionMixin
 from hftune.trainers.resuming import ResumeMixin
@@ -82,10 +82,7 @@ class HftuneTrainerMixin(
         metrics |= {name: value for name, value in logged.items() if name.startswith(f"{metric_key_prefix}_")}
         loss = metrics.get(f"{metric_key_prefix}_loss")
         if self.reports_perplexity and loss is not None:
-            metrics |= {
-                f"{metric_key_prefix}_{name}": value
-                for name, value in load_metric("perplexity").compute(predictions=[loss], references=[1.0]).items()
-            }
+            metrics[f"{metric_key_prefix}_perplexity"] = perplexity(loss)
         self.last_evaluation = (self.state.global_step, dict(metrics))
         return metrics
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hftune.trainers.metrics import load_metric
+from hftune.trainers.metrics import calibration_error
 
 ECE_BINS = 10
 """Of equal width, over confidences from 0.5 to 1."""
@@ -25,13 +25,16 @@ def pair_figures(scores: np.ndarray) -> dict[str, float]:
         mean_reward, std_reward: Of all scores.
     """
     chosen, rejected = scores[:, 0].astype(np.float64), scores[:, 1].astype(np.float64)
-    found = load_metric("pairwise_accuracy").compute(predictions=chosen, references=rejected)
-    found |= load_metric("reward_margin").compute(predictions=chosen, references=rejected)
     # exp overflows where the model is certain; 0 is right there.
     with np.errstate(over="ignore"):
         wins = 1 / (1 + np.exp(rejected - chosen))
-    found |= load_metric("calibration_error").compute(predictions=wins, references=np.ones_like(wins), bins=ECE_BINS)
-    return found | {"mean_reward": float(scores.mean()), "std_reward": float(scores.std())}
+    return {
+        "accuracy": float((chosen > rejected).mean()),
+        "margin": float((chosen - rejected).mean()),
+        "ece": calibration_error(wins, np.ones_like(wins), ECE_BINS),
+        "mean_reward": float(scores.mean()),
+        "std_reward": float(scores.std()),
+    }
 
 
 def pair_report(scores: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:

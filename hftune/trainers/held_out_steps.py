@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hftune.trainers.held_out import ECE_BINS, HISTOGRAM_BINS, bars, counts
-from hftune.trainers.metrics import load_metric
+from hftune.trainers.metrics import calibration_error, first_error, step_accuracy
 
 Steps = Sequence[np.ndarray]
 """An array an answer, of one number a step."""
@@ -27,10 +27,12 @@ def step_figures(right: Steps, labels: Steps) -> dict[str, float]:
         their harmonic mean first_error_f1.
     """
     said, is_right = np.concatenate(list(right)), np.concatenate(list(labels))
-    found = load_metric("step_accuracy").compute(predictions=said, references=is_right)
-    found |= load_metric("calibration_error").compute(predictions=said, references=is_right, bins=ECE_BINS)
-    predicted, expected = [first_wrong(each) for each in right], [first_wrong(each) for each in labels]
-    return found | load_metric("first_error").compute(predictions=predicted, references=expected)
+    found, expected = [np.array([first_wrong(each) for each in side]) for side in (right, labels)]
+    return {
+        "step_accuracy": step_accuracy(said, is_right),
+        "ece": calibration_error(said, is_right, ECE_BINS),
+        **first_error(found, expected),
+    }
 
 
 def first_wrong(right: np.ndarray) -> int:

@@ -11,11 +11,11 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments import PTArguments
 from hftune.data.splits import Splits
+from hftune.trainers import metrics
 from hftune.trainers.answer_loss import AnswerLossMixin
 from hftune.trainers.base import HftuneTrainerMixin, causal_collator
 from hftune.trainers.blocks import BlocksMixin
 from hftune.trainers.evaluation import TokenLossMixin
-from hftune.trainers.metrics import load_metric
 from hftune.trainers.streams import StreamMixin
 
 
@@ -61,6 +61,4 @@ def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.T
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:
     """Token accuracy of predicted ids (batch, length) against labels (batch, length): position t predicts t + 1."""
     predicted, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    return load_metric("token_accuracy").compute(
-        predictions=predicted[:, :-1].reshape(-1), references=labels[:, 1:].reshape(-1)
-    )
+    return {"token_accuracy": metrics.token_accuracy(predicted[:, :-1], labels[:, 1:])}

@@ -19,8 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.arguments.asking import AskArguments
-from hftune.arguments.parser import HftuneParser, parse_vocab_arguments
+from hftune.arguments.parser import HftuneParser
 from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.stages import parse_vocab_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
 from hftune.models import configs

@@ -10,17 +10,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from hftune import errors, secrets, visible
-from hftune.arguments import entry
-from hftune.arguments.given import given_in_file, given_on_command_line, without_repeats
+from hftune.arguments import entry, stages
+from hftune.arguments.given import given_in_file, given_on_command_line
 from hftune.arguments.names.translate import Entry
-from hftune.arguments.parser import stage_parser
+from hftune.arguments.stages import stage_parser
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
@@ -262,7 +261,7 @@ def test_what_nobody_knows_is_told(out: Any, tmp_path: Path, capsys: pytest.Capt
 
 def test_a_token_given_twice_is_not_told(tmp_path: Path) -> None:
     for words in (("--hub_token", "ab", "--hub_token", "cd"), ("--hub_token", "first-token-1", "--hub_token", SECRET)):
-        without_repeats(given_on_command_line(list(words)))
+        stage_parser("sft").translate(list(words))
     said = "\n".join(notices())
     outcome = stage_parser("sft").translated([Entry("hub_token", [word], "a") for word in ("ab", "cd")], 1, 1)
     said += "\n".join(outcome.notices)
@@ -339,9 +338,7 @@ def test_a_tracker_finds_no_secret_in_the_command_line(monkeypatch: pytest.Monke
     given = ["--hub_token", "ab12", "--deepspeed", '{"comet":{"api_key":"k"}}', "--run_name", "mine"]
     monkeypatch.setattr(sys, "argv", ["run_sft.py", *given])
     seen = list[list[str]]()
-    monkeypatch.setattr(
-        entry, "_parser", lambda: SimpleNamespace(parse_arguments=lambda stage, argv: seen.append(argv))
-    )
+    monkeypatch.setattr(stages, "parse_stage", lambda stage, argv: seen.append(argv))
     entry.parse_arguments("sft")
     assert seen == [given]
     told = ["run_sft.py", "--hub_token", "***", "--deepspeed", '{"comet": {"api_key": "***"}}', "--run_name", "mine"]

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("chat_templates", "children", "constants", "digests", "errors", "hftune", "imports", "interrupts", "logging"),
+        *("chat_templates", "children", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
         *("nearby", "opening", "secret_names", "secrets", "terminal", "user_cache", "visible", "weight_files"),
     },
     {"compat"},

@@ -13,9 +13,10 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import REFUSED
-from hftune.arguments.names.table import TABLE
-from hftune.arguments.parser import HftuneParser, stage_parser
+from hftune.arguments.names.table import table
+from hftune.arguments.parser import HftuneParser
 from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.stages import stage_parser
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.cli import COMMANDS
 from hftune.tools.export.run import FORMATS
@@ -92,8 +93,8 @@ def test_every_page_is_reached_from_the_readme() -> None:
 @functools.cache
 def known(stage: str, algorithm: str | None) -> set[str]:
     parser = stage_parser(stage, algorithm)
-    others = (row.name for row in TABLE.values() if row.verdict != REFUSED and (not row.to or row.target(stage)))
-    return {*parser.known, "config", *others, *(row.name for row in TABLE.values() if row.translation)}
+    others = (row.name for row in table().values() if row.verdict != REFUSED and (not row.to or row.target(stage)))
+    return {*parser.known, "config", *others, *(row.name for row in table().values() if row.translation)}
 
 
 def stage_of(words: list[str]) -> str | None:

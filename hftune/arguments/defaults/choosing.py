@@ -9,8 +9,7 @@ from typing import Any
 from hftune.arguments.defaults.medicalgpt import medicalgpt_defaults
 from hftune.arguments.defaults.own import own_defaults
 from hftune.arguments.defaults.subject import subject_of
-from hftune.arguments.names.lists import tools_of
-from hftune.arguments.names.table import TABLE
+from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -97,8 +96,8 @@ def reads_as_medicalgpts(written: Iterable[str], known: Collection[str]) -> bool
     (`lora_rank`, `target_modules`, `torch_dtype`), with MedicalGPT's name for the folder of records.
     """
     names = {*written}
-    foreign = {name for name in names - {*known} if name in TABLE and "MedicalGPT" in tools_of(name)}
-    alone = {name for name in foreign if list(tools_of(name)) == ["MedicalGPT"]}
+    foreign = {name for name in names - {*known} if name in table() and "MedicalGPT" in tools_of(name)}
+    alone = {name for name in foreign if tools_of(name) == ["MedicalGPT"]}
     return bool(alone) or (len(foreign) >= _HABIT and bool(names & {*_FOLDER}))
 
 

@@ -76,7 +76,7 @@ def _where(labels: list[str], every: list[str], held_out: bool) -> str:
 @functools.cache
 def _known(stage: str, kind: str) -> dict[str, Any]:
     """The arguments of a script, as its parser has them."""
-    from hftune.arguments.parser import stage_parser
+    from hftune.arguments.stages import stage_parser
 
     return stage_parser(stage, kind if stage == "rl" else None).known
 

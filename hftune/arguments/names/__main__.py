@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.arguments.names.explain import counterpart
-from hftune.arguments.names.lists import TOOLS, tools_of
 from hftune.arguments.names.own import own_page
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Row
-from hftune.arguments.names.table import TABLE, TOPICS
+from hftune.arguments.names.table import table, tools, tools_of, topics
 from hftune.visible import say
 
 FOLDER = Path("docs")
@@ -25,7 +24,7 @@ class Page:
 
     Args:
         title: What follows "Parameters of".
-        tools: Keys of `TOOLS` whose names it has.
+        tools: Keys of `tools()` whose names it has.
         about: What it is for, in a sentence or two.
         command: Shown below that.
     """
@@ -101,7 +100,7 @@ python run_sft.py --help        # all arguments of a script
 def pages() -> dict[str, str]:
     """Path below docs/ -> Markdown, of all pages."""
     tools = {f"parameters/{name}.md": tool_page(page) for name, page in PAGES.items()}
-    loose = [row for row in TABLE.values() if not tools_of(row.name)]
+    loose = [row for row in table().values() if not tools_of(row.name)]
     own = own_page(_section("Further names", loose, shows_tool=False), _WRITTEN)
     return {INDEX: _index(), **tools, "parameters/hftune.md": own}
 
@@ -116,7 +115,7 @@ def _index() -> str:
 
 
 def _counts(tool: str) -> str:
-    verdicts = [TABLE[name].verdict if name in TABLE else WORKS for name in TOOLS[tool]]
+    verdicts = [table()[name].verdict if name in table() else WORKS for name in tools()[tool]]
     return " | ".join(str(count) for count in (len(verdicts), *map(verdicts.count, _VERDICTS)))
 
 
@@ -124,9 +123,9 @@ def tool_page(page: Page) -> str:
     """The page of a tool: a table a topic."""
     head = f"# Parameters of {page.title}\n\n{page.about}\n\n```bash\n{page.command}\n```\n"
     parts, several = [head, _LEGEND, _WRITTEN], len(page.tools) > 1
-    for title, rows in TOPICS.items():
+    for title, rows in topics().items():
         parts += _of_tools(title, rows, page.tools, several)
-    rest = sorted({name for tool in page.tools for name in TOOLS[tool]} - set(TABLE))
+    rest = sorted({name for tool in page.tools for name in tools()[tool]} - set(table()))
     same = [Row(name, "as in transformers, or when merging", WORKS, to=name) for name in rest]
     parts += _of_tools("The same in transformers and in merging", same, page.tools, several)
     return "\n".join(parts)
@@ -166,7 +165,7 @@ def main(argv: list[str]) -> None:
     for name, text in pages().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    say(f"{len(TABLE)} rows in {folder / INDEX} and {folder / 'parameters'}")
+    say(f"{len(table())} rows in {folder / INDEX} and {folder / 'parameters'}")
 
 
 if __name__ == "__main__":

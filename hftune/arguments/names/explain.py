@@ -6,10 +6,9 @@ from dataclasses import fields
 
 from hftune.arguments.defaults.telling import explained
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.names.lists import TOOLS, tools_of
 from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
-from hftune.arguments.names.table import TABLE
-from hftune.arguments.parser import scripts_with, stage_parser
+from hftune.arguments.names.table import table, tools, tools_of
+from hftune.arguments.stages import scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
 
 
@@ -20,9 +19,9 @@ def explain(name: str) -> str:
         ArgumentError: Neither hftune nor one of the other tools has it; names the nearest.
     """
     name = name.lstrip("-").replace("-", "_")
-    row, help_text = TABLE.get(name), help_of(name)
+    row, help_text = table().get(name), help_of(name)
     if row is None and help_text is None:
-        known = {*TABLE, *(other for names in TOOLS.values() for other in names), *stage_parser("sft").known}
+        known = {*table(), *(other for names in tools().values() for other in names), *stage_parser("sft").known}
         fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
         raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
     lines = [f"--{name}"]

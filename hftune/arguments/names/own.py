@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from hftune.arguments.helping import help_groups
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.parser import ALGORITHMS, STAGES, HftuneParser, stage_parser
+from hftune.arguments.parser import HftuneParser
+from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
 
 _HEAD = """# hftune's own arguments
 

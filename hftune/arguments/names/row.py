@@ -67,13 +67,14 @@ class Row:
         name: As the other tool spells it.
         does: What it does there, in a few words.
         verdict: `WORKS`, `ALIAS`, `NO_EFFECT` or `REFUSED`.
-        to: The counterpart in hftune: a name, or one for each stage that has one.
-        because: Why it has no effect, or is refused, and what to use instead.
+        to: The counterpart in hftune: a name, or one for each stage that has one; in words where there are several.
+        because: Why it has no effect, or it or some of its values are refused, and what to use instead.
         harmless: Values, in lower case, that ask for what happens anyway: accepted, and said unless they mean "off".
         translation: Where values change as well; rows with the same function are translated together.
         example: A typical value, for the test that walks the table; empty for a switch.
         expect: What `example` becomes: arguments and values as they reach the parser.
-        stages: Scripts that the example fits.
+        stages: Scripts that the example fits; empty: all that train.
+        topic: A key of `table.TOPICS`.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Row:
     example: str = ""
     expect: tuple[tuple[str, str], ...] = ()
     stages: tuple[str, ...] = ()
+    topic: str = ""
 
     def target(self, stage: str) -> str | None:
         """The counterpart in a stage; None where the stage has none."""
@@ -113,39 +115,4 @@ def _same(asked: str, value: str) -> bool:
 
 
 OFF = ("false", "0", "no", "none", "null", "off", "")
-
-
-def works(name: str, does: str, example: str = "", *, stages: tuple[str, ...] = ()) -> Row:
-    """A name that hftune has, with the same meaning."""
-    return Row(name, does, WORKS, to=name, example=example, stages=stages)
-
-
-def alias(name: str, to: str | Mapping[str, str], does: str, example: str = "") -> Row:
-    """Another name for what hftune has; values stay as they are."""
-    stages = () if isinstance(to, str) else tuple(to)
-    return Row(name, does, ALIAS, to=to, example=example, stages=stages)
-
-
-def translated(
-    name: str,
-    to: str,
-    does: str,
-    example: str,
-    expect: Mapping[str, str],
-    by: Translation,
-    *,
-    stages: tuple[str, ...] = (),
-) -> Row:
-    """A name whose values are translated by a function; `to` names the counterparts for people."""
-    wanted = tuple(expect.items())
-    return Row(name, does, ALIAS, to=to, translation=by, example=example, expect=wanted, stages=stages)
-
-
-def no_effect(name: str, does: str, because: str, example: str = "True", *, harmless: tuple[str, ...] = ()) -> Row:
-    """A name that is accepted, with a notice that says why nothing happens."""
-    return Row(name, does, NO_EFFECT, because=because, example=example, harmless=harmless)
-
-
-def refused(name: str, does: str, because: str, example: str = "True", *, harmless: tuple[str, ...] = OFF) -> Row:
-    """A name that is refused, with what to use instead; `harmless` values pass."""
-    return Row(name, does, REFUSED, because=because, example=example, harmless=harmless)
+"""Values that switch something off; `OFF` among the harmless values of the table stands for all of them."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hftune.arguments.given import given_twice
 from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
-from hftune.arguments.names.table import TABLE
+from hftune.arguments.names.table import table
 from hftune.errors import ArgumentError
 
 COMMAND_LINE = "command line"
@@ -79,7 +79,7 @@ class Translator:
         """The row of the table that applies to a name in this script; None for an argument of its own."""
         if name in self.aliases or (self.stage not in STAGES and name in self.known):
             return None
-        return TABLE.get(name)
+        return table().get(name)
 
     def _plain(self, entry: Entry, row: Row | None, outcome: Outcome) -> None:
         name = self._renamed(entry.name, row)
@@ -163,7 +163,7 @@ def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
 
 def _place_of(function: Translation) -> int:
     """Functions in the order of the table, whatever order their arguments were given in."""
-    return next(place for place, row in enumerate(TABLE.values()) if row.translation is function)
+    return next(place for place, row in enumerate(table().values()) if row.translation is function)
 
 
 def _add(outcome: Outcome, new: Entry) -> None:

@@ -112,16 +112,19 @@ SHOWN_PAIRS = (
 )
 """What a message suggests to write for pairs, with their prompts."""
 
+KTO = "training on labels (KTO)"
+"""What run_dpo.py does with answers that have a label; it has formats of its own."""
+
 FORMATS: dict[str, tuple[Format, ...]] = {
     "run_pt.py": TEXTS,
     "run_sft.py": CONVERSATIONS,
     "run_dpo.py": SHOWN_PAIRS,
-    "run_kto.py": LABELLED,
+    KTO: LABELLED,
     "run_rl.py": PROMPTS,
 }
-"""The formats of each script; run_rm.py reads what run_dpo.py reads."""
+"""The formats of each script, and of KTO; run_rm.py reads what run_dpo.py reads."""
 
-_LABELS = {"run_dpo.py": "run_rm.py and run_dpo.py", "run_kto.py": "training on labels (KTO)"}
+_LABELS = {"run_dpo.py": "run_rm.py and run_dpo.py"}
 _RM_OR_DPO = "run_rm.py or run_dpo.py"
 # A quick look before the list: no pair is without one of these.
 _WORSE = frozenset(key for pair in PAIRS for key in pair.keys if "rejected" in key or key == "sort")
@@ -176,7 +179,7 @@ def belongs_to(value: Mapping[str, Any]) -> str | None:
     if pair_format(value):
         return _RM_OR_DPO
     if is_labelled(value):
-        return _LABELS["run_kto.py"]
+        return KTO
     if any(filled(value, *known.keys) for known in CONVERSATIONS):
         return "run_sft.py"
     if filled(value, "text") or (filled(value, "content") and "role" not in value):

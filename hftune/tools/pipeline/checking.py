@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hftune import children
-from hftune.arguments.light import parse_merge_arguments
-from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
+from hftune.arguments.merging import MergeParser
+from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
 from hftune.tools.pipeline.exposed import exposures, say_what_stays_here
 from hftune.tools.pipeline.steps import ASK, MERGE, Step
@@ -66,12 +66,11 @@ def stage_problems(
 ) -> Iterator[UserError]:
     """Names that a script does not know, values it refuses, groups that do not go together."""
     from hftune.arguments.asking import AskArguments
-    from hftune.arguments.names.translate import Entry
-    from hftune.arguments.parser import HftuneParser, parser_for
+    from hftune.arguments.stages import ScriptParser, parser_for
 
     argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
     try:
-        parser = HftuneParser([AskArguments]) if script == ASK else parser_for(script, argv)
+        parser = ScriptParser([AskArguments]) if script == ASK else parser_for(script, argv)
         entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
         outcome = parser.translated(entries, *(processes or (1, 1)))
     except UserError as problem:
@@ -124,20 +123,12 @@ def _at(problem: UserError, places: dict[str, str]) -> UserError:
 
 
 def merge_problems(step: Step) -> Iterator[UserError]:
-    """The same for a merge, whose parser needs no libraries."""
-    known = {entry.name for entry in fields(MergeArguments)} | {*MERGE_ALIASES} | {*MERGE_NO_EFFECT}
-    strangers = [name for name in step.arguments if name not in known]
-    for name in strangers:
-        try:
-            parse_merge_arguments([f"--{name}", "x"])
-        except ArgumentError as problem:
-            yield ArgumentError(problem.cause, place=step.places.get(name), fix=problem.fix)
-    for name, values in step.arguments.items():
-        if name not in strangers:
-            try:
-                parse_merge_arguments([f"--{name}", *values])
-            except ArgumentError as problem:
-                yield ArgumentError(problem.cause, place=step.places.get(name), fix=problem.fix)
+    """The same for a merge."""
+    parser = MergeParser()
+    given = [Entry(name, list(values), step.places.get(name, "")) for name, values in step.arguments.items()]
+    outcome = parser.translated(given, 1, 1)
+    yield from outcome.problems
+    yield from parser.misfits(outcome.entries)
 
 
 def missing_files(step: Step) -> Iterator[UserError]:

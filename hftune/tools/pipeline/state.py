@@ -9,7 +9,7 @@ from typing import Any
 
 import hftune
 from hftune.arguments.given import given_on_command_line
-from hftune.arguments.light import parse_merge_arguments
+from hftune.arguments.merging import parse_merge_arguments
 from hftune.checkpoints.contents import changed_input
 from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest

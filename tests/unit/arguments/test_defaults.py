@@ -16,7 +16,7 @@ from hftune.arguments.defaults.subject import KINDS, subject_of
 from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
 from hftune.arguments.entry import help_page
 from hftune.arguments.names.explain import explain
-from hftune.arguments.parser import ALGORITHMS, stage_parser
+from hftune.arguments.stages import ALGORITHMS, stage_parser
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import entry, parser
+from hftune.arguments import entry, stages
 
 
 @pytest.fixture
@@ -19,20 +19,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_page_is_kept(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    page = parser.help_of("sft", [])
+    page = stages.help_of("sft", [])
     with pytest.raises(SystemExit) as ended:
         entry.parse_arguments("sft", ["--help"])
     assert ended.value.code == 0 and capsys.readouterr().out == page
     (kept,) = cache.iterdir()
     assert kept.read_bytes()[32:] == page.encode()
     assert (cache.stat().st_mode & 0o777, kept.stat().st_mode & 0o777) == (0o700, 0o600)
-    monkeypatch.setattr(parser, "help_of", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(stages, "help_of", lambda *_: pytest.fail("made again"))
     assert entry.help_page("sft", ["--help"]) == page
 
 
 def test_a_page_that_is_damaged_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = iter(("first", "second"))
-    monkeypatch.setattr(parser, "help_of", lambda *_: next(pages))
+    monkeypatch.setattr(stages, "help_of", lambda *_: next(pages))
     assert entry.help_page("sft", []) == "first"
     (kept,) = cache.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b"first", b"fist!"))
@@ -42,7 +42,7 @@ def test_a_page_that_is_damaged_is_made_again(cache: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("change", ["version", "width", "stage", "command line"])
 def test_what_a_page_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     pages = iter(("first", "second"))
-    monkeypatch.setattr(parser, "help_of", lambda *_: next(pages))
+    monkeypatch.setattr(stages, "help_of", lambda *_: next(pages))
     assert entry.help_page("rl", []) == "first"
     if change == "version":
         monkeypatch.setattr(entry, "version", lambda _: "9.9")
@@ -54,7 +54,7 @@ def test_what_a_page_depends_on(cache: Path, monkeypatch: pytest.MonkeyPatch, ch
 
 def test_a_cache_that_cannot_be_used_is_no_harm(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.parent.write_text("a file where the folder would be")
-    monkeypatch.setattr(parser, "help_of", lambda *_: "page")
+    monkeypatch.setattr(stages, "help_of", lambda *_: "page")
     assert entry.help_page("sft", []) == "page"
 
 

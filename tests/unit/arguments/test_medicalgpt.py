@@ -11,7 +11,7 @@ from transformers import TrainingArguments
 from hftune import logging
 from hftune.arguments import parse_arguments
 from hftune.arguments.defaults import medicalgpt
-from hftune.arguments.names.table import TABLE
+from hftune.arguments.names import table as names
 from hftune.errors import ArgumentError
 from tests.unit.arguments.medicalgpt_lists import COMMANDS, DEFAULTS
 
@@ -71,7 +71,7 @@ def table(script: str) -> dict[str, str]:
 
 def here(script: str, name: str) -> str:
     """hftune's name for an argument of theirs."""
-    row = TABLE.get(name)
+    row = names.table().get(name)
     special = {"target_modules": "lora_target_modules", "neft_alpha": "neftune_noise_alpha", "orpo_beta": "beta"}
     if name in special:
         return special[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,11 +13,12 @@ from hftune.arguments.aliases import DONE_BY_HFTUNE
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.__main__ import FOLDER, INDEX, PAGES, main, pages, tool_page
 from hftune.arguments.names.explain import explain
-from hftune.arguments.names.lists import TOOLS
-from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Row
-from hftune.arguments.names.table import TABLE, TOPICS
-from hftune.arguments.parser import HftuneParser, stage_parser
+from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Ask, Row
+from hftune.arguments.names.table import read_row, table, tools, topics
+from hftune.arguments.names.translators import models
+from hftune.arguments.parser import HftuneParser
 from hftune.arguments.reinforcement import RLOOArguments
+from hftune.arguments.stages import stage_parser
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 from hftune.secret_names import says_secret
@@ -26,6 +26,7 @@ from hftune.tools.pipeline.state import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
 ROOT = Path(__file__).parents[3]
+NAMES_CSV = ROOT / "hftune/arguments/names/names.csv"
 
 
 @functools.cache
@@ -60,9 +61,9 @@ def expected(row: Row, stage: str) -> dict[str, str]:
     return {row.target(stage) or "": row.example.split(" --")[0]}
 
 
-@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict in (WORKS, ALIAS)])
+@pytest.mark.parametrize("name", [row.name for row in table().values() if row.verdict in (WORKS, ALIAS)])
 def test_what_works_arrives_with_its_value(name: str) -> None:
-    row = TABLE[name]
+    row = table()[name]
     for number, stage in enumerate(stages_of(row)):
         arrived = arguments(stage, example(row), to_the_end=number == 0)  # stages share the fields of an argument
         assert {key: arrived.get(key) for key in expected(row, stage)} == expected(row, stage), stage
@@ -70,9 +71,9 @@ def test_what_works_arrives_with_its_value(name: str) -> None:
             assert not set(arrived) & {row.name}, f"{stage}: {arrived}"
 
 
-@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict == REFUSED])
+@pytest.mark.parametrize("name", [row.name for row in table().values() if row.verdict == REFUSED])
 def test_what_is_refused_names_what_to_use(name: str) -> None:
-    row = TABLE[name]
+    row = table()[name]
     for stage in STAGES:
         with pytest.raises(ArgumentError) as caught:
             arguments(stage, example(row))
@@ -82,7 +83,7 @@ def test_what_is_refused_names_what_to_use(name: str) -> None:
 
 def test_values_that_ask_for_what_happens_anyway_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """In silence where they switch a thing off that is not there; else it is said."""
-    for row in TABLE.values():
+    for row in table().values():
         for value in row.harmless:
             monkeypatch.setattr(logging, "_notices", [])
             assert parser_of("pt").translate([f"--{row.name}", value]) == [], row.name
@@ -110,9 +111,9 @@ def test_switches_and_numbers_however_they_are_written(argv: list[str], passes: 
             parser_of("pt").translate(argv)
 
 
-@pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.verdict == NO_EFFECT])
+@pytest.mark.parametrize("name", [row.name for row in table().values() if row.verdict == NO_EFFECT])
 def test_what_has_no_effect_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = TABLE[name]
+    row = table()[name]
     monkeypatch.setattr(logging, "_notices", [])
     for stage in STAGES:
         assert arguments(stage, example(row), to_the_end=False) == {}
@@ -121,25 +122,25 @@ def test_what_has_no_effect_is_said(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 def test_examples_that_are_not_harmless() -> None:
     """A row whose typical value passes in silence would be tested for nothing."""
-    for row in TABLE.values():
+    for row in table().values():
         if row.verdict in (NO_EFFECT, REFUSED):
             assert not row.asks_for_nothing(row.example.split()), row.name
             assert row.because.strip(), row.name
         assert row.does, row.name
 
 
-@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("tool", tools())
 def test_no_parameter_of_another_tool_is_unknown(tool: str) -> None:
     """Names without a row are those of transformers in every script, or of the one that merges."""
     everywhere = set.intersection(*(set(parser_of(stage).known) for stage in STAGES))
     merging = {*MERGING, *MERGE_ALIASES}
-    assert [name for name in TOOLS[tool] if name not in TABLE and name not in everywhere | merging] == []
+    assert [name for name in tools()[tool] if name not in table() and name not in everywhere | merging] == []
 
 
 def test_counterparts_exist() -> None:
     """An alias that leads nowhere in the scripts that its row names is out of date."""
     known = {stage: set(parser_of(stage).known) for stage in STAGES} | {"merge": MERGING}
-    for row in TABLE.values():
+    for row in table().values():
         if row.verdict in (WORKS, ALIAS) and row.translation is None:
             assert [stage for stage in row.stages or STAGES if row.target(stage) not in known[stage]] == [], row.name
 
@@ -147,8 +148,8 @@ def test_counterparts_exist() -> None:
 def test_refusals_name_arguments_that_exist() -> None:
     """`use --optim` must not send a user to a name that nobody has."""
     known = MERGING.union(*(parser_of(stage).known for stage in STAGES))
-    known |= {row.name for row in TABLE.values() if row.verdict == ALIAS}
-    for row in TABLE.values():
+    known |= {row.name for row in table().values() if row.verdict == ALIAS}
+    for row in table().values():
         words = row.because.replace("(", " ").replace(")", " ").replace(",", " ").replace(";", " ").split()
         flags = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("--")}
         assert flags - known - {"config"} == set(), row.name
@@ -169,10 +170,10 @@ def test_the_pages_are_written_by_the_table(written: dict[str, str]) -> None:
 
 def test_each_name_is_on_the_page_of_its_tool(written: dict[str, str]) -> None:
     """And on no other tool's: a reader of MedicalGPT's page reads nothing about Megatron."""
-    assert sorted(tool for page in PAGES.values() for tool in page.tools) == sorted(TOOLS)
+    assert sorted(tool for page in PAGES.values() for tool in page.tools) == sorted(tools())
     for file, page in PAGES.items():
         rows = [line for line in written[f"parameters/{file}.md"].splitlines() if line.startswith("| `")]
-        names = {name for tool in page.tools for name in TOOLS[tool]}
+        names = {name for tool in page.tools for name in tools()[tool]}
         assert sorted(row.split("`")[1] for row in rows) == sorted(names), file
         assert all((row.count(" | ") - row.count("\\| ")) >= 3 for row in rows), file
 
@@ -200,9 +201,53 @@ def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dic
     assert (tmp_path / INDEX).read_text(encoding="utf-8") == written[INDEX]
 
 
-def test_every_topic_has_rows() -> None:
-    assert all(TOPICS.values())
-    assert sum(len(rows) for rows in TOPICS.values()) == len(TABLE)
+def test_every_row_has_a_topic_and_a_verdict() -> None:
+    assert all(topics().values())
+    assert sum(len(rows) for rows in topics().values()) == len(table())
+    assert {row.verdict for row in table().values()} == {WORKS, ALIAS, NO_EFFECT, REFUSED}
+
+
+def cells(**given: str) -> dict[str, str]:
+    """A line of names.csv; what is not given is empty."""
+    columns = NAMES_CSV.read_text(encoding="utf-8").splitlines()[0].split(",")
+    assert {*given} <= {*columns}
+    return dict.fromkeys(columns, "") | {"name": "n", "topic": "data", "verdict": ALIAS} | given
+
+
+def test_a_line_of_the_table_is_read() -> None:
+    by_stage = read_row(cells(to="pt=block_size; sft=max_length"))
+    assert by_stage.target("pt") == "block_size" and by_stage.target("rl") is None and by_stage.stages == ("pt", "sft")
+    assert read_row(cells(verdict=WORKS)).to == "n"
+    assert read_row(cells(harmless="-1|OFF")).harmless == ("-1", *OFF)
+    assert read_row(cells(harmless="none|")).harmless == ("none", "") and read_row(cells()).harmless == ()
+    assert read_row(cells(expect='a=1; b={"c": "d=e"}')).expect == (("a", "1"), ("b", '{"c": "d=e"}'))
+    assert read_row(cells(by="models.targets")).translation is models.targets
+
+
+def test_values_that_are_data() -> None:
+    kinds = read_row(cells(to="use_peft", values="lora=True; none=", because="use lora"))
+    answer = kinds.translation
+    assert answer is not None and answer(Ask({"n": ["LoRA"]})).given == [("use_peft", ["True"])]
+    assert answer(Ask({"n": ["none"]})).given == []
+    with pytest.raises(ArgumentError, match="--n boft cannot be used: use lora"):
+        answer(Ask({"n": ["boft"]}))
+    others_stay = read_row(cells(to="optim", values="adamw_custom=adamw_torch")).translation
+    assert others_stay is not None and others_stay(Ask({"n": ["sgd"]})).given == [("optim", ["sgd"])]
+    switch = read_row(cells(to="bf16", values="on=True; off=False")).translation
+    assert switch is not None and [switch(Ask({"n": [value]})).given[0][1] for value in ("1", "no")] == [
+        ["True"],
+        ["False"],
+    ]
+    # Two names that say the same are one question: `--recompute` alone and under its older name.
+    assert read_row(cells(name="m", to="bf16", values="on=True; off=False")).translation is switch
+
+
+def test_a_name_stands_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    line = "n,data,refused,,d,b,,,,x,,"
+    (tmp_path / "names.csv").write_text(",".join(cells()) + f"\n{line}\n{line}\n")
+    monkeypatch.setattr("hftune.arguments.names.table.files", lambda package: tmp_path)
+    with pytest.raises(AssertionError, match="twice"):
+        table.__wrapped__()
 
 
 @pytest.mark.parametrize(
@@ -244,11 +289,6 @@ def test_an_argument_of_another_script_says_which(tmp_path: Path) -> None:
     assert "did you mean --lora_rank?" in message
 
 
-def test_rows_cannot_be_there_twice() -> None:
-    names: list[Any] = [row.name for rows in TOPICS.values() for row in rows]
-    assert len(names) == len(set(names))
-
-
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     dispatch(["explain", "tuner_type", "--lora-rank"])
     shown = capsys.readouterr().out
@@ -259,5 +299,5 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_harmless_argument_is_taken_for_a_secret() -> None:
     """Else manifests would lack it."""
-    names = {name.replace("-", "_") for stage in STAGES for name in parser_of(stage).known} | {*TABLE}
+    names = {name.replace("-", "_") for stage in STAGES for name in parser_of(stage).known} | {*table()}
     assert {name for name in names if says_secret(name)} == {*HUB_TOKENS, "wandb_api_key"}

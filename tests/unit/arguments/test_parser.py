@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments import DataArguments, DPOArguments, parse_arguments
 from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.light import parse_merge_arguments
-from hftune.arguments.parser import stage_parser
+from hftune.arguments.merging import parse_merge_arguments
+from hftune.arguments.stages import stage_parser
 from hftune.data.readers.columns import parse_columns
 from hftune.errors import ArgumentError, UserError
 
@@ -64,6 +64,14 @@ def test_medicalgpt_commands(stage: str) -> None:
     assert (adapter.lora_r, adapter.lora_target_modules, adapter.use_peft) == (8, ["all"], True)
     assert training.bf16 is True
     assert training.do_train is True
+
+
+def test_groups_of_arguments_have_names_and_an_order() -> None:
+    run = parse_arguments("dpo", OUT)
+    assert isinstance(run.training, DPOArguments) and isinstance(run.data, DataArguments)
+    assert run == (run.model, run.data, run.adapter, run.training)
+    with pytest.raises(AttributeError):
+        run.training = None  # type: ignore[misc,assignment]
 
 
 @pytest.mark.parametrize("kind", MEDICALGPT_RL)

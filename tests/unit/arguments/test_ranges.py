@@ -17,9 +17,10 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.export import ExtractArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
-from hftune.arguments.parser import ALGORITHMS, STAGES, HftuneParser, stage_parser
+from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
 from hftune.arguments.scoring import ScoreArguments
+from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import stage_problems

@@ -10,7 +10,7 @@ import pytest
 from hftune import logging
 from hftune.arguments import parse_arguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
-from hftune.arguments.parser import stage_parser
+from hftune.arguments.stages import stage_parser
 
 # Keys and values as ERNIEKit's examples for SFT with LoRA have them.
 ERNIE_YAML = """

@@ -9,7 +9,7 @@ import pytest
 
 from hftune.arguments import parse_arguments
 from hftune.arguments.names.row import Ask, Translation
-from hftune.arguments.names.values import adapters, batches, data, precision, preferences, recompute, runs, zero
+from hftune.arguments.names.translators import data, models, runs, sharding, training
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 
@@ -36,7 +36,7 @@ def translated(function: Translation, question: Ask) -> dict[str, str]:
 # 64 rows a step: 4 processes x 2 rows x 8 micro batches; 16 x 1 x 4; 1 x 2 x 32.
 @pytest.mark.parametrize(("world", "micro", "steps"), [(4, 2, 8), (16, 1, 4), (1, 2, 32)])
 def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
-    answer = translated(batches.batches, ask(f"global_batch_size=64 micro_batch_size={micro}", world=world))
+    answer = translated(data.batches, ask(f"global_batch_size=64 micro_batch_size={micro}", world=world))
     assert answer == {
         "per_device_train_batch_size": str(micro),
         "per_device_eval_batch_size": str(micro),
@@ -56,28 +56,28 @@ def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
 )
 def test_a_global_batch_that_cannot_be(question: Ask, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        batches.batches(question)
+        data.batches(question)
     assert said in str(caught.value)
 
 
 def test_an_own_batch_size_counts_and_rl_keeps_its_evaluation() -> None:
     own = ask("global_batch_size=32", "per_device_train_batch_size=4", world=2)
-    assert translated(batches.batches, own) == {"gradient_accumulation_steps": "4"}
-    assert translated(batches.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
+    assert translated(data.batches, own) == {"gradient_accumulation_steps": "4"}
+    assert translated(data.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
 
 
 def test_lengths_of_evaluations() -> None:
     """10 batches of 4 on 2 processes are 80 records; -1 is all of them."""
     question = ask("max_evaluate_steps=10", "per_device_eval_batch_size=4", world=2)
-    assert translated(batches.evaluation_length, question) == {"max_eval_samples": "80"}
-    assert translated(batches.evaluation_length, ask("eval_iters=-1")) == {}
-    both = batches.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
+    assert translated(data.evaluation_length, question) == {"max_eval_samples": "80"}
+    assert translated(data.evaluation_length, ask("eval_iters=-1")) == {}
+    both = data.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
     assert not both.given and "no effect" in both.notices[0]
 
 
 def config_of(question: Ask) -> dict[str, object]:
     """The DeepSpeed config that a question about sharding is answered with."""
-    return json.loads(translated(zero.sharding, question)["deepspeed"])
+    return json.loads(translated(sharding.sharding, question)["deepspeed"])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_sharding_is_a_shipped_config(command: str, shipped: str) -> None:
 
 @pytest.mark.parametrize("command", ["sharding=", "offload_optim=False", "sharding_strategy=ddp", "sharding_degree=4"])
 def test_no_sharding(command: str) -> None:
-    assert translated(zero.sharding, ask(command, world=4)) == {}
+    assert translated(sharding.sharding, ask(command, world=4)) == {}
 
 
 def test_sharding_over_machines_and_shares() -> None:
@@ -125,12 +125,12 @@ def test_sharding_over_machines_and_shares() -> None:
 )
 def test_sharding_that_cannot_be(command: str, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        zero.sharding(ask(command, world=4))
+        sharding.sharding(ask(command, world=4))
     assert said in str(caught.value)
 
 
 def test_a_config_given_counts() -> None:
-    answer = zero.sharding(ask("sharding=stage1 offload_optim=1", "deepspeed=zero3.json"))
+    answer = sharding.sharding(ask("sharding=stage1 offload_optim=1", "deepspeed=zero3.json"))
     assert not answer.given and "--sharding --offload_optim not used" in answer.notices[0]
 
 
@@ -170,7 +170,7 @@ def some(parts: str, **more: str) -> dict[str, str]:
     ],
 )
 def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
-    assert translated(recompute.recompute, ask(command)) == expected
+    assert translated(sharding.recompute, ask(command)) == expected
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_is_recomputed(command: str, expected: dict[str, str]) -> None:
 )
 def test_what_cannot_be_recomputed(command: str, said: str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        recompute.recompute(ask(command))
+        sharding.recompute(ask(command))
     assert said in str(caught.value)
 
 
@@ -202,7 +202,7 @@ def test_what_cannot_be_recomputed(command: str, said: str) -> None:
     ],
 )
 def test_compute_types(command: str, expected: dict[str, str]) -> None:
-    assert translated(precision.compute_type, ask(command)) == expected
+    assert translated(models.compute_type, ask(command)) == expected
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_compute_types(command: str, expected: dict[str, str]) -> None:
 )  # fmt: skip
 def test_compute_types_without_a_counterpart(command: str) -> None:
     with pytest.raises(ArgumentError, match="cannot be used"):
-        precision.compute_type(ask(command))
+        models.compute_type(ask(command))
 
 
 @pytest.mark.parametrize(
@@ -227,16 +227,16 @@ def test_compute_types_without_a_counterpart(command: str) -> None:
     ],
 )
 def test_strength_of_adapters(command: str, others: str, alpha: str) -> None:
-    assert translated(adapters.strength, ask(command, others))["lora_alpha"] == alpha
+    assert translated(models.strength, ask(command, others))["lora_alpha"] == alpha
 
 
 def test_names_of_modules() -> None:
-    assert translated(adapters.targets, ask("target_modules=all-linear")) == {"lora_target_modules": "all"}
-    assert translated(adapters.targets, ask("target_modules=q_proj,linear_fc1")) == {
+    assert translated(models.targets, ask("target_modules=all-linear")) == {"lora_target_modules": "all"}
+    assert translated(models.targets, ask("target_modules=q_proj,linear_fc1")) == {
         "lora_target_modules": "q_proj gate_proj up_proj"
     }
     with pytest.raises(ArgumentError, match="all-router"):
-        adapters.targets(ask("target_modules=all-router,all-linear"))
+        models.targets(ask("target_modules=all-router,all-linear"))
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_names_of_modules() -> None:
     ],
 )  # fmt: skip
 def test_sums_of_losses(command: str, expected: dict[str, str]) -> None:
-    assert translated(preferences.preference_loss, ask(command, stage="dpo")) == expected
+    assert translated(training.preference_loss, ask(command, stage="dpo")) == expected
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_sums_of_losses(command: str, expected: dict[str, str]) -> None:
 )
 def test_losses_that_cannot_be(command: str, others: str, stage: str) -> None:
     with pytest.raises(ArgumentError, match="cannot be used"):
-        preferences.preference_loss(ask(command, others, stage))
+        training.preference_loss(ask(command, others, stage))
 
 
 def test_mixing_and_what_is_trained() -> None:
@@ -287,18 +287,18 @@ def test_mixing_and_what_is_trained() -> None:
 
 
 def test_attention() -> None:
-    assert translated(precision.attention_backend, ask("attention_backend=flash")) == {"flash_attn": "True"}
-    assert translated(precision.attention_backend, ask("attention_backend=auto")) == {}
-    assert translated(precision.attention_backend, ask("attention_backend=flash_3")) == {
+    assert translated(models.attention_backend, ask("attention_backend=flash")) == {"flash_attn": "True"}
+    assert translated(models.attention_backend, ask("attention_backend=auto")) == {}
+    assert translated(models.attention_backend, ask("attention_backend=flash_3")) == {
         "attn_implementation": "flash_attention_3"
     }
     with pytest.raises(ArgumentError, match="--attn_implementation"):
-        precision.attention_backend(ask("attention_backend=fast"))
+        models.attention_backend(ask("attention_backend=fast"))
 
 
 def test_processes_that_see_the_same_rows_count_once() -> None:
     shared = ask("global_batch_size=64 micro_batch_size=2", "tensor_parallel_size=2 sequence_parallel_size=2", world=8)
-    assert translated(batches.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
+    assert translated(data.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
 
 
 @pytest.mark.parametrize("order", [1, -1])

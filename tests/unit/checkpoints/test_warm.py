@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hftune import logging
 from hftune.arguments import parse_arguments
-from hftune.arguments.names.values.starting import starting
+from hftune.arguments.names.translators.runs import starting
 from hftune.checkpoints.warm import settle_warm_start, weights_in
 from hftune.errors import ArgumentError
 from tests.parity.stages import METHODS, losses, run_stage

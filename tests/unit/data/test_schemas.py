@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.records.formats import FORMATS, unknown_format
+from hftune.data.records.formats import FORMATS, KTO, unknown_format
 from hftune.data.schemas import (
     describe_format,
     to_conversation,
@@ -408,7 +408,7 @@ def test_every_format_that_messages_suggest_is_read(script: str) -> None:
         "src": ["Q"], "tgt": ["A"], "label": True, "kto_tag": True, "sort": [1, 0], "response": "C",
         "rejected_response": "R", "rejected": "R", "response_rejected": "R", "rejected_messages": [*Q, *R],
     }  # fmt: skip
-    read = {"run_pt.py": to_text, "run_sft.py": to_conversation, "run_dpo.py": to_preference, "run_kto.py": to_labelled}
+    read = {"run_pt.py": to_text, "run_sft.py": to_conversation, "run_dpo.py": to_preference, KTO: to_labelled}
     for known in FORMATS[script]:
         value = {key: filling.get(key, "T") for key in known.keys}
         if script == "run_dpo.py":

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from peft import IA3Config, LoraConfig
+from peft.tuners.lora import torchao
 
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.adapter_configs import read_adapter_config, read_lora_config
+from hftune.models.adapters import add_adapter
 from hftune.models.folding import fold_adapters, load_adapter
 from tests.unit.models.adapting import arguments, load
 
@@ -85,3 +87,22 @@ def test_missing_tensors_are_an_error(tiny_model: Path, tmp_path: Path) -> None:
     save_file(weights, tmp_path / "adapter_model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArgumentError, match="lacks tensors"):
         load_adapter(load(tiny_model), str(tmp_path), is_trainable=True)
+
+
+def test_a_quantiser_that_is_too_old_for_peft(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peft looks at the version of torchao wherever one is installed, and raises ImportError for an old one."""
+
+    def old() -> bool:
+        raise ImportError("Found an incompatible version of torchao.\nFound version 0.9.0")
+
+    monkeypatch.setattr(torchao, "is_torchao_available", old)
+    _, adapter_args, training_args = arguments(tiny_model)
+    for attempt in (
+        lambda: add_adapter(load(tiny_model), adapter_args, training_args),
+        lambda: load_adapter(load(tiny_model), str(saved(tmp_path)), is_trainable=True),
+    ):
+        with pytest.raises(ArgumentError, match=r"version of torchao\. Found version 0\.9\.0") as caught:
+            attempt()
+        assert "upgrade that package, or uninstall it" in str(caught.value)

@@ -1,9 +1,8 @@
-"""The local `evaluate` modules against numbers worked by hand."""
+"""Figures of evaluations against numbers worked by hand."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +10,12 @@ from transformers import EvalPrediction
 
 from hftune.trainers import metrics
 from hftune.trainers.held_out import pair_figures
-from hftune.trainers.metrics import METRICS, load_metric
 from hftune.trainers.pt import token_accuracy
 
 
 def test_token_accuracy_leaves_out_what_is_not_trained() -> None:
-    metric = load_metric("token_accuracy")
-    assert metric.compute(predictions=[1, 2, 3, 4], references=[1, -100, 3, 5]) == {
-        "token_accuracy": pytest.approx(2 / 3)
-    }
-    assert math.isnan(metric.compute(predictions=[1], references=[-100])["token_accuracy"])
+    assert metrics.token_accuracy(np.array([1, 2, 3, 4]), np.array([1, -100, 3, 5])) == pytest.approx(2 / 3)
+    assert math.isnan(metrics.token_accuracy(np.array([1]), np.array([-100])))
 
 
 def test_a_position_predicts_the_next_token() -> None:
@@ -29,10 +24,9 @@ def test_a_position_predicts_the_next_token() -> None:
     assert token_accuracy(EvalPrediction(predicted, labels)) == {"token_accuracy": pytest.approx(2 / 3)}
 
 
-def test_perplexity_weighs_by_tokens() -> None:
-    result = load_metric("perplexity").compute(predictions=[1.0, 3.0], references=[3.0, 1.0])
-    assert result["perplexity"] == pytest.approx(math.exp(1.5))
-    assert load_metric("perplexity").compute(predictions=[1e4], references=[1.0])["perplexity"] == math.inf
+def test_perplexity_of_a_loss_that_has_diverged() -> None:
+    assert metrics.perplexity(math.log(12.0)) == pytest.approx(12.0)
+    assert metrics.perplexity(1e4) == math.inf
 
 
 def test_pairs() -> None:
@@ -42,40 +36,28 @@ def test_pairs() -> None:
 
 
 def test_calibration() -> None:
-    metric = load_metric("calibration_error")
     # Sure by 0.9 four times and right three times: |0.75 - 0.9|, in whichever direction the outcomes lie.
-    result = metric.compute(predictions=[0.9, 0.9, 0.1, 0.1], references=[1, 1, 0, 1], bins=10)
-    assert result["ece"] == pytest.approx(0.15)
+    assert ece([0.9, 0.9, 0.1, 0.1], [1, 1, 0, 1], 10) == pytest.approx(0.15)
     # Two bins: (|1 - 0.95| + |0 - 0.6|) / 2; one bin: |0.5 - 0.775|.
     for bins, expected in ((10, 0.325), (1, 0.275)):
-        result = metric.compute(predictions=[0.95, 0.6], references=[1, 0], bins=bins)
-        assert result["ece"] == pytest.approx(expected)
-    assert metric.compute(predictions=[1.0, 0.5], references=[1, 0], bins=10)["ece"] == 0.0
+        assert ece([0.95, 0.6], [1, 0], bins) == pytest.approx(expected)
+    assert ece([1.0, 0.5], [1, 0], 10) == 0.0
 
 
-@pytest.mark.parametrize("name", METRICS)
-def test_metrics_are_imported_from_the_package_alone(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """No module is copied to a cache and run from there, and none is looked for by its path."""
-
-    def refuse(*args: object, **given: object) -> None:
-        raise AssertionError("loaded by path")
-
-    monkeypatch.setattr("evaluate.load", refuse)
-    monkeypatch.setattr("evaluate.loading.evaluation_module_factory", refuse)
-    monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "metrics"))
-    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / name).mkdir()
-    (tmp_path / name / f"{name}.py").write_text("raise SystemExit('run from the working folder')\n")
-    metric = load_metric(name)
-    assert type(metric).__module__ == f"hftune.trainers.metrics.{name}"
-    assert metric.compute(predictions=[1, 0], references=[1, 1])
-    written = [path.name for path in tmp_path.rglob("*") if path.is_file()]
-    assert written == [f"{name}.py"], "no copy of code, and no scores on disk"
+def ece(predicted: list[float], came: list[float], bins: int) -> float:
+    """The calibration error of lists."""
+    return metrics.calibration_error(np.array(predicted), np.array(came), bins)
 
 
-def test_every_metric_is_named() -> None:
-    files = Path(metrics.__file__).parent.glob("*.py")
-    assert {file.stem for file in files} - {"__init__"} == {*METRICS}
+def test_steps_without_a_label_are_left_out() -> None:
+    assert metrics.step_accuracy(np.array([0.9, 0.2, 0.9]), np.array([1.0, 0.5, 0.0])) == 0.5
+    assert math.isnan(metrics.step_accuracy(np.array([0.9]), np.array([0.5])))
+
+
+def test_first_errors() -> None:
+    # Of three answers with an error one is found; of two without, one is left alone: F1 = 2 (1/3) (1/2) / (5/6).
+    found = metrics.first_error(np.array([2, 0, -1, -1, 1]), np.array([2, 1, 3, -1, -1]))
+    assert found["first_error_accuracy"] == pytest.approx(2 / 5)
+    assert found["first_error_with"] == pytest.approx(1 / 3) and found["first_error_without"] == 0.5
+    assert found["first_error_f1"] == pytest.approx(0.4)
+    assert math.isnan(metrics.first_error(np.array([1]), np.array([1]))["first_error_f1"])

@@ -32,7 +32,7 @@ def finish(step: Step, status: str = COMPLETE, **more: Any) -> None:
     (step.folder / "model.safetensors").write_text(str(step.argv))
     arguments: dict[str, Any] = {"training": {}, "adapter": {}}
     if step.script == MERGE:
-        from hftune.arguments.light import parse_merge_arguments
+        from hftune.arguments.merging import parse_merge_arguments
 
         arguments = vars(parse_merge_arguments(step.argv))
     adapter = step.arguments.get("peft_model_path", [None])[0]

@@ -1,4 +1,4 @@
-"""The parser that starts at once says what the large one says."""
+"""The arguments of merging: what every parser of hftune says, and values that a merge takes in other forms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.light import parse_merge_arguments
+from hftune.arguments.merging import parse_merge_arguments
 from hftune.errors import ArgumentError
 
 
@@ -48,4 +48,5 @@ def test_help(capsys: pytest.CaptureFixture) -> None:
         parse_merge_arguments(["--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert "--peft_model_path --lora_model --peft_path" in said and "One of: original, dequantized." in said
+    assert "Also --lora_model, --peft_path." in " ".join(said.split())
+    assert "--merge_base {original,dequantized}" in said and "command line" not in said

@@ -1,9 +1,9 @@
-"""Stages and algorithms: a script is one stage."""
+"""Stages, algorithms and groups of processes, and where a run begins."""
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import Answer, Ask, Given, Translation
-from hftune.arguments.names.values.common import cannot, each, mapped
+from hftune.arguments.names.row import OFF, Answer, Ask, Given, Translation
+from hftune.arguments.names.translators.common import cannot, each
 
 TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
 _SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
@@ -30,7 +30,6 @@ def stage_of(stages: dict[str, str]) -> Translation:
 ernie_stage = stage_of({"pt": "pt", "sft": "sft", "dpo": "dpo"})
 rlhf_type = stage_of({"dpo": "dpo", "rm": "rm", "grpo": "rl"})
 task_type = stage_of({"causal_lm": "sft", "seq_cls": "rm"})
-advantage_estimator = mapped("rl_algorithm", {"grpo": "grpo", "rloo": "rloo"}, "use grpo or rloo")
 
 
 def any_language_model(ask: Ask) -> Answer:
@@ -81,3 +80,31 @@ def experts(ask: Ask) -> Answer:
     """Expert parallelism; 0 and -1 are none."""
     sizes = [("expert_parallel_size", [ask.text(name) or ""]) for name in ask.given]
     return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])
+
+
+_WITHOUT_OPTIMIZER = ("no_load_optim", "ignore_load_lr_and_optim", "finetune")
+
+
+def starting(ask: Ask) -> Answer:
+    """`resume_from_checkpoint`, which ERNIEKit and Megatron turn into a warm start by switches of their own.
+
+    Raises:
+        ArgumentError: The random states alone were to be left out, or the newest checkpoint was to be a warm start.
+    """
+    asked = ask.text("resume_from_checkpoint")
+    resume = asked or "none"
+    switched = [name for name in (*_WITHOUT_OPTIMIZER, "no_load_rng") if ask.flag(name)]
+    if resume.lower() in OFF:
+        if ask.flag("finetune") is False:
+            raise cannot("finetune", "False", "name the checkpoint that goes on: --resume_from_checkpoint")
+        idle = [name for name in switched if name != "finetune"]
+        # Who says so begins anew; who says nothing may have forgotten to resume.
+        anew: list[tuple[str, list[str]]] = [("resume_from_checkpoint", ["no"])] if asked else []
+        return Answer(anew, tuple(f"--{name} has no effect: no checkpoint is named" for name in idle))
+    if not switched:
+        return Answer([("resume_from_checkpoint", [resume])])
+    if switched == ["no_load_rng"]:
+        raise cannot("no_load_rng", "True", "they come with the optimizer; --warm_start loads neither")
+    if resume.lower() in ("auto", "last", "true"):
+        raise cannot(switched[0], "True", "name the checkpoint: --warm_start FOLDER")
+    return Answer([("warm_start", [resume])], (f"--{switched[0]}: a warm start from {resume}",))

@@ -1,1 +1,0 @@
-"""The table, one file a topic."""

@@ -1,0 +1,170 @@
+"""The parsers of the stages' scripts and of the commands that need no stage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any, TypeVar, cast
+
+import hftune.arguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
+from hftune.arguments.given import take_config
+from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.names.table import table
+from hftune.arguments.names.translate import MERGE, Entry
+from hftune.arguments.parser import HftuneParser, read_entries
+from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
+from hftune.distributed import launch, ranks
+from hftune.distributed.slurm import adopt_slurm
+from hftune.errors import ArgumentError, UserError
+
+STAGES = {
+    "pt": "PTArguments",
+    "sft": "SFTArguments",
+    "rm": "RMArguments",
+    "dpo": "DPOArguments",
+    "rl": "GRPOArguments",
+}
+"""The training arguments of each stage, in `hftune.arguments`, which makes a class when it is asked for."""
+
+ALGORITHMS = {
+    "grpo": "GRPOArguments",
+    "rloo": "RLOOArguments",
+    "ppo": "PPOArguments",
+    "online_dpo": "OnlineDPOArguments",
+}
+"""Those of each --rl_algorithm."""
+
+
+T = TypeVar("T")
+
+
+class ScriptParser(HftuneParser):
+    """The parser of a stage's script, or of a command that knows the scripts: whose defaults, and who has a name."""
+
+    def world(self) -> tuple[int, int]:
+        """Overrides `HftuneParser.world`: a script is one of several processes."""
+        return ranks.world_size(), ranks.local_world_size()
+
+    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+        """Give arguments that were not given the defaults for what is trained, or those asked for.
+
+        A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
+
+        Args:
+            entries: What was given, translated.
+            written: The names as they were written.
+
+        Raises:
+            ArgumentError: `--defaults` names nobody's.
+        """
+        if self.stage not in STAGES:
+            return
+        chosen = choose_defaults(self.stage, entries, self.known)
+        asked = any(entry.name == "defaults" for entry in entries)
+        if not asked and reads_as_medicalgpts(written, self.known):
+            say_differences(self.stage, entries, chosen, self.known)
+        self.set_defaults_with_config(**chosen)
+
+    def unknown(self, name: str, place: str) -> ArgumentError:
+        """Overrides `HftuneParser.unknown`: names the algorithm or the scripts that have the argument."""
+        if self.stage == "rl" and (algorithms := _algorithms_with(name, self.known)):
+            fix = f"it belongs to --rl_algorithm {' and '.join(algorithms)}"
+            return ArgumentError(f"--{name} is no argument of this algorithm", place=place, fix=fix)
+        scripts = [script for script in scripts_with(name) if script != script_of(self.stage)]
+        if scripts:
+            cause = f"--{name} is no argument of {script_of(self.stage)}"
+            return ArgumentError(cause, place=place, fix=f"it belongs to {', '.join(scripts)}")
+        return super().unknown(name, place)
+
+
+def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
+    """The parser of a script.
+
+    Args:
+        algorithm: That of RL; left out, or unknown: GRPO.
+    """
+    launch.prepare_environment()  # before transformers and peft, which come with the first class
+    training = _arguments_class(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
+
+
+def _arguments_class(name: str) -> type:
+    found: type = getattr(hftune.arguments, name)
+    return found
+
+
+def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
+    """The four groups of arguments of a stage.
+
+    Raises:
+        ArgumentError: Everything that is wrong with them, in one message.
+    """
+    adopt_slurm()
+    return RunArguments(*parser_for(stage, argv).parse(argv))
+
+
+def parse_command(cls: type[T], argv: list[str], aliases: Mapping[str, str] | None = None) -> T:
+    """The arguments of a command whose argument types one class holds."""
+    (found,) = ScriptParser([cls], aliases=aliases).parse(argv)
+    return cast(T, found)
+
+
+def help_of(stage: str, argv: list[str]) -> str:
+    """The page that `--help` shows."""
+    parser = parser_for(stage, argv)
+    with contextlib.suppress(UserError):  # said when the script runs
+        parser.settle_defaults(parser.translate(argv))
+    return parser.format_help()
+
+
+def parser_for(stage: str, argv: list[str]) -> ScriptParser:
+    """The parser for a command line: that of RL depends on the algorithm."""
+    if stage == "rl":
+        return stage_parser(stage, _algorithm(argv))
+    return stage_parser(stage)
+
+
+def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
+    """The arguments of `hftune vocab`, whatever its subcommand."""
+    launch.prepare_environment()
+    return parse_command(VocabArguments, argv, VOCAB_ALIASES)
+
+
+def _algorithm(argv: list[str]) -> str | None:
+    """The RL algorithm, on which the parser depends; also where another tool's name says it."""
+    config_path, rest = take_config(argv)
+    given = {entry.name: entry.values for entry in read_entries(config_path, rest)}
+    for name in ("rl_algorithm", "advantage_estimator"):
+        if given.get(name):
+            return str(given[name][0])
+    return "rloo" if "sft_model_path" in given else None
+
+
+def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
+    """The RL algorithms that have an argument which the chosen one lacks."""
+    if name in known:
+        return []
+    classes = {algorithm: _arguments_class(training) for algorithm, training in ALGORITHMS.items()}
+    return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
+
+
+def script_of(stage: str) -> str:
+    """The script of a stage, or the one that merges; "this command" for another."""
+    return f"run_{stage}.py" if stage in STAGES else "merge_peft_adapter.py" if stage == MERGE else "this command"
+
+
+def scripts_with(name: str) -> list[str]:
+    """The scripts that have an argument, under its own or another tool's name."""
+    row = table().get(name)
+    if row is not None and row.translation is not None:
+        return [script_of(stage) for stage in row.stages or STAGES]
+    wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
+    found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
+    merges = name in MERGE_ALIASES or name in {entry.name for entry in fields(MergeArguments)}
+    return [script_of(stage) for stage in [*found, *([MERGE] if merges else [])]]

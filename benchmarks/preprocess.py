@@ -54,9 +54,9 @@ def write_records(file: Path, source: Path | None, count: int) -> None:
 
 def measure_hftune(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
     """From the file to masked token ids in an Arrow file."""
-    from hftune.data.encoder import write_tokenised
-    from hftune.data.sources import chunks
-    from hftune.data.tokenization import ChatEncoder
+    from hftune.data.readers.files import chunks
+    from hftune.data.tokenizing.encoder import write_tokenised
+    from hftune.data.tokenizing.encoders import ChatEncoder
 
     encoder = ChatEncoder(tokenizer, max_length=options.max_length)
     with tempfile.TemporaryDirectory() as folder:
@@ -91,10 +91,10 @@ def measure_tokenizer(file: Path, tokenizer: Any, options: argparse.Namespace, c
 
 def _needed_texts(file: Path, tokenizer: Any, max_length: int) -> list[str]:
     """Conversations as text, each as far as its first `max_length` tokens reach."""
-    from hftune.data.prefixes import PrefixEncoder
-    from hftune.data.schemas import to_conversation
-    from hftune.data.sources import Row, chunks
-    from hftune.data.spans import SpanFinder
+    from hftune.data.readers.files import Row, chunks
+    from hftune.data.records.schemas import to_conversation
+    from hftune.data.templates.spans import SpanFinder
+    from hftune.data.tokenizing.prefixes import PrefixEncoder
 
     finder, prefixes = SpanFinder(tokenizer), PrefixEncoder(tokenizer, max_length)
     texts = []

@@ -11,10 +11,7 @@ from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
 from hftune.data.corpus.mixing import Mixture
-from hftune.data.encoder import Encoder, without_counts
-from hftune.data.encoding import Counts
-from hftune.data.packing import Packing, packings
-from hftune.data.parts import (
+from hftune.data.corpus.sources import (
     Part,
     divide,
     first,
@@ -26,8 +23,11 @@ from hftune.data.parts import (
     pack_part,
     take,
 )
+from hftune.data.corpus.tokenized_folder import load_tokenised
+from hftune.data.packing.rows import Packing, packings
 from hftune.data.readers.specs import parse_sources
-from hftune.data.saved import load_tokenised
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 

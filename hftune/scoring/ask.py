@@ -24,15 +24,15 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.borders import Borders, count_borders, describe_borders, mode_for_answers
-from hftune.data.chat import Renderer
-from hftune.data.encoding import Counts
+from hftune.data.preferences.scoring import Conversations
 from hftune.data.readers.base import Row
+from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
-from hftune.data.respelling import token_ids
-from hftune.data.schemas import Prompt, to_prompt
-from hftune.data.scored import Conversations
-from hftune.data.sources import chunks, find_files
+from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.turn_token_guard import Borders, count_borders, describe_borders, mode_for_answers
+from hftune.data.tokenizing.counts import Counts
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices

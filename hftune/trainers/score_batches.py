@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
-from hftune.data.collators import CausalCollator
+from hftune.data.batches.collators import CausalCollator
+from hftune.data.preferences.scoring import ONLY, Conversations, Scored
 from hftune.data.records.messages import Message
-from hftune.data.records.steps import Solution
-from hftune.data.scored import ONLY, Conversations, Scored
+from hftune.data.records.solutions import Solution
 from hftune.distributed import phases
 
 BATCH_TOKENS = 8192

@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.borders import Borders
-from hftune.data.chat import Renderer
-from hftune.data.respelling import Bordered, token_ids
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import Bordered, token_ids
+from hftune.data.templates.turn_token_guard import Borders
 
 
 class KeepingText:

@@ -21,16 +21,17 @@ from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
 from hftune.arguments import DataArguments
-from hftune.data import cache, parts
-from hftune.data.cache import cached
+from hftune.data.corpus import sources as parts
+from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.loader import BlockDataset
-from hftune.data.encoder import write_batches
-from hftune.data.encoding import Counts
-from hftune.data.parts import Part, load_part
-from hftune.data.saved import load_tokenised, save_tokenised
-from hftune.data.tokenization import ChatEncoder
-from hftune.data.workfolder import WorkFolder
+from hftune.data.corpus.sources import Part, load_part
+from hftune.data.corpus.tokenized_folder import load_tokenised, save_tokenised
+from hftune.data.storage import cache
+from hftune.data.storage.cache import cached
+from hftune.data.storage.work_folder import WorkFolder
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import write_batches
+from hftune.data.tokenizing.encoders import ChatEncoder
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.trainers.reference import with_reference
@@ -419,7 +420,7 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hftune.data.workfolder import WorkFolder
+from hftune.data.storage.work_folder import WorkFolder
 work = WorkFolder(Path(sys.argv[1]), sys.argv[2])
 (work.path / "half").write_bytes(bytes(1000))
 print("ready", flush=True)
@@ -463,7 +464,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
 
 WORKERS = """
 import time
-from hftune.data.workers import in_order
+from hftune.data.tokenizing.workers import in_order
 for number in in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
     print(number, flush=True)
 """

@@ -27,8 +27,8 @@ from hftune.arguments.given import given_in_file
 from hftune.checkpoints.contents import record_input
 from hftune.data.readers import compressed
 from hftune.data.readers.base import MAX_RECORD_BYTES
+from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.lines import LineSpan
-from hftune.data.sources import chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.pipeline.placed import read_yaml
 from hftune.preflight.data_checks import check_sources

@@ -18,10 +18,10 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.vocabulary import VocabArguments
-from hftune.data import parts
-from hftune.data.encoding import Counts
-from hftune.data.parts import Part, take
+from hftune.data.corpus import sources as parts
+from hftune.data.corpus.sources import Part, take
 from hftune.data.readers.specs import parse_sources
+from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.export.run import check_export
 from hftune.merging.plan import plan_merge

@@ -6,7 +6,7 @@ example is three numbers: epoch, portion, example. Each example carries them, an
 were *trained*, not those that were fetched. On going on, in any world, the portions that are not done are dealt out
 anew; only the portions in hand are tokenised once more.
 
-Against tokenised folders (`loader.py`) it costs the tokenising while training, mixes only records of one portion,
+Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one portion,
 leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
 world. Every worker looks for the borders of all portions, but parses and tokenises only its own.
 """
@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.order import permutation
 from hftune.data.corpus.progress import Origin, Progress, from_dict
-from hftune.data.sources import Row
+from hftune.data.readers.files import Row
 from hftune.errors import DataError
 
 ORIGIN = "stream_origin"

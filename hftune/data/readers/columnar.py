@@ -14,9 +14,9 @@ import pyarrow as pa
 from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
 from hftune.data.readers.columnar_limits import AT_ONCE, Unbounded, check_rows, check_size
-from hftune.data.readers.columnar_weights import by_itself, is_heavy
+from hftune.data.readers.object_sizes import by_itself, is_heavy
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
-from hftune.data.readers.parquet_trial import Trial, open_parquet
+from hftune.data.readers.parquet_probe import Trial, open_parquet
 from hftune.data.readers.strict_json import Malformed, loads
 from hftune.digests import open_file
 from hftune.errors import DataError, shown

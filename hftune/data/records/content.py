@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.data.records.functions import parse_calls
+from hftune.data.records.tool_calls import parse_calls
 from hftune.errors import DataError, shown
 
 NOT_TEXT = "content that is not text"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hftune.data.readers.nested_json import from_json
 from hftune.data.records import content as contents
 from hftune.data.records.content import text_of
-from hftune.data.records.functions import parse_calls
-from hftune.data.records.nested import from_json
+from hftune.data.records.tool_calls import parse_calls
 from hftune.errors import DataError, shown
 
 Message = dict[str, Any]

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
-from hftune.data.scored import Conversations
+from hftune.data.preferences.scoring import Conversations
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
 from hftune.scoring.run import score

@@ -12,8 +12,8 @@ import pytest
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
-from hftune.data.borders import Borders
-from hftune.data.chat import Renderer
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turn_token_guard import Borders
 from hftune.errors import ArgumentError
 from tests.unit.trainers.rl_runs import logged, make_trainer
 

@@ -14,9 +14,9 @@ from hftune.data.readers import arrow_limits, columnar, columnar_limits
 from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.columnar import parquet_chunks
 from hftune.data.readers.columnar_limits import MOST, Unbounded, check_rows, check_size
-from hftune.data.readers.columnar_weights import by_itself, is_heavy
+from hftune.data.readers.object_sizes import by_itself, is_heavy
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
-from hftune.data.readers.parquet_trial import Trial
+from hftune.data.readers.parquet_probe import Trial
 
 MIB = 1 << 20
 

@@ -1,0 +1,182 @@
+"""Preference pairs to token ids for a reward model, and their batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.reward_trainer import DataCollatorForPreference
+
+from hftune.arguments import DPOArguments, RMArguments
+from hftune.data.batches.collators import FlatCollator
+from hftune.data.preferences.pairs import COUNTED, PairEncoder, PairText, answer_text, counted
+from hftune.data.preferences.truncation import limits_of
+from hftune.data.readers.files import Row
+from hftune.data.records.messages import Message
+from hftune.data.records.schemas import Preference, to_preference
+from hftune.data.templates.spans import Span, SpanFinder
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import IDS
+from hftune.errors import DataError
+from hftune.logging import notice
+
+NEGATIVE = "negative score difference"
+
+
+class RewardPairEncoder(PairEncoder):
+    """Preference pairs for a reward model, truncated as `PairEncoder` does.
+
+    An answer may have several turns, with results of tools and further questions in it: a score is about all of a
+    conversation. What a template writes after the terminator (ChatML's line break) stays: RL scores conversations as
+    the template writes them, and the score is read at the last token.
+
+    Columns chosen_ids and rejected_ids (prompt and answer), length, source (the record's own, else its file's name),
+    and margin (float: the difference of scores) if any row has one.
+
+    Raises:
+        DataError: A negative difference where it weighs the loss.
+    """
+
+    schema = pa.schema(
+        {"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), "source": pa.string(), **COUNTED}
+    )
+    to_the_end = True
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, score_difference: str = "margin", **settings: Any
+    ) -> None:
+        super().__init__(tokenizer, **settings)
+        self.score_difference = score_difference
+        self.all_turns = SpanFinder(tokenizer, borders=self.finder.borders.mode)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
+        """As the flags of run_rm.py say."""
+        return cls(
+            tokenizer,
+            **limits_of(args),
+            score_difference=args.score_difference,
+            borders=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return super().settings() | {"score_difference": self.score_difference}
+
+    def parse(self, row: Row) -> PairText:
+        """The texts of a row, its answers' spans, and where it comes from."""
+        preference = to_preference(row)
+        sides = [self._side(preference, answer) for answer in (preference.chosen, preference.rejected)]
+        pair = self.pair_of(preference, *sides)
+        if self.score_difference == "weight" and pair.margin is not None and pair.margin < 0:
+            raise DataError(
+                f"the better answer has the lower score, by {-pair.margin:g}; a loss cannot weigh less than nothing",
+                place=row.origin,
+                fix="Swap the answers, or use --score_difference margin or none.",
+                kind=NEGATIVE,
+            )
+        pair.source = source_of(row)
+        return pair
+
+    def _side(self, preference: Preference, answer: list[Message]) -> tuple[str, Span]:
+        """The text of prompt and answer, and the span of the answer: from its first turn to its last."""
+        if len(answer) == 1:
+            return answer_text(preference, answer, self.finder)
+        before = [_whole(message) for message in preference.prompt]
+        try:
+            text, spans, _ = self.all_turns(before + answer, preference.tools)
+        except DataError as error:
+            raise error.at(preference.origin) from error
+        first = sum(message["role"] == "assistant" for message in before)
+        return text, (spans[first][0], spans[-1][1])
+
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids of both sides of each pair."""
+        pairs = self.pairs(parsed, counts)
+        return {
+            "chosen_ids": [np.concatenate([pair.prompt, pair.chosen]) for pair in pairs],
+            "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
+            "margin": [None if self.score_difference == "none" else pair.margin for pair in pairs],
+            "source": [pair.source for pair in pairs],
+            **counted(pairs),
+        }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Without differences, no such column; where some are missing, what changes the loss least."""
+        margins = dataset["margin"][:]
+        known = [margin for margin in margins if margin is not None]
+        if not known:
+            return dataset.remove_columns("margin")
+        wrong = sum(margin < 0 for margin in known)
+        if wrong:
+            notice(f"in {wrong} of {len(margins)} pairs the better answer has the lower score")
+        if len(known) == len(margins):
+            return dataset
+        filler = 0.0 if self.score_difference == "margin" else sum(known) / len(known)
+        notice(f"{len(margins) - len(known)} of {len(margins)} pairs have no margin; {filler:g} is used for them")
+        filled = np.array([filler if margin is None else margin for margin in margins], dtype=np.float32)
+        return dataset.remove_columns("margin").add_column("margin", filled)
+
+
+def source_of(row: Row) -> str:
+    """Where a record comes from, as figures are told apart: its `source` or `data_source`, else its file's name."""
+    for name in ("source", "data_source"):
+        if isinstance(row.value.get(name), str) and row.value[name]:
+            return str(row.value[name])
+    return row.file.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def _whole(message: Message) -> Message:
+    """A message without its weight: no token of a prompt is trained here."""
+    return {key: part for key, part in message.items() if key != "weight"}
+
+
+class PairCollator(DataCollatorForPreference):
+    """TRL's padded pairs, all chosen answers before all rejected ones, with the number of each pair."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pairs to input_ids and attention_mask, (2 * pairs, length), and margin and index, (pairs,), where known."""
+        return super().torch_call(examples) | _numbers(examples)
+
+
+class FlatPairCollator:
+    """The conversations of several pairs one after the other in a single row, all chosen ones before the rejected.
+
+    Args:
+        pad_token_id: A conversation's score is read at its last token that is not this one, as transformers does.
+    """
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+        self.flat = FlatCollator()
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor | int]:
+        """Pairs to what `FlatCollator` gives but labels, and ends.
+
+        Returns:
+            ends: LongTensor (2 * pairs,), where in the row a conversation's score is read.
+            margin, index: (pairs,), where known.
+        """
+        sides = [example[name] for name in ("chosen_ids", "rejected_ids") for example in examples]
+        batch = self.flat([{"input_ids": ids, "labels": ids} for ids in sides])
+        del batch["labels"]
+        borders = batch["cu_seq_lens_q"]
+        assert isinstance(borders, torch.Tensor)
+        ends = [start + self._last(ids) for start, ids in zip(borders.tolist(), sides, strict=False)]
+        if "margin" in examples[0]:
+            batch["margin"] = torch.tensor([example["margin"] for example in examples], dtype=torch.float32)
+        return batch | {"ends": torch.tensor(ends)} | _numbers(examples)
+
+    def _last(self, ids: list[int]) -> int:
+        said = np.flatnonzero(np.asarray(ids) != self.pad_token_id)
+        return int(said[-1]) if len(said) else 0
+
+
+def _numbers(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    if "index" not in examples[0]:
+        return {}
+    return {"index": torch.tensor([example["index"] for example in examples])}

@@ -1,0 +1,228 @@
+"""Answers in steps to token ids for a process reward model, and their batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments import RMArguments
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.preferences.pairs import COUNTED
+from hftune.data.preferences.reward_pairs import source_of
+from hftune.data.readers.files import Row
+from hftune.data.records.solutions import Solution, to_solutions
+from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.spans import SpanFinder
+from hftune.data.templates.turn_token_guard import count_borders
+from hftune.data.tokenizing.counts import Counts, check_length, overlaps, require_fast, widened
+from hftune.data.tokenizing.encoder import IDS, Encoder
+from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.errors import DataError
+
+CUT = "no labelled step within --max_length"
+REWRITTEN = "steps rewritten by the template"
+
+
+@dataclass(slots=True)
+class StepText:
+    """A conversation whose last turn is an answer in steps, and the character at which each step ends."""
+
+    text: str
+    ends: list[int]
+    labels: list[float]
+    source: str
+
+
+class StepEncoder(Encoder):
+    """Answers in steps for a process reward model.
+
+    The steps make one turn of the assistant, with a separator between them. A step is scored at the token that holds
+    its last character: everything up to there has been seen, and nothing of the next step. What is longer than
+    `max_length` loses its end, and the steps that end there.
+
+    Columns input_ids, ends (places of the labelled steps' last tokens), labels (float, the probability that a step is
+    right), length and source. A record may give several rows (PRM800K).
+
+    Raises:
+        ArgumentError: A length that is too small.
+        DataError: A tokenizer without character offsets, or without a chat template.
+    """
+
+    schema = pa.schema(
+        {"input_ids": IDS, "ends": IDS, "step_labels": pa.list_(pa.float32()), "source": pa.string(), **COUNTED}
+    )
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int,
+        step_separator: str = "\n",
+        last_only: bool = False,
+        labelled_only: bool = True,
+        borders: str = "split",
+    ) -> None:
+        check_length(max_length, "--max_length")
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.tokenizer, self.max_length = tokenizer, max_length
+        self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
+        self.encodings = PrefixEncoder(tokenizer, None)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments) -> StepEncoder:
+        """As the flags of run_rm.py say."""
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            step_separator=args.step_separator,
+            last_only=args.train_on_last_step_only,
+            borders=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {
+            "encoder": "steps",
+            "max_length": self.max_length,
+            "separator": self.separator,
+            "last_only": self.last_only,
+            "borders_in_text": self.finder.borders.mode,
+        }
+
+    def parse(self, row: Row) -> list[StepText]:
+        """The solutions of a row as text."""
+        return [self.text_of(solution, source_of(row)) for solution in to_solutions(row)]
+
+    def text_of(self, solution: Solution, source: str) -> StepText:
+        """A solution as text, and where the steps that count end in it."""
+        answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
+        try:
+            text, spans, _ = self.finder([*solution.prompt, answer], solution.tools)
+        except DataError as error:
+            raise error.at(solution.origin) from error
+        at, ends = spans[0][0], []
+        for step in solution.steps:
+            found = text.find(step, at, spans[0][1])
+            if found < 0:
+                raise DataError(
+                    f"the chat template writes a step in another way: {step[:60]!r}",
+                    place=solution.origin,
+                    fix="Give another --chat_template, or mend the step.",
+                    kind=REWRITTEN,
+                )
+            at = found + len(step)
+            ends.append(at)
+        kept = [
+            (end, -1.0 if label is None else label)
+            for end, label in zip(ends, solution.labels, strict=True)
+            if label is not None or not self.labelled_only
+        ]
+        kept = kept[-1:] if self.last_only else kept
+        return StepText(text, [end for end, _ in kept], [label for _, label in kept], source)
+
+    def encode(self, parsed: list[list[StepText]], counts: Counts) -> dict[str, list[Any]]:
+        """Ids, and the last tokens of steps, within `max_length`."""
+        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        texts = [text for texts in parsed for text in texts]
+        encodings = iter(self.encodings([text.text for text in texts]))
+        for record in parsed:
+            count_borders(counts, [one.text for one in record])
+            rows = [self._row(text, next(encodings)[0], counts) for text in record]
+            kept = [row for row in rows if row is not None]
+            if not kept:
+                counts.drop(CUT)
+                continue
+            counts.used += 1
+            for row in kept:
+                for name, value in row.items():
+                    columns[name].append(value)
+        return columns
+
+    def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
+        ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+        ends = last_tokens(encoding.offsets, text.ends)
+        inside = [number for number, end in enumerate(ends) if end < len(ids)]
+        if not inside:
+            return None
+        counts.truncated += len(ids) < len(encoding.ids)
+        counts.tokens += len(ids)
+        counts.trained_tokens += len(inside)
+        return {
+            "input_ids": ids,
+            "ends": np.array([ends[number] for number in inside], dtype=np.int32),
+            "step_labels": np.array([text.labels[number] for number in inside], dtype=np.float32),
+            "source": text.source,
+            "length": len(ids),
+            "trained": len(inside),
+        }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Nothing to add."""
+        return dataset
+
+
+def last_tokens(offsets: list[tuple[int, int]], ends: list[int]) -> list[int]:
+    """The token that holds the last character of each step.
+
+    Args:
+        offsets: Character ranges of the tokens.
+        ends: The character behind each step's last.
+
+    Returns:
+        Indices of tokens.
+    """
+    ranges = widened(offsets)
+    found, token = [], 0
+    for end in ends:
+        while not overlaps(ranges[token], [(end - 1, end)]):
+            token += 1
+        # A character of several tokens (bytes) is whole with the last of them.
+        while token + 1 < len(ranges) and overlaps(ranges[token + 1], [(end - 1, end)]):
+            token += 1
+        found.append(token)
+    return found
+
+
+class StepCollator:
+    """Batches of answers in steps, padded or one after the other in one row.
+
+    Args:
+        pad_token_id: For padding.
+        flat: Whether there is none.
+    """
+
+    def __init__(self, pad_token_id: int, *, flat: bool) -> None:
+        self.rows: Any = FlatCollator() if flat else CausalCollator(pad_token_id)
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Examples to what the model takes, and where steps end.
+
+        Returns:
+            input_ids and what tells documents or padding, as of `FlatCollator` or `CausalCollator`.
+            ends: LongTensor (steps,), places in the rows laid out one after the other.
+            labels: (steps,), float32; -1 without a label.
+            steps: LongTensor (examples,), how many each has.
+            index: (examples,), where known.
+        """
+        batch = self.rows([{"input_ids": each["input_ids"], "labels": each["input_ids"]} for each in examples])
+        del batch["labels"]
+        width = batch["input_ids"].shape[1]
+        if len(batch["input_ids"]) > 1:
+            starts = [number * width for number in range(len(examples))]
+        else:
+            starts = np.cumsum([0, *(len(each["input_ids"]) for each in examples)]).tolist()
+        ends = [start + end for start, each in zip(starts, examples, strict=False) for end in each["ends"]]
+        batch["ends"] = torch.tensor(ends)
+        batch["labels"] = torch.tensor([label for each in examples for label in each["step_labels"]])
+        batch["steps"] = torch.tensor([len(each["ends"]) for each in examples])
+        if "index" in examples[0]:
+            batch["index"] = torch.tensor([each["index"] for each in examples])
+        return batch

@@ -18,7 +18,7 @@ def main() -> None:
     from hftune.data.folder_splits import open_tokenized
     from hftune.data.splits import load_splits
     from hftune.data.stream_splits import open_stream
-    from hftune.data.tokenizing.encoders import TextEncoder
+    from hftune.data.tokenizing.texts import TextEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer

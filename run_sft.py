@@ -15,7 +15,7 @@ def main() -> None:
 
     from hftune.data.splits import load_splits
     from hftune.data.stream_splits import open_stream
-    from hftune.data.tokenizing.encoders import ChatEncoder
+    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer

@@ -55,8 +55,8 @@ def write_records(file: Path, source: Path | None, count: int) -> None:
 def measure_hftune(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
     """From the file to masked token ids in an Arrow file."""
     from hftune.data.readers.files import chunks
+    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.data.tokenizing.encoder import write_tokenised
-    from hftune.data.tokenizing.encoders import ChatEncoder
 
     encoder = ChatEncoder(tokenizer, max_length=options.max_length)
     with tempfile.TemporaryDirectory() as folder:

@@ -40,11 +40,11 @@ hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other argu
 See docs/planning.md for what is counted and how far it was from what was measured."""
 
 ENCODERS = {
-    "pt": "hftune.data.tokenizing.encoders:TextEncoder",
-    "sft": "hftune.data.tokenizing.encoders:ChatEncoder",
+    "pt": "hftune.data.tokenizing.texts:TextEncoder",
+    "sft": "hftune.data.tokenizing.chats:ChatEncoder",
     "rm": "hftune.data.preferences.reward_encoder:RewardEncoder",
     "dpo": "hftune.data.preferences.pairs:PairEncoder",
-    "rl": "hftune.data.preferences.pairs:PromptEncoder",
+    "rl": "hftune.data.preferences.prompts:PromptEncoder",
 }
 """What each script makes of its records; imported when it is needed."""
 

@@ -29,9 +29,9 @@ from hftune.data.corpus.tokenized_folder import load_tokenised, save_tokenised
 from hftune.data.storage import cache
 from hftune.data.storage.cache import cached
 from hftune.data.storage.work_folder import WorkFolder
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import write_batches
-from hftune.data.tokenizing.encoders import ChatEncoder
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.trainers.reference import with_reference

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.parametric import Content, Part
-from hftune.data.templates.rendering import Finder, Renderer, common_start
+from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.turn_token_guard import Borders
+from hftune.data.templates.turns import Finder, common_start
 from hftune.errors import DataError
 
 Span = tuple[int, int]

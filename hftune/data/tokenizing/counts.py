@@ -8,10 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.constants import IGNORE_INDEX
 from hftune.errors import ArgumentError, DataError, UserError
-
-Ids = list[int]
 
 _IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
 
@@ -89,35 +86,6 @@ def check_length(value: int | None, flag: str, least: int = 2) -> None:
     """
     if value is not None and value < least:
         raise ArgumentError(f"{flag} is {value}", place=flag, fix=f"Give {least} or more.")
-
-
-def widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Give tokens of white space back the characters that `trim_offsets` took from them.
-
-    Byte-level tokenizers of the GPT-NeoX family report white space in front of the next word with a range of zero width
-    at its end. Without its characters, a line break inside an answer would not be trained.
-    """
-    widened, reached = [], 0
-    for start, end in offsets:
-        widened.append((min(reached, start), end) if start == end else (start, end))
-        reached = max(reached, end)
-    return widened
-
-
-def overlaps(offset: tuple[int, int], spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether a token's character range shares a character with a span; a range of zero width shares none."""
-    return any(max(offset[0], start) < min(offset[1], end) for start, end in spans)
-
-
-def mask_labels(ids: Ids, offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> Ids:
-    """Labels: the token's id where it overlaps a span, IGNORE_INDEX elsewhere. Spans are sorted and disjoint."""
-    labels, first = [], 0
-    for token, offset in zip(ids, offsets, strict=True):
-        while first < len(spans) and spans[first][1] <= offset[0]:
-            first += 1
-        # A token may reach over the gap between two spans, never over more.
-        labels.append(token if overlaps(offset, spans[first : first + 2]) else IGNORE_INDEX)
-    return labels
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -13,7 +13,6 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.templates.respelled_tokenizer import Spelling, by_spelling
-from hftune.data.tokenizing.counts import Ids, mask_labels, widened
 from hftune.data.tokenizing.density import Density, width
 
 _AHEAD = 2
@@ -98,29 +97,3 @@ class PrefixEncoder:
         edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
         last = encoding.token_to_word(self.max_length - 1)
         return edge is not None and last is not None and last + 2 <= edge
-
-
-def token_span(encoding: Encoding, start: int, end: int, covered: int) -> tuple[int, int] | None:
-    """The tokens (first, one past the last) that share a character with `start` to `end`.
-
-    Returns:
-        An empty range beyond the covered characters; None where the tokenizer leaves white space at a bound out of its
-        character ranges, so that every token must be looked at (`labels_by_ranges`).
-    """
-    if start >= covered:
-        return len(encoding), len(encoding)
-    first, last = encoding.char_to_token(start), encoding.char_to_token(min(end, covered) - 1)
-    if first is None or last is None:
-        return None
-    # Several tokens may stand for one character, such as an emoji's bytes.
-    while last + 1 < len(encoding):
-        following = encoding.token_to_chars(last + 1)
-        if following is None or following[0] >= end or following[0] == following[1]:
-            break
-        last += 1
-    return first, last + 1
-
-
-def labels_by_ranges(encoding: Encoding, spans: list[tuple[int, int]]) -> Ids:
-    """Labels by the character range of every token: the way that always works."""
-    return mask_labels(encoding.ids, widened(encoding.offsets), spans)

@@ -13,12 +13,14 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.pairs import PairEncoder, PromptEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.readers.files import Row
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import tokenise_rows
-from hftune.data.tokenizing.encoders import ChatEncoder, TextEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 
 CORPUS = [
     "hello world, how are you?",

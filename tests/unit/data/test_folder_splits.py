@@ -11,7 +11,7 @@ import pytest
 
 from hftune.arguments import DataArguments
 from hftune.data.folder_splits import find_folders, open_tokenized, read_weights
-from hftune.data.tokenizing.encoders import TextEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import notices
 from tests.unit.data.corpus.corpora import write_corpus

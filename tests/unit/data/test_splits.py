@@ -18,9 +18,9 @@ from hftune.data.corpus.sources import hold_out
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
 from hftune.data.splits import describe, describe_packing, load_splits
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS, Encoder
-from hftune.data.tokenizing.encoders import ChatEncoder
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.reward_pairs import FlatPairCollator, PairCollator
+from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_reward_pairs, user
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.preferences.step_encoder import StepCollator, StepEncoder
+from hftune.data.batches.steps import StepCollator
+from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.records.solutions import Solution, to_solutions
 from hftune.data.tokenizing.encoder import tokenise_rows
 from hftune.errors import DataError

@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 
 from hftune.data.corpus import sources as parts
 from hftune.data.preferences.labelled import LabelledEncoder
-from hftune.data.preferences.pairs import PairEncoder, PromptEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.readers.files import chunks
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts, all_dropped
 from hftune.data.tokenizing.encoder import Encoder, write_tokenised
-from hftune.data.tokenizing.encoders import ChatEncoder, TextEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.chat_templates import GENERAL, shipped, text_of, tokens_of
 from hftune.data.templates.choice import TemplateChoice, fitting_templates, require_chat_template
-from hftune.data.templates.rendering import Renderer, render_with_spans
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turns import render_with_spans
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, template, user
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.rendering import render_with_spans
+from hftune.data.templates.turns import render_with_spans
 from hftune.errors import DataError
 from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, template, user
 

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hftune.data.templates import spans as spans_module
-from hftune.data.templates.rendering import Finder, Renderer, render, render_with_spans
+from hftune.data.templates.rendering import Renderer, render
 from hftune.data.templates.spans import SpanFinder
+from hftune.data.templates.turns import Finder, render_with_spans
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments.lengths import PairLengths
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
-from hftune.data.preferences.pairs import PairEncoder, PromptEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.scoring import Conversations
 from hftune.data.preferences.step_encoder import StepEncoder
@@ -22,10 +23,11 @@ from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import Bordered, encode_batch, respelled, token_ids
 from hftune.data.templates.turn_token_guard import Borders, describe_borders
 from hftune.data.templates.turn_tokens import turn_tokens
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import tokenise_rows
-from hftune.data.tokenizing.encoders import ChatEncoder, TextEncoder
 from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, make_tokenizer, row, template, tokenize_chat, user
 from tests.unit.data.templates.turn_token_families import (

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data.tokenizing.bytewise import ByteTokenizer, is_bytewise
-from hftune.data.tokenizing.counts import mask_labels
+from hftune.data.tokenizing.labels import mask_labels
 from hftune.data.tokenizing.words import has_borders, nearest_border
 from tests.unit.data.helpers import CORPUS, SPECIAL, make_tokenizer
 

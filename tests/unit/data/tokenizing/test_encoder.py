@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.readers.files import chunks, find_files, first_rows
 from hftune.data.tokenizing import workers
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.encoder import write_tokenised
-from hftune.data.tokenizing.encoders import ChatEncoder
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, tokenize_chat, user
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row, find_files, read_rows
-from hftune.data.tokenizing.counts import mask_labels, widened
+from hftune.data.tokenizing.labels import mask_labels, widened
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, tokenize_texts, user
 

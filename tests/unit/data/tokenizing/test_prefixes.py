@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.tokenizing.prefixes import PrefixEncoder, labels_by_ranges, token_span
+from hftune.data.tokenizing.labels import labels_by_ranges, token_span
+from hftune.data.tokenizing.prefixes import PrefixEncoder
 from tests.unit.data.helpers import CORPUS, SPECIAL, make_tokenizer
 
 

@@ -1,4 +1,4 @@
-"""Texts and conversations to token ids. Pairs and prompts are in `preferences`."""
+"""Conversations to token ids and labels on what the assistant says."""
 
 from __future__ import annotations
 
@@ -6,123 +6,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import PTArguments, SFTArguments
+from hftune.arguments import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import Conversation, to_conversation, to_text
+from hftune.data.records.schemas import Conversation, to_conversation
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import encode_batch
 from hftune.data.templates.spans import Span, SpanFinder
-from hftune.data.templates.turn_token_guard import Borders, count_borders
+from hftune.data.templates.turn_token_guard import count_borders
 from hftune.data.tokenizing.bytewise import ByteTokenizer, Tokens, is_bytewise
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
-from hftune.data.tokenizing.encoder import IDS, Encoder, Ragged
-from hftune.data.tokenizing.prefixes import PrefixEncoder, labels_by_ranges, token_span
+from hftune.data.tokenizing.encoder import IDS, Encoder
+from hftune.data.tokenizing.labels import mask
+from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"
-TOO_SHORT = "fewer than 2 tokens"
 
 Parsed = tuple[str, list[Span], list[float]]
 """The text of a record, its trained spans in characters, and their weights."""
-
-
-class TextEncoder(Encoder):
-    """Texts for pre-training, each with the tokenizer's own special tokens (such as BOS) and EOS at its end.
-
-    Columns input_ids and labels (equal), length (tokens) and trained (those that have one before them).
-
-    Args:
-        piece: Cut documents into pieces of so many tokens; a piece of fewer than 2 tokens is left out. None keeps
-            documents whole, for packing.
-        append_eos: End each document with EOS.
-
-        borders: What becomes of turn borders in texts, a mode of `Borders`.
-
-    Raises:
-        DataError: The tokenizer has no EOS token.
-    """
-
-    schema = pa.schema({"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()})
-    length_flag = "--train_file_dir"
-    row_length = "block_size"
-
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        piece: int | None = None,
-        append_eos: bool = True,
-        borders: str = "split",
-    ) -> None:
-        check_length(piece, "--block_size")
-        require_fast(tokenizer)
-        if append_eos and tokenizer.eos_token_id is None:
-            raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
-        self.tokenizer, self.piece = tokenizer, piece
-        self.eos: int | None = tokenizer.eos_token_id if append_eos else None
-        self.borders = Borders(tokenizer, borders, Renderer(tokenizer) if tokenizer.chat_template else None)
-
-    @classmethod
-    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
-        """Documents in pieces of `--block_size`."""
-        return cls(tokenizer, piece=args.block_size, borders=args.borders_in_text)
-
-    def whole(self) -> TextEncoder:
-        """Documents as long as they are."""
-        return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders=self.borders.mode)
-
-    def settings(self) -> dict[str, Any]:
-        """For the fingerprint."""
-        return {
-            "encoder": "text",
-            "piece": self.piece,
-            "append_eos": self.eos is not None,
-            "borders_in_text": self.borders.mode,
-        }
-
-    def parse(self, row: Row) -> str:
-        """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
-        text = to_text(row)
-        if self.eos is not None and self.borders.mode != "allow":
-            text = text.removesuffix(str(self.tokenizer.eos_token))
-        try:
-            return self.borders.document(text)
-        except DataError as error:
-            raise error.at(row.origin) from error
-
-    def encode(self, parsed: list[str], counts: Counts) -> dict[str, list[Any]]:
-        """Documents, or their pieces; `truncated` counts documents whose last, lone token is left out."""
-        found: Ragged = []
-        encodings = encode_batch(self.tokenizer, parsed, add_special_tokens=True)
-        for text, encoding in zip(parsed, encodings, strict=True):
-            count_borders(counts, [text])
-            pieces = self._pieces(self._ended(encoding.ids), counts)
-            if not pieces:
-                counts.drop(TOO_SHORT)
-                continue
-            counts.used += 1
-            counts.tokens += sum(map(len, pieces))
-            counts.trained_tokens += sum(map(len, pieces)) - len(pieces)
-            found.extend(pieces)
-        lengths = [len(ids) for ids in found]
-        return {"input_ids": found, "labels": found, "length": lengths, "trained": [length - 1 for length in lengths]}
-
-    def _ended(self, ids: list[int]) -> np.ndarray:
-        if self.eos is not None and ids[-1:] != [self.eos]:
-            ids = [*ids, self.eos]
-        return np.array(ids, dtype=np.int32)
-
-    def _pieces(self, document: np.ndarray, counts: Counts) -> Ragged:
-        step = self.piece or max(len(document), 1)
-        pieces = [document[start : start + step] for start in range(0, len(document), step)]
-        kept = [piece for piece in pieces if len(piece) >= 2]
-        counts.truncated += bool(kept) and len(kept) < len(pieces)
-        return kept
 
 
 class ChatEncoder(Encoder):
@@ -271,33 +174,6 @@ class ChatEncoder(Encoder):
             trained = int(np.count_nonzero(labels[1:] != IGNORE_INDEX))
             made.append(Tokens(ids, labels, scale, trained, covered < len(text) or len(encoding) > len(ids)))
         return made
-
-
-def mask(
-    ids: np.ndarray, encoding: Encoding, covered: int, spans: list[Span], weights: list[float] | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Labels (length,) int32: the id where a token shares a character with a span, IGNORE_INDEX elsewhere.
-
-    Args:
-        ids: The kept tokens, the first of `encoding`.
-        covered: Characters of the text that `encoding` stands for.
-        weights: One a span; None for no weights.
-
-    Returns:
-        Labels, and the weight of each token (length,) float32, 0 where it is not trained; None without weights.
-    """
-    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
-    scale = None if weights is None else np.zeros(len(ids), dtype=np.float32)
-    for number, (start, end) in enumerate(spans):
-        found = token_span(encoding, start, end, covered)
-        if found is None:
-            inside = np.array(labels_by_ranges(encoding, [(start, end)])[: len(ids)], dtype=np.int32) != IGNORE_INDEX
-        else:
-            inside = slice(*found)  # type: ignore[assignment]
-        labels[inside] = ids[inside]
-        if scale is not None and weights is not None:
-            scale[inside] = weights[number]
-    return labels, scale
 
 
 def conversation_text(conversation: Conversation, finder: SpanFinder) -> tuple[str, list[Span], list[float]]:

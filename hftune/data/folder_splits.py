@@ -14,7 +14,7 @@ from hftune.arguments import DataArguments, PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.mixing import as_shares
-from hftune.data.corpus.tokenized_folder import INDEX, check_index, held_out_beside
+from hftune.data.corpus.tokenized_folder import INDEX, check_index, held_out_within
 from hftune.data.splits import Splits
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import ArgumentError, DataError
@@ -47,7 +47,7 @@ def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PT
     about = {"train": _describe(train, sources)}
     _say(train, tokenizer)
     held_out: Any = None
-    validation = data_args.validation_tokenized_dir or held_out_beside(_split(data_args.tokenized_dir))
+    validation = data_args.validation_tokenized_dir or held_out_within(_split(data_args.tokenized_dir))
     if validation:
         found = find_folders(validation, None, "--validation_tokenized_dir", split="eval")
         kept = [Documents(folder, name) for name, folder in found.items()]
@@ -173,7 +173,7 @@ def _say(train: BlockDataset, tokenizer: PreTrainedTokenizerBase) -> None:
             f"{documents.tokens:,}",
             100 * share / total,
         )
-        unended = _without_end(documents, source.borders.tolist(), tokenizer)
+        unended = _without_end(documents, source.boundaries.tolist(), tokenizer)
         if unended:
             notice(
                 f"{documents.folder}: {unended} documents looked at do not end with the tokenizer's EOS, so the model "
@@ -182,13 +182,13 @@ def _say(train: BlockDataset, tokenizer: PreTrainedTokenizerBase) -> None:
     get_logger().info("data: an epoch is %s blocks of %d tokens", f"{train.epoch_blocks:,}", train.block_size)
 
 
-def _without_end(documents: Documents, borders: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+def _without_end(documents: Documents, boundaries: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """How many of the first documents of the shards lack EOS, as "3 of 2048"; "" for none.
 
     Raises:
         DataError: One of them holds a token that the tokenizer does not have: found before the model loads.
     """
-    looked_at = [document for document in sorted(set(borders)) if document < len(documents)]
+    looked_at = [document for document in sorted(set(boundaries)) if document < len(documents)]
     lacking = 0
     for document in looked_at:
         length = int(documents.lengths(document, document + 1)[0])

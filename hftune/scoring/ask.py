@@ -31,7 +31,12 @@ from hftune.data.records.messages import Message
 from hftune.data.records.schemas import Prompt, to_prompt
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.turn_token_guard import Borders, count_borders, describe_borders, mode_for_answers
+from hftune.data.templates.turn_token_guard import (
+    TurnTokenGuard,
+    count_turn_tokens,
+    describe_turn_tokens,
+    mode_for_answers,
+)
 from hftune.data.tokenizing.counts import Counts
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
@@ -180,19 +185,19 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
 def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
     """The prompts as a model is given them, with turn borders in them counted, or refused."""
     render = Renderer(tokenizer) if tokenizer.chat_template else None
-    borders, counts = Borders(tokenizer, mode, render), Counts(rows=len(prompts))
+    guard, counts = TurnTokenGuard(tokenizer, mode, render), Counts(rows=len(prompts))
     texts: list[str] = []
     for prompt in prompts:
         try:
             if render is None:
-                texts.append(borders.document(str(prompt.messages[-1].get("content"))))
+                texts.append(guard.document(str(prompt.messages[-1].get("content"))))
             else:
-                texts.append(borders.text(render, prompt.messages, add_generation_prompt=True))
+                texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
-        count_borders(counts, texts[-1:])
+        count_turn_tokens(counts, texts[-1:])
     if counts.bordered:
-        notice(describe_borders(counts, mode))
+        notice(describe_turn_tokens(counts, mode))
     return texts
 
 
@@ -246,7 +251,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     if torch.cuda.is_available() and not args.use_cpu:
         model.to("cuda")  # type: ignore[arg-type]
     mode = mode_for_answers(args.borders_in_text)
-    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders=mode)
+    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         rows = [

@@ -68,7 +68,7 @@ class StepReward:
     ) -> None:
         self.model, self.pad, self.scale = model.to(device), tokenizer.pad_token_id, scale
         self.separator = separator
-        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders=borders)
+        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders_in_text=borders)
         self.__name__ = name
 
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **columns: Any) -> list[float]:

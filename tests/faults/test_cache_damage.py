@@ -24,7 +24,7 @@ from hftune.arguments import DataArguments
 from hftune.data.corpus import sources as parts
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.sources import Part, load_part
+from hftune.data.corpus.sources import TokenizedSource, load_source
 from hftune.data.corpus.tokenized_folder import load_tokenised, save_tokenised
 from hftune.data.storage import cache
 from hftune.data.storage.cache import cached
@@ -193,7 +193,7 @@ def tokenised(folder: Path) -> None:
         work = folder.parent / f"{folder.name}-{name}"
         work.mkdir()
         counts = write(work, shift)
-        made[name] = Part(digests_free(work), counts, ["a.jsonl"], f"key {name}")
+        made[name] = TokenizedSource(digests_free(work), counts, ["a.jsonl"], f"key {name}")
     save_tokenised(folder, made, {"train": encoder, "eval": encoder})
 
 
@@ -213,7 +213,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "tok"))
 
 
-def opened(folder: Path) -> dict[str, Part]:
+def opened(folder: Path) -> dict[str, TokenizedSource]:
     encoder = ChatEncoder(TOKENIZER, max_length=40)
     return load_tokenised(folder, {"train": encoder, "eval": encoder})
 
@@ -373,7 +373,7 @@ def test_data_that_change_while_they_are_read_are_refused(
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"), preprocessing_num_workers=1)
     encoder = ChatEncoder(TOKENIZER, max_length=40)
     with pytest.raises(DataError) as caught:
-        load_part(str(file), "--train_file_dir", encoder, arguments)
+        load_source(str(file), "--train_file_dir", encoder, arguments)
     assert caught.value.kind in ("file changed", "unreadable file")
     assert not [entry for entry in (tmp_path / "cache" / "datasets").iterdir() if entry.is_dir()]
 
@@ -391,7 +391,7 @@ def test_data_that_change_when_all_is_handed_out_but_not_read(tmp_path: Path, mo
     monkeypatch.setattr(parts, "write_tokenised", changing)
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"), preprocessing_num_workers=1)
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
 
 
 def test_data_that_change_before_the_writer_begins_are_not_read(
@@ -404,7 +404,7 @@ def test_data_that_change_before_the_writer_begins_are_not_read(
     monkeypatch.setattr(parts, "_chunks", lambda *_: pytest.fail("was read"))
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
 
 
 def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +412,7 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
     file.write_text(RECORDS)
     monkeypatch.setattr(ranks, "gathered_objects", lambda value: [value, "another"])
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), DataArguments())
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), DataArguments())
 
 
 # --- killed runs ------------------------------------------------------------------------------------------------------

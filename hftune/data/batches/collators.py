@@ -62,10 +62,10 @@ class FlatCollator:
             use_cache: False. With a cache, transformers does not look for documents in a row.
         """
         lengths = torch.tensor([length for feature in features for length in _documents(feature)])
-        borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        boundaries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         labels = _joined(features, "labels")
-        labels[0, borders[:-1]] = IGNORE_INDEX
-        starts = torch.repeat_interleave(borders[:-1], lengths)
+        labels[0, boundaries[:-1]] = IGNORE_INDEX
+        starts = torch.repeat_interleave(boundaries[:-1], lengths)
         batch: dict[str, torch.Tensor | int] = {
             "input_ids": _joined(features, "input_ids"),
             "labels": labels,
@@ -75,7 +75,7 @@ class FlatCollator:
         if "loss_weights" in features[0]:
             batch["loss_weights"] = torch.tensor([[weight for each in features for weight in each["loss_weights"]]])
         for side in ("q", "k"):
-            batch[f"cu_seq_lens_{side}"] = borders.int()
+            batch[f"cu_seq_lens_{side}"] = boundaries.int()
             batch[f"max_length_{side}"] = int(lengths.max())
         return batch
 

@@ -40,9 +40,9 @@ class FlatPairCollator:
         sides = [example[name] for name in ("chosen_ids", "rejected_ids") for example in examples]
         batch = self.flat([{"input_ids": ids, "labels": ids} for ids in sides])
         del batch["labels"]
-        borders = batch["cu_seq_lens_q"]
-        assert isinstance(borders, torch.Tensor)
-        ends = [start + self._last(ids) for start, ids in zip(borders.tolist(), sides, strict=False)]
+        boundaries = batch["cu_seq_lens_q"]
+        assert isinstance(boundaries, torch.Tensor)
+        ends = [start + self._last(ids) for start, ids in zip(boundaries.tolist(), sides, strict=False)]
         if "margin" in examples[0]:
             batch["margin"] = torch.tensor([example["margin"] for example in examples], dtype=torch.float32)
         return batch | {"ends": torch.tensor(ends)} | _numbers(examples)

@@ -54,7 +54,7 @@ def _filled(batch: Batch, least: int) -> Batch:
     places = torch.arange(missing, device=batch["position_ids"].device)[None]
     more["position_ids"] = torch.cat([batch["position_ids"], places], dim=1)
     for side in ("q", "k"):
-        borders = batch[f"cu_seq_lens_{side}"]
-        more[f"cu_seq_lens_{side}"] = torch.cat([borders, borders[-1:] + missing])
+        boundaries = batch[f"cu_seq_lens_{side}"]
+        more[f"cu_seq_lens_{side}"] = torch.cat([boundaries, boundaries[-1:] + missing])
         more[f"max_length_{side}"] = max(int(batch[f"max_length_{side}"]), missing)
     return {**batch, **more}

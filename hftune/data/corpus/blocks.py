@@ -24,7 +24,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.mixing import Schedule
-from hftune.data.corpus.order import Piece, SourceOrder
+from hftune.data.corpus.order import Segment, SourceOrder
 from hftune.errors import DataError
 
 LOGICAL_SHARDS = 2048
@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass
-class Segment:
+class SchedulePhase:
     """A stretch of the run with one schedule: the block it begins at, and each source's tokens trained by then."""
 
     first_block: int = 0
@@ -93,7 +93,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         ]
         self.names = [source.name for source in sources]
         self.schedule = Schedule(shares or [source.tokens for source in sources])
-        self.segment = Segment(0, dict.fromkeys(self.names, 0))
+        self.phase = SchedulePhase(0, dict.fromkeys(self.names, 0))
         self._left_out: dict[str, dict[str, Any]] = {}
         self.epoch_blocks = epoch_blocks or -(-self.tokens // block_size)
         self.length = self.epoch_blocks
@@ -112,20 +112,20 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
 
     def __getitem__(self, block: int) -> Example:
         """Block `block` of the run, as `join` returns it."""
-        source, pieces = self.pieces(block)
-        return join(self.sources[source].documents, pieces, self.vocabulary)
+        source, segments = self.segments(block)
+        return join(self.sources[source].documents, segments, self.vocabulary)
 
-    def pieces(self, block: int) -> tuple[int, list[Piece]]:
+    def segments(self, block: int) -> tuple[int, list[Segment]]:
         """The source of a block, and the pieces of its documents that make it up."""
-        source, rank = self.schedule.locate(block - self.segment.first_block)
-        start = self.segment.positions[self.names[source]] + rank * self.block_size
-        return source, self.sources[source].pieces(start, self.block_size)
+        source, rank = self.schedule.locate(block - self.phase.first_block)
+        start = self.phase.positions[self.names[source]] + rank * self.block_size
+        return source, self.sources[source].segments(start, self.block_size)
 
     def positions(self, blocks: int) -> dict[str, int]:
         """Tokens of each source in the first `blocks` blocks of the run, over all its epochs."""
-        given = self.schedule.before(blocks - self.segment.first_block)
+        given = self.schedule.before(blocks - self.phase.first_block)
         return {
-            name: self.segment.positions[name] + count * self.block_size
+            name: self.phase.positions[name] + count * self.block_size
             for name, count in zip(self.names, given, strict=True)
         }
 
@@ -143,7 +143,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
             "blocks": blocks,
             "block_size": self.block_size,
             "settings": vars(self.settings),
-            "segment": {"first_block": self.segment.first_block, "positions": self.segment.positions},
+            "segment": {"first_block": self.phase.first_block, "positions": self.phase.positions},
             "sources": self._left_out
             | {
                 name: {"share": share, "position": positions[name], **self._identity(source)}
@@ -167,9 +167,9 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
         same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
         if same_mix and self.block_size == state["block_size"]:
-            self.segment = Segment(**state["segment"])
+            self.phase = SchedulePhase(**state["segment"])
             return []
-        self.segment = Segment(
+        self.phase = SchedulePhase(
             state["blocks"], {name: before[name]["position"] if name in before else 0 for name in self.names}
         )
         return _changes(before, now, state["block_size"], self.block_size)
@@ -204,7 +204,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
     @staticmethod
     def _identity(source: SourceOrder) -> dict[str, Any]:
         documents = source.documents
-        return {"documents": len(documents), "tokens": documents.tokens, "layout": documents.layout(source.borders)}
+        return {"documents": len(documents), "tokens": documents.tokens, "layout": documents.layout(source.boundaries)}
 
 
 class HeldOutBlocks(torch.utils.data.Dataset[Example]):
@@ -222,12 +222,12 @@ class HeldOutBlocks(torch.utils.data.Dataset[Example]):
         if not 0 <= block < len(self):
             raise IndexError(block)
         start = block * self.block_size
-        pieces = self.order.pieces(start, min(self.block_size, self.order.tokens - start))
-        return join(self.order.documents, pieces, self.vocabulary)
+        segments = self.order.segments(start, min(self.block_size, self.order.tokens - start))
+        return join(self.order.documents, segments, self.vocabulary)
 
 
-def join(documents: Documents, pieces: list[Piece], vocabulary: int | None = None) -> Example:
-    """Pieces of documents as one example, in which nothing needs to be seen or predicted across a border.
+def join(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
+    """Pieces of documents as one example, in which nothing needs to be seen or predicted across a boundary.
 
     Args:
         vocabulary: Number of token ids that the model knows; None: not checked.
@@ -239,10 +239,10 @@ def join(documents: Documents, pieces: list[Piece], vocabulary: int | None = Non
     Raises:
         DataError: A token id that the model does not know, with folder and document.
     """
-    parts = [documents.read(*piece) for piece in pieces]
+    parts = [documents.read(*segment) for segment in segments]
     ids = np.concatenate(parts)
     if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-        raise _unknown_token(documents, pieces, parts, vocabulary)
+        raise _unknown_token(documents, segments, parts, vocabulary)
     ids = ids.astype(np.int32, copy=False)
     lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
     starts = np.cumsum(lengths, dtype=np.int32) - lengths
@@ -253,10 +253,12 @@ def join(documents: Documents, pieces: list[Piece], vocabulary: int | None = Non
     return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
-def _unknown_token(documents: Documents, pieces: list[Piece], parts: list[np.ndarray], vocabulary: int) -> DataError:
+def _unknown_token(
+    documents: Documents, segments: list[Segment], parts: list[np.ndarray], vocabulary: int
+) -> DataError:
     document, token = next(
-        (piece.document, int(token))
-        for piece, part in zip(pieces, parts, strict=True)
+        (segment.document, int(token))
+        for segment, part in zip(segments, parts, strict=True)
         for token in (part.min(), part.max())
         if not 0 <= int(token) < vocabulary
     )

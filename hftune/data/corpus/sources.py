@@ -19,10 +19,10 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import Packing, packed
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.dummy import FILE, dummy_chunks
-from hftune.data.readers.files import Chunk, chunks, drawn, drawn_rows, first_rows
+from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
 from hftune.data.storage.cache import cached, fingerprint
-from hftune.data.templates.turn_token_guard import describe_borders
+from hftune.data.templates.turn_token_guard import describe_turn_tokens
 from hftune.data.tokenizing.counts import Counts, all_dropped
 from hftune.data.tokenizing.encoder import Encoder, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
@@ -35,7 +35,7 @@ MOST_REPEATS, MOST_REPEATED = 1_000, 100_000_000
 
 
 @dataclass
-class Part:
+class TokenizedSource:
     """Tokenised records, and where they are from. `key` changes with all that changes them."""
 
     dataset: Dataset
@@ -44,9 +44,9 @@ class Part:
     key: str
 
 
-def load_part(
+def load_source(
     path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1, seed: int | None = None
-) -> Part:
+) -> TokenizedSource:
     """The records of a file, a folder or a Hub name, tokenised, from the cache where they are there.
 
     Args:
@@ -95,7 +95,7 @@ def _changed(files: list[Path]) -> DataError:
     )
 
 
-def generated_part(encoder: Encoder, data_args: DataArguments) -> Part:
+def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:
     """`--dummy_data` records."""
     assert data_args.dummy_data is not None
     kind = encoder.dummy_kind
@@ -114,7 +114,7 @@ def _made(
     data_args: DataArguments,
     files: list[str],
     check: Callable[[bool], None] = lambda again: None,
-) -> Part:
+) -> TokenizedSource:
     def write(folder: Path) -> Counts:
         check(False)  # while another process was waited for, they may have changed
         counts = _write(folder, read, encoder, data_args)
@@ -125,14 +125,14 @@ def _made(
     for reason, example in counts.examples.items():
         notice(f"{counts.dropped[reason]} record(s) dropped: {reason} (first: {example})")
     if counts.bordered:
-        notice(describe_borders(counts, str(encoder.settings()["borders_in_text"])))
-    return Part(encoder.finish(dataset), counts, files, key)
+        notice(describe_turn_tokens(counts, str(encoder.settings()["borders_in_text"])))
+    return TokenizedSource(encoder.finish(dataset), counts, files, key)
 
 
 def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
     if limit < 0:
         return chunks(files)
-    return first_rows(chunks(files), limit) if seed is None else drawn_rows(partial(chunks, files), limit, seed)
+    return first_rows(chunks(files), limit) if seed is None else sampled_rows(partial(chunks, files), limit, seed)
 
 
 def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments) -> Counts:
@@ -158,7 +158,7 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
 # --- some of them ---------------------------------------------------------------------------------------------------
 
 
-def divide(part: Part, percentage: float, seed: int) -> tuple[Part, Part]:
+def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[TokenizedSource, TokenizedSource]:
     """The part without some records drawn with `seed`, and those."""
     kept, held = (select(part, found) for found in hold_out(len(part.dataset), percentage, seed))
     # Read once: what was dropped, and what is known of all records together, is told of the training records.
@@ -175,17 +175,17 @@ def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[
     return [at for at in range(count) if at not in drawn], sorted(drawn)
 
 
-def first(part: Part, limit: int) -> Part:
+def first(part: TokenizedSource, limit: int) -> TokenizedSource:
     """At most `limit` records of a part; -1 for all."""
     return select(part, range(limit)) if 0 < limit < len(part.dataset) else part
 
 
-def first_of_all(parts: Sequence[Part], limit: int, seed: int | None = None) -> list[Part]:
+def first_over_all(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
     """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
     sizes = [len(part.dataset) for part in parts]
     if limit < 0 or limit >= sum(sizes):
         return list(parts)
-    chosen = np.arange(limit) if seed is None else np.array(drawn(sum(sizes), limit, seed))
+    chosen = np.arange(limit) if seed is None else np.array(sampled_positions(sum(sizes), limit, seed))
     starts = np.cumsum([0, *sizes])
     shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
     return [
@@ -195,7 +195,7 @@ def first_of_all(parts: Sequence[Part], limit: int, seed: int | None = None) -> 
     ]
 
 
-def first_packed(part: Part, limit: int) -> Part:
+def first_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
     """At most `limit` packed rows of a part, with what is in them counted; -1 for all."""
     rows = len(part.dataset)
     if part.counts.packing is None:
@@ -213,7 +213,7 @@ def first_packed(part: Part, limit: int) -> Part:
     return replace(kept, counts=counts)
 
 
-def take(part: Part, number: int | None, seed: int, named: str = "") -> Part:
+def take(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
     """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
 
     Args:
@@ -236,7 +236,7 @@ def take(part: Part, number: int | None, seed: int, named: str = "") -> Part:
     return select(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
 
 
-def select(part: Part, positions: Sequence[int] | np.ndarray) -> Part:
+def select(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
     """Records by their positions, with counts of their own."""
     dataset = part.dataset.select(positions)
     counts = replace(
@@ -257,7 +257,7 @@ def _sum(dataset: Dataset, column: str) -> int:
 # --- several of them ------------------------------------------------------------------------------------------------
 
 
-def join(parts: Sequence[Part]) -> Part:
+def join(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     """All records, one part after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -266,10 +266,10 @@ def join(parts: Sequence[Part]) -> Part:
         counts.add(part.counts)
     key = xxhash.xxh3_128("".join(part.key for part in parts).encode()).hexdigest()
     files = [file for part in parts for file in part.files]
-    return Part(concatenate_datasets([part.dataset for part in parts]), counts, files, key)
+    return TokenizedSource(concatenate_datasets([part.dataset for part in parts]), counts, files, key)
 
 
-def pack_part(part: Part, packing: Packing, data_args: DataArguments) -> Part:
+def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:
     """The records in packed rows."""
     dataset, counts = packed(
         part.dataset,

@@ -16,7 +16,7 @@ import xxhash
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.corpus.sources import Part
+from hftune.data.corpus.sources import TokenizedSource
 from hftune.data.storage.arrow_folder import check_ids, open_folder
 from hftune.data.storage.cache import tokenizer_state
 from hftune.data.tokenizing.counts import Counts
@@ -33,7 +33,7 @@ _MAKE_AGAIN = "Copy the folder again, or make it again with: hftune tokenize run
 _FIX = "Give the run the arguments that the records were tokenised with, or tokenise them again."
 
 
-def save_tokenised(folder: Path, parts: dict[str, Part], encoders: dict[str, Encoder]) -> None:
+def save_tokenised(folder: Path, parts: dict[str, TokenizedSource], encoders: dict[str, Encoder]) -> None:
     """Write all splits and the index.
 
     Args:
@@ -60,7 +60,7 @@ def save_tokenised(folder: Path, parts: dict[str, Part], encoders: dict[str, Enc
     (folder / INDEX).write_text(json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, Part]:
+def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, TokenizedSource]:
     """The splits of a folder that `save_tokenised` wrote, memory-mapped.
 
     Raises:
@@ -77,7 +77,7 @@ def load_tokenised(folder: Path, encoders: dict[str, Encoder]) -> dict[str, Part
     for name, split in about["splits"].items():
         _check(about, name, encoders[name], folder)
         dataset = open_split(folder / name, encoders[name].tokenizer)
-        parts[name] = Part(dataset, Counts(**split["counts"]), split["files"], split["key"])
+        parts[name] = TokenizedSource(dataset, Counts(**split["counts"]), split["files"], split["key"])
     return parts
 
 
@@ -147,7 +147,7 @@ def check_index(folders: Sequence[str], encoder: Encoder) -> None:
             _check(_index(folder), "train", encoder, folder)
 
 
-def held_out_beside(folders: Sequence[str]) -> str | None:
+def held_out_within(folders: Sequence[str]) -> str | None:
     """The folders of `hftune tokenize` among some that hold a split "eval", with commas between them."""
     found = [folder for folder in folders if (Path(folder) / INDEX).is_file() and (Path(folder) / "eval").is_dir()]
     return ",".join(found) or None

@@ -15,7 +15,7 @@ IntArray = np.ndarray
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Segments:
     """Runs of tokens, in the order of their documents; each array has one entry a piece.
 
     Args:
@@ -33,35 +33,35 @@ class Pieces:
 class Bins:
     """Bin number b holds the pieces `pieces[offsets[b]:offsets[b + 1]]`, indices in ascending order."""
 
-    pieces: IntArray
+    segments: IntArray
     offsets: IntArray
 
 
-def whole_documents(lengths: IntArray) -> Pieces:
+def whole_documents(lengths: IntArray) -> Segments:
     """One piece a document; empty documents have none."""
     kept = np.flatnonzero(lengths)
-    return Pieces(kept, np.zeros_like(kept), lengths[kept])
+    return Segments(kept, np.zeros_like(kept), lengths[kept])
 
 
-def split_overlong(lengths: IntArray, capacity: int) -> Pieces:
+def split_overlong(lengths: IntArray, capacity: int) -> Segments:
     """As `whole_documents`, but documents above `capacity` tokens in pieces of `capacity` and a rest."""
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = number * capacity
-    return Pieces(document, start, np.minimum(capacity, lengths[document] - start))
+    return Segments(document, start, np.minimum(capacity, lengths[document] - start))
 
 
-def cut_stream(lengths: IntArray, capacity: int) -> tuple[Pieces, Bins]:
+def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
     """All documents as one stream of tokens, cut every `capacity` tokens; only the last bin is not full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     start = np.union1d(ends[ends < total], np.arange(0, total, capacity)).astype(np.int64)
     document = np.searchsorted(ends, start, side="right")
     before = ends[document] - lengths[document]
-    pieces = Pieces(document, start - before, np.diff(start, append=total))
+    segments = Segments(document, start - before, np.diff(start, append=total))
     per_bin = np.bincount(start // capacity)
-    return pieces, Bins(np.arange(len(start)), np.append(0, np.cumsum(per_bin)))
+    return segments, Bins(np.arange(len(start)), np.append(0, np.cumsum(per_bin)))
 
 
 def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:

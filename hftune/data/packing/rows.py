@@ -1,7 +1,7 @@
 """Several documents in a row of `max_length` tokens, none of which sees or predicts another.
 
 A packed row says where its documents begin (`position_ids` start again at 0, `seq_lengths` are their lengths), and the
-first label of each is masked. The collator hands the borders to the attention (see `models/attention.py`).
+first label of each is masked. The collator hands the boundaries to the attention (see `models/attention.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.bins import (
     Bins,
     IntArray,
-    Pieces,
+    Segments,
     best_fit_decreasing,
     cut_stream,
     split_overlong,
@@ -134,12 +134,12 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     # A selection is an index on the side; the buffers below know nothing of it.
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
     columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
-    pieces, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
-    documents, pieces_each = np.unique(pieces.document, return_counts=True)
-    stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((pieces_each > 1).sum()))
+    segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
+    documents, segments_each = np.unique(segments.document, return_counts=True)
+    stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((segments_each > 1).sum()))
     rows = (
-        _packs(columns, pieces, bins, first, last, packing.cross_document_attention, stats)
-        for first, last in _portions(pieces, bins)
+        _packs(columns, segments, bins, first, last, packing.cross_document_attention, stats)
+        for first, last in _portions(segments, bins)
     )
     write_batches(folder, FEATURES.arrow_schema, rows)
     if not stats.packs:
@@ -147,7 +147,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     return stats
 
 
-def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Pieces, Bins]:
+def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, Bins]:
     """The pieces of documents of these lengths, and which of them share a row.
 
     Raises:
@@ -156,7 +156,7 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Pieces, Bin
     if strategy == "wrapped":
         return cut_stream(lengths, max_length)
     if strategy == "bfd_split":
-        pieces = split_overlong(lengths, max_length)
+        segments = split_overlong(lengths, max_length)
     elif len(lengths) and lengths.max() > max_length:
         raise DataError(
             f"a document of {lengths.max()} tokens does not fit into rows of {max_length}",
@@ -164,8 +164,8 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Pieces, Bin
             fix="Truncate documents while tokenising, or use --packing_strategy bfd_split.",
         )
     else:
-        pieces = whole_documents(lengths)
-    return pieces, best_fit_decreasing(pieces.length, max_length)
+        segments = whole_documents(lengths)
+    return segments, best_fit_decreasing(segments.length, max_length)
 
 
 def packed(
@@ -227,9 +227,9 @@ def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
     return {name: packing for name, packs in chosen.items() if packs}
 
 
-def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
+def _portions(segments: Segments, bins: Bins) -> Iterator[tuple[int, int]]:
     """Ranges of bins with about `TOKENS_AT_ONCE` tokens each."""
-    tokens = np.append(0, np.cumsum(pieces.length[bins.pieces]))[bins.offsets]
+    tokens = np.append(0, np.cumsum(segments.length[bins.segments]))[bins.offsets]
     first, count = 0, len(bins.offsets) - 1
     while first < count:
         last = int(np.searchsorted(tokens, tokens[first] + TOKENS_AT_ONCE, side="right")) - 1
@@ -240,7 +240,7 @@ def _portions(pieces: Pieces, bins: Bins) -> Iterator[tuple[int, int]]:
 
 def _packs(
     columns: dict[str, IntColumn],
-    pieces: Pieces,
+    segments: Segments,
     bins: Bins,
     first: int,
     last: int,
@@ -248,11 +248,12 @@ def _packs(
     stats: PackStats,
 ) -> pa.RecordBatch:
     """The bins from `first` to before `last` as rows, counted in `stats`."""
-    chosen = bins.pieces[bins.offsets[first] : bins.offsets[last]]
-    lengths = pieces.length[chosen]
+    chosen = bins.segments[bins.offsets[first] : bins.offsets[last]]
+    lengths = segments.length[chosen]
     per_pack = np.diff(bins.offsets[first : last + 1])
     ids, labels = (
-        columns[name].gather(pieces.document[chosen], pieces.start[chosen], lengths) for name in ("input_ids", "labels")
+        columns[name].gather(segments.document[chosen], segments.start[chosen], lengths)
+        for name in ("input_ids", "labels")
     )
     sizes = np.add.reduceat(lengths, np.cumsum(per_pack) - per_pack)
     if cross_document_attention:

@@ -14,14 +14,14 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DataArguments, DPOArguments
-from hftune.data.preferences.pairs import PairEncoder, answer_text, written
-from hftune.data.preferences.truncation import Pair, fitted
+from hftune.data.preferences.pairs import PairEncoder, answer_characters, answer_text
+from hftune.data.preferences.truncation import Pair, truncated_pair
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records.schemas import to_labelled
 from hftune.data.templates.spans import Span
-from hftune.data.templates.turn_token_guard import count_borders
+from hftune.data.templates.turn_token_guard import count_turn_tokens
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS
 from hftune.logging import notice
@@ -62,16 +62,16 @@ class LabelledEncoder(PairEncoder):
         """The text of a row and its answer's span."""
         found = to_labelled(row)
         text, span = answer_text(found, found.completion, self.finder)
-        return LabelledText(text, span, found.label, span[0] + written(found.completion))
+        return LabelledText(text, span, found.label, span[0] + answer_characters(found.completion))
 
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
         """Ids within the limits."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         for one, (encoding, _) in zip(parsed, self.encodings([one.text for one in parsed]), strict=True):
-            count_borders(counts, [one.text])
+            count_turn_tokens(counts, [one.text])
             ids, first = self._divide(encoding, one.span, len(one.text))
             whole = Pair(ids[:first], ids[first:], ids[first:], None)
-            found = fitted(whole, self.limits, one.characters, counts)
+            found = truncated_pair(whole, self.limits, one.characters, counts)
             if found is None:
                 continue
             prompt, completion = found.prompt, found.chosen

@@ -17,13 +17,13 @@ from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.lengths import CUT
-from hftune.data.preferences.truncation import Limits, Pair, fitted, limits_of
+from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message
 from hftune.data.records.schemas import Labelled, Preference, to_preference
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.spans import Span, SpanFinder
-from hftune.data.templates.turn_token_guard import count_borders
+from hftune.data.templates.turn_token_guard import count_turn_tokens
 from hftune.data.tokenizing.counts import Counts, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.data.tokenizing.labels import overlaps, token_span, widened
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SAME = "chosen and rejected are equal after truncation"
 
 
-COUNTED = {"length": pa.int32(), "trained": pa.int32()}
+COUNT_COLUMNS = {"length": pa.int32(), "trained": pa.int32()}
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class PairEncoder(Encoder):
         DataError: A tokenizer without character offsets, or without a chat template.
     """
 
-    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNTED})
+    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNT_COLUMNS})
     length_flag = "--max_length, or --max_prompt_length with --max_completion_length"
     dummy_kind = "preference"
     to_the_end = False
@@ -84,7 +84,7 @@ class PairEncoder(Encoder):
         too_long: str = CUT,
         max_characters: int | None = None,
         offset: bool = False,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
@@ -92,7 +92,7 @@ class PairEncoder(Encoder):
         self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
         require_fast(tokenizer)
         require_chat_template(tokenizer)
-        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
@@ -102,7 +102,7 @@ class PairEncoder(Encoder):
             tokenizer,
             **limits_of(args),
             offset=bool(getattr(args, "offset_alpha", 0.0)),
-            borders=args.borders_in_text,
+            borders_in_text=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class PairEncoder(Encoder):
         about = {
             "encoder": type(self).__name__,
             "limits": str(self.limits),
-            "borders_in_text": self.finder.borders.mode,
+            "borders_in_text": self.finder.guard.mode,
         }
         return about | ({"offset": True} if self.offset else {})
 
@@ -137,7 +137,7 @@ class PairEncoder(Encoder):
                 fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
                 kind="prompt written in two ways",
             )
-        answers = max(written(answer) for answer in (preference.chosen, preference.rejected))
+        answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
         return PairText(left, left_span, right, right_span, preference.margin, characters=left_span[0] + answers)
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
@@ -148,7 +148,7 @@ class PairEncoder(Encoder):
             "chosen_ids": [pair.chosen for pair in pairs],
             "rejected_ids": [pair.rejected for pair in pairs],
             **({"margin": [pair.margin for pair in pairs]} if self.offset else {}),
-            **counted(pairs),
+            **count_columns(pairs),
         }
 
     def finish(self, dataset: Dataset) -> Dataset:
@@ -172,13 +172,13 @@ class PairEncoder(Encoder):
         kept = []
         lefts, rights = (self.encodings([getattr(pair, side) for pair in parsed]) for side in ("chosen", "rejected"))
         for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
-            count_borders(counts, (text.chosen, text.rejected))
+            count_turn_tokens(counts, (text.chosen, text.rejected))
             chosen, first = self._divide(left, text.chosen_span, len(text.chosen))
             rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
             shared = _common_length(chosen[:first], rejected[:second])
             pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
             seen = Counts()
-            found = fitted(pair, self.limits, text.characters, seen)
+            found = truncated_pair(pair, self.limits, text.characters, seen)
             if found is not None and np.array_equal(found.chosen, found.rejected):
                 found, seen = None, Counts(dropped={SAME: 1})
             counts.add(seen)
@@ -202,15 +202,15 @@ class PairEncoder(Encoder):
         return (ids if self.to_the_end else ids[:end]), first
 
 
-def counted(pairs: list[Pair]) -> dict[str, list[Any]]:
-    """The columns of `COUNTED`."""
+def count_columns(pairs: list[Pair]) -> dict[str, list[Any]]:
+    """The columns of `COUNT_COLUMNS`."""
     return {
         "length": [pair.length for pair in pairs],
         "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
     }
 
 
-def written(answer: list[Message]) -> int:
+def answer_characters(answer: list[Message]) -> int:
     """Characters of an answer as it was given."""
     return sum(len(str(message.get("content") or "")) for message in answer)
 

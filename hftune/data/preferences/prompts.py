@@ -15,7 +15,7 @@ from hftune.data.records.schemas import Prompt, to_prompt
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.turn_token_guard import Borders, count_borders
+from hftune.data.templates.turn_token_guard import TurnTokenGuard, count_turn_tokens
 from hftune.data.tokenizing.counts import Counts, check_length
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import DataError
@@ -39,7 +39,7 @@ class PromptEncoder(Encoder):
     Args:
         max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
         system_prompt: The system message of prompts that have none of their own.
-        borders: What becomes of turn borders in contents, a mode of `Borders`.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
     """
 
     # Which columns there are is known when all rows are read; until then each travels as JSON.
@@ -53,13 +53,13 @@ class PromptEncoder(Encoder):
         *,
         max_prompt_length: int | None,
         system_prompt: str | None = None,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         check_length(max_prompt_length, "--max_prompt_length", 1)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
         self.render = Renderer(tokenizer)
-        self.borders = Borders(tokenizer, borders, self.render)
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
@@ -68,7 +68,7 @@ class PromptEncoder(Encoder):
             tokenizer,
             max_prompt_length=args.max_prompt_length,
             system_prompt=args.system_prompt,
-            borders=args.borders_in_text,
+            borders_in_text=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class PromptEncoder(Encoder):
         about = {
             "encoder": "prompts",
             "max_prompt_length": self.max_prompt_length,
-            "borders_in_text": self.borders.mode,
+            "borders_in_text": self.guard.mode,
         }
         return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
 
@@ -86,7 +86,7 @@ class PromptEncoder(Encoder):
         if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
             prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
         try:
-            return prompt, self.borders.text(self.render, prompt.messages, add_generation_prompt=True)
+            return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
         except DataError as error:
             raise error.at(prompt.origin) from error
 
@@ -98,7 +98,7 @@ class PromptEncoder(Encoder):
         texts = [text for _, text in parsed]
         encoded = token_ids(self.tokenizer, texts, add_special_tokens=False)
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
-            count_borders(counts, [text])
+            count_turn_tokens(counts, [text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
                 counts.drop(LONG_PROMPT, needs=len(ids))
                 continue

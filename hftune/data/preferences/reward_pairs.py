@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import DPOArguments, RMArguments
-from hftune.data.preferences.pairs import COUNTED, PairEncoder, PairText, answer_text, counted
+from hftune.data.preferences.pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns
 from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message
@@ -39,7 +39,7 @@ class RewardPairEncoder(PairEncoder):
     """
 
     schema = pa.schema(
-        {"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), "source": pa.string(), **COUNTED}
+        {"chosen_ids": IDS, "rejected_ids": IDS, "margin": pa.float32(), "source": pa.string(), **COUNT_COLUMNS}
     )
     to_the_end = True
 
@@ -48,7 +48,7 @@ class RewardPairEncoder(PairEncoder):
     ) -> None:
         super().__init__(tokenizer, **settings)
         self.score_difference = score_difference
-        self.all_turns = SpanFinder(tokenizer, borders=self.finder.borders.mode)
+        self.all_turns = SpanFinder(tokenizer, borders_in_text=self.finder.guard.mode)
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
@@ -57,7 +57,7 @@ class RewardPairEncoder(PairEncoder):
             tokenizer,
             **limits_of(args),
             score_difference=args.score_difference,
-            borders=args.borders_in_text,
+            borders_in_text=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class RewardPairEncoder(PairEncoder):
             "rejected_ids": [np.concatenate([pair.prompt, pair.rejected]) for pair in pairs],
             "margin": [None if self.score_difference == "none" else pair.margin for pair in pairs],
             "source": [pair.source for pair in pairs],
-            **counted(pairs),
+            **count_columns(pairs),
         }
 
     def finish(self, dataset: Dataset) -> Dataset:

@@ -16,7 +16,7 @@ from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.spans import Renderer
-from hftune.data.templates.turn_token_guard import Borders, borders_of
+from hftune.data.templates.turn_token_guard import TurnTokenGuard, turn_tokens_in
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
 
@@ -28,8 +28,8 @@ class Scored:
     """One conversation on its way through the model.
 
     `name` is what its score is called by in the record: `score` and this. `ends` are the places of the tokens at which
-    steps are scored; None: the conversation is, at its end. `outputs` are raw scores, one a step. `borders` are turn
-    borders in what is said.
+    steps are scored; None: the conversation is, at its end. `outputs` are raw scores, one a step. `turn_tokens` are
+    those that it spells in its contents.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Scored:
     ends: list[int] | None
     truncated: bool = False
     outputs: list[float] | None = None
-    borders: tuple[str, ...] = ()
+    turn_tokens: tuple[str, ...] = ()
 
 
 class Conversations:
@@ -48,7 +48,7 @@ class Conversations:
         steps: Whether steps are scored.
         separator: Between the steps of an answer.
         max_length: Tokens that are kept of a conversation, its end; None: all.
-        borders: What becomes of turn borders in contents, a mode of `Borders`.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
 
     Raises:
         DataError: A tokenizer without a chat template, or (for steps) without character offsets.
@@ -61,16 +61,22 @@ class Conversations:
         steps: bool,
         separator: str = "\n",
         max_length: int | None = None,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         require_chat_template(tokenizer)
         if steps:
             require_fast(tokenizer)
         self.tokenizer, self.steps, self.separator, self.max_length = tokenizer, steps, separator, max_length
         self.render = Renderer(tokenizer)
-        self.borders = Borders(tokenizer, borders, self.render)
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
         self.encoder = (
-            StepEncoder(tokenizer, max_length=2**30, step_separator=separator, labelled_only=False, borders=borders)
+            StepEncoder(
+                tokenizer,
+                max_length=2**30,
+                step_separator=separator,
+                labelled_only=False,
+                borders_in_text=borders_in_text,
+            )
             if steps
             else None
         )
@@ -100,11 +106,11 @@ class Conversations:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
             return self.solution(name, Solution(prompt + answer[:-1], steps, [None] * len(steps), tools, origin))
         try:
-            text = self.borders.text(self.render, [_whole(message) for message in prompt + answer], tools)
+            text = self.guard.text(self.render, [_whole(message) for message in prompt + answer], tools)
         except DataError as error:
             raise error.at(origin) from error
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
-        return self._cut(Scored(name, ids, None, borders=borders_of(text)))
+        return self._cut(Scored(name, ids, None, turn_tokens=turn_tokens_in(text)))
 
     def solution(self, name: str, solution: Solution) -> Scored:
         """An answer in steps; scored as a whole where steps are not."""
@@ -114,7 +120,7 @@ class Conversations:
         parsed = self.encoder.text_of(solution, "")
         encoding = self.encoder.encodings([parsed.text])[0][0]
         ends = last_tokens(encoding.offsets, parsed.ends)
-        return self._cut(Scored(name, list(encoding.ids), ends, borders=borders_of(parsed.text)))
+        return self._cut(Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.text)))
 
     def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""

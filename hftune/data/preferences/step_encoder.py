@@ -11,13 +11,13 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
-from hftune.data.preferences.pairs import COUNTED
+from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row
 from hftune.data.records.solutions import Solution, to_solutions
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.spans import SpanFinder
-from hftune.data.templates.turn_token_guard import count_borders
+from hftune.data.templates.turn_token_guard import count_turn_tokens
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.data.tokenizing.labels import overlaps, widened
@@ -54,7 +54,7 @@ class StepEncoder(Encoder):
     """
 
     schema = pa.schema(
-        {"input_ids": IDS, "ends": IDS, "step_labels": pa.list_(pa.float32()), "source": pa.string(), **COUNTED}
+        {"input_ids": IDS, "ends": IDS, "step_labels": pa.list_(pa.float32()), "source": pa.string(), **COUNT_COLUMNS}
     )
 
     def __init__(
@@ -65,14 +65,14 @@ class StepEncoder(Encoder):
         step_separator: str = "\n",
         last_only: bool = False,
         labelled_only: bool = True,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         check_length(max_length, "--max_length")
         require_fast(tokenizer)
         require_chat_template(tokenizer)
         self.tokenizer, self.max_length = tokenizer, max_length
         self.separator, self.last_only, self.labelled_only = step_separator, last_only, labelled_only
-        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders=borders)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
         self.encodings = PrefixEncoder(tokenizer, None)
 
     @classmethod
@@ -83,7 +83,7 @@ class StepEncoder(Encoder):
             max_length=args.max_length,
             step_separator=args.step_separator,
             last_only=args.train_on_last_step_only,
-            borders=args.borders_in_text,
+            borders_in_text=args.borders_in_text,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class StepEncoder(Encoder):
             "max_length": self.max_length,
             "separator": self.separator,
             "last_only": self.last_only,
-            "borders_in_text": self.finder.borders.mode,
+            "borders_in_text": self.finder.guard.mode,
         }
 
     def parse(self, row: Row) -> list[StepText]:
@@ -133,7 +133,7 @@ class StepEncoder(Encoder):
         texts = [text for texts in parsed for text in texts]
         encodings = iter(self.encodings([text.text for text in texts]))
         for record in parsed:
-            count_borders(counts, [one.text for one in record])
+            count_turn_tokens(counts, [one.text for one in record])
             rows = [self._row(text, next(encodings)[0], counts) for text in record]
             kept = [row for row in rows if row is not None]
             if not kept:

@@ -77,7 +77,7 @@ def limits_of(args: Any) -> dict[str, Any]:
     }
 
 
-def fitted(pair: Pair, limits: Limits, characters: int, counts: Counts) -> Pair | None:
+def truncated_pair(pair: Pair, limits: Limits, characters: int, counts: Counts) -> Pair | None:
     """The pair within its limits, None where it is dropped; counts what was cut, and each that was dropped.
 
     Args:

@@ -38,11 +38,11 @@ __all__ = [
     "Read",
     "Row",
     "chunks",
-    "drawn",
-    "drawn_rows",
     "find_files",
     "first_rows",
     "read_rows",
+    "sampled_positions",
+    "sampled_rows",
 ]
 
 Reader = Callable[[Path, int], Iterator[Chunk]]
@@ -66,7 +66,7 @@ SUFFIXES = (
 
 _ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
 # What lies beside data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
-_COMPANIONS = ("dataset_info.json", "dataset_infos.json", "hftune.json")
+_METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
 _SPECIAL = {
@@ -158,15 +158,15 @@ def _data_of(root: Path, flag: str) -> list[Path]:
         names = listed.get(file.parent)
         # Beside its data, `datasets` leaves caches of earlier maps and filters: the same records again.
         is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
-        if not is_left and not _is_companion(file):
+        if not is_left and not _is_metadata(file):
             found.append(file)
     return found
 
 
-def _is_companion(file: Path) -> bool:
+def _is_metadata(file: Path) -> bool:
     """Whether a file says something about data rather than being data."""
     name = file.name.lower()
-    if name == _SPLITS or name in _COMPANIONS:
+    if name == _SPLITS or name in _METADATA:
         return True
     return Path(name).stem in _DOCUMENTS and file.suffix.lower() in _DOCUMENT_SUFFIXES
 
@@ -257,7 +257,7 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
             return
 
 
-def drawn_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> Iterator[Chunk]:
+def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> Iterator[Chunk]:
     """`number` records of some chunks, drawn with `seed`, in the order of the files; all where there are no more.
 
     The records are those that `datasets.Dataset.shuffle(seed=seed).select(range(number))` takes. They are read twice:
@@ -270,7 +270,7 @@ def drawn_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> I
     if number >= count:
         yield from read()
         return
-    chosen = set(drawn(count, number, seed))
+    chosen = set(sampled_positions(count, number, seed))
     at = 0
     for chunk in read():
         rows = list(chunk.rows())
@@ -280,7 +280,7 @@ def drawn_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> I
             yield Parsed(taken, chunk.file)
 
 
-def drawn(count: int, number: int, seed: int) -> list[int]:
+def sampled_positions(count: int, number: int, seed: int) -> list[int]:
     """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
 

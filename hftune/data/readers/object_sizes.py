@@ -13,26 +13,26 @@ from hftune.data.readers.base import MAX_RECORD_BYTES, MAX_VALUES
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
-class _Heavy(Exception):
+class _TooLarge(Exception):
     """Enough has been counted."""
 
 
-def is_heavy(batch: pa.RecordBatch) -> bool:
+def is_too_large(batch: pa.RecordBatch) -> bool:
     """Whether the rows are too much to be made Python objects at once. The batch must be valid."""
     try:
-        sizes = [_weight(column) for column in batch.columns]
-    except _Heavy:
+        sizes = [_size(column) for column in batch.columns]
+    except _TooLarge:
         return True
     return sum(size for size, _ in sizes) > MAX_RECORD_BYTES or sum(count for _, count in sizes) > MAX_VALUES
 
 
-def _weight(array: Any) -> tuple[int, int]:
+def _size(array: Any) -> tuple[int, int]:
     """(bytes, values) of an array once each value is an object of its own; at most, where values are repeated."""
     kind, count = array.type, len(array)
     if count > MAX_VALUES:
-        raise _Heavy
+        raise _TooLarge
     if isinstance(array, pa.ExtensionArray):
-        return _weight(array.storage)
+        return _size(array.storage)
     if pa.types.is_dictionary(kind):
         return _repeated(array.dictionary, count)
     if pa.types.is_run_end_encoded(kind):
@@ -40,14 +40,14 @@ def _weight(array: Any) -> tuple[int, int]:
     if pa.types.is_union(kind):
         return _total(count, [_repeated(array.field(index), count) for index in range(kind.num_fields)])
     if pa.types.is_struct(kind):
-        return _total(count, [_weight(part) for part in array.flatten()])
+        return _total(count, [_size(part) for part in array.flatten()])
     if pa.types.is_map(kind):
         first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        return _total(count, [_weight(part.slice(first, last - first)) for part in (array.keys, array.items)])
+        return _total(count, [_size(part.slice(first, last - first)) for part in (array.keys, array.items)])
     if _is_list(kind):
         if (pc.sum(pc.list_value_length(array)).as_py() or 0) > MAX_VALUES:
-            raise _Heavy  # lists may lie over each other: flattened, they would take more than the file
-        return _total(count, [_weight(array.flatten())])
+            raise _TooLarge  # lists may lie over each other: flattened, they would take more than the file
+        return _total(count, [_size(array.flatten())])
     lengths = _lengths(array)
     return (8 * count if lengths is None else pc.sum(lengths).as_py() or 0), count
 
@@ -63,7 +63,7 @@ def _repeated(values: Any, count: int) -> tuple[int, int]:
         return count * (pc.max(lengths).as_py() or 0), count
     if pa.types.is_primitive(values.type):
         return 8 * count, count
-    size, number = _weight(values)  # one of them may have all of it
+    size, number = _size(values)  # one of them may have all of it
     return count * size, count * max(1, number)
 
 
@@ -90,12 +90,12 @@ def _is_list(kind: Any) -> bool:
 # --- each value by itself ---------------------------------------------------------------------------------------------
 
 
-def by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
+def without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The same values without dictionaries and views. The batch must not be heavy.
 
     A slice of a batch that is written or sent takes its whole dictionary along, and all that its views may show.
     """
-    kinds = [_by_itself(field.type) for field in batch.schema]
+    kinds = [_without_dictionaries(field.type) for field in batch.schema]
     fields = [field.with_type(kind) for field, kind in zip(batch.schema, kinds, strict=True)]
     if all(field.type == kind for field, kind in zip(batch.schema, kinds, strict=True)):
         return batch
@@ -105,13 +105,13 @@ def by_itself(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch  # a dictionary of lists
 
 
-def _by_itself(kind: Any) -> Any:
+def _without_dictionaries(kind: Any) -> Any:
     if pa.types.is_dictionary(kind):
-        return _by_itself(kind.value_type)
+        return _without_dictionaries(kind.value_type)
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_by_itself(field.type)) for field in kind])
+        return pa.struct([field.with_type(_without_dictionaries(field.type)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_by_itself(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(_without_dictionaries(kind.value_type)))
     if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_by_itself(kind.value_type)))
+        return pa.large_list(kind.value_field.with_type(_without_dictionaries(kind.value_type)))
     return _VIEWS.get(kind, kind)

@@ -26,14 +26,14 @@ def open_parquet(file: Path) -> Any:
     return pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER)
 
 
-class Trial:
+class MemoryProbe:
     """A process that reads what this one is about to read. It is started when first asked."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.process: children.Popen[Any] | None = None
 
-    def __enter__(self) -> Trial:
+    def __enter__(self) -> MemoryProbe:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

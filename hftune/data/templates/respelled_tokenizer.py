@@ -17,7 +17,7 @@ FLAG = "--borders_in_text"
 Result = TypeVar("Result")
 
 
-class Bordered(str):
+class GuardedText(str):
     """A rendered text with borders in what is said.
 
     Attributes:
@@ -28,10 +28,10 @@ class Bordered(str):
 
     tokens: tuple[str, ...]
     spelled: str | None
-    spelling: Spelling
+    spelling: RespelledTokenizer
 
 
-class Spelling:
+class RespelledTokenizer:
     """A tokenizer whose border tokens are spelled by stand-ins, as far as `PrefixEncoder` asks for it.
 
     Args:
@@ -59,14 +59,14 @@ class Spelling:
 def by_spelling(
     texts: list[str],
     plain: Callable[[list[str]], Sequence[Result]],
-    other: Callable[[list[str], Spelling], Sequence[Result]],
+    other: Callable[[list[str], RespelledTokenizer], Sequence[Result]],
 ) -> list[Result]:
     """Results in the order of `texts`: of those to be spelled with stand-ins by `other`, of all others by `plain`."""
-    kept = [text for text in texts if type(text) is Bordered and text.spelled is not None]
+    kept = [text for text in texts if type(text) is GuardedText and text.spelled is not None]
     if not kept:
         return [*plain(texts)]
     others = iter(other([str(text.spelled) for text in kept], kept[0].spelling))
-    marked = [type(text) is Bordered and text.spelled is not None for text in texts]
+    marked = [type(text) is GuardedText and text.spelled is not None for text in texts]
     rest = iter(plain([text for text, mark in zip(texts, marked, strict=True) if not mark]))
     return [next(others) if mark else next(rest) for mark in marked]
 
@@ -94,7 +94,7 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_speci
         found = tokenizer(texts, verbose=False, **options)["input_ids"]
         return [list(one) for one in found]
 
-    def spelled(texts: list[str], spelling: Spelling) -> list[list[int]]:
+    def spelled(texts: list[str], spelling: RespelledTokenizer) -> list[list[int]]:
         backend = spelling.backend_tokenizer
         return [one.ids for one in backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.records.messages import Message
 from hftune.data.templates.parametric import Content, Part
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turn_token_guard import Borders
-from hftune.data.templates.turns import Finder, common_start
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.templates.turns import TurnFinder, common_start
 from hftune.errors import DataError
 
 Span = tuple[int, int]
@@ -77,7 +77,7 @@ class SpanFinder:
         whole: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
         by_marks: As `rendering.Finder`'s.
-        borders: What becomes of turn borders in contents, a mode of `Borders`.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class SpanFinder:
         whole: bool = False,
         last_turn_only: bool = False,
         by_marks: bool = False,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         self.by_marks = by_marks
         self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
         self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], _Form | None] = {}
-        self.borders = Borders(tokenizer, borders, self.render)
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
 
     def __call__(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
@@ -103,7 +103,7 @@ class SpanFinder:
         Raises:
             DataError: As `rendering.render_with_spans`; or a turn border in a content, where they are refused.
         """
-        found: tuple[str, list[Span], list[float]] = self.borders.keep(self._found, messages, tools)
+        found: tuple[str, list[Span], list[float]] = self.guard.keep(self._found, messages, tools)
         return found
 
     def _found(
@@ -116,7 +116,7 @@ class SpanFinder:
             found = self._by_form(messages)
             if found is not None:
                 return found
-        finder = Finder(messages, self.render, tools, by_marks=self.by_marks)
+        finder = TurnFinder(messages, self.render, tools, by_marks=self.by_marks)
         return finder.text, finder.spans(last_turn_only=self.last_turn_only), self._weights(messages)
 
     def _weights(self, messages: list[Message]) -> list[float]:
@@ -150,7 +150,7 @@ class SpanFinder:
         """The form of conversations with these roles; None where the template does not show one."""
         words = [f"HFTUNE{number}PART" for number in range(len(roles))]
         try:
-            finder = Finder(_conversation(roles, words), self.render, by_marks=self.by_marks)
+            finder = TurnFinder(_conversation(roles, words), self.render, by_marks=self.by_marks)
             spans = finder.spans(last_turn_only=self.last_turn_only)
             padded = self.render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
         except DataError:
@@ -175,7 +175,7 @@ class SpanFinder:
         expected = [part for part in (*parts, around[-1]) if part != ""]
         return self.render.outline(roles) == expected
 
-    def _guards(self, finder: Finder, words: list[str], turns: list[int]) -> dict[int, str]:
+    def _guards(self, finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int, str]:
         """First characters that would change what the exact finder, which compares beginnings of the text, finds."""
         begins = {finder.text.index(word): index for index, word in enumerate(words)}
         guards: dict[int, str] = {}

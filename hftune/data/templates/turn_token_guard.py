@@ -41,7 +41,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
-from hftune.data.templates.respelled_tokenizer import FLAG, KIND, Bordered, Spelling
+from hftune.data.templates.respelled_tokenizer import FLAG, KIND, GuardedText, RespelledTokenizer
 from hftune.data.templates.turn_tokens import Render, TokenFinder, turn_tokens
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import DataError
@@ -58,7 +58,7 @@ def mode_for_answers(mode: str) -> str:
     return "split" if mode == "error" else mode
 
 
-class Borders:
+class TurnTokenGuard:
     """Finds the borders of a tokenizer and its template in what records say.
 
     Args:
@@ -76,7 +76,7 @@ class Borders:
         self.spelled = {token: chr(_SPELLINGS + number) * len(token) for number, token in enumerate(self.tokens)}
         self.mask, self.unmask = _replacer(masks), _replacer({mask: needle for needle, mask in masks.items()})
         self.private = re.compile(f"[{chr(_MASKS)}-{chr(_MASKS + 0xFFF)}{chr(_SPELLINGS)}-{chr(_SPELLINGS + 0xFFF)}]")
-        self.spelling = Spelling(tokenizer, self.spelled)
+        self.spelling = RespelledTokenizer(tokenizer, self.spelled)
 
     # --- conversations ------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Borders:
         return isinstance(value, (list, tuple)) and any(map(self.within, value))
 
     def keep(self, write: Callable[..., tuple[Any, ...]], messages: Sequence[Message], tools: Any = None) -> Any:
-        """What `write(messages, tools)` returns, a text and more, with the text `Bordered` if a border is in it.
+        """What `write(messages, tools)` returns, a text and more, with the text `GuardedText` if a border is in it.
 
         Raises:
             DataError: A border, where they are refused; or a text that cannot be kept.
@@ -141,7 +141,7 @@ class Borders:
         return [self._hidden(part) for part in value] if isinstance(value, (list, tuple)) else value
 
     def _shown(self, hidden: str) -> str:
-        """A rendered text without its masks; `Bordered` if that makes borders."""
+        """A rendered text without its masks; `GuardedText` if that makes borders."""
         text = self.unmask(hidden)
         if self.private.search(text) or _ESCAPED.search(hidden):
             raise DataError(
@@ -158,7 +158,7 @@ class Borders:
     # --- documents ----------------------------------------------------------------------------------------------------
 
     def document(self, text: str) -> str:
-        """A text without a template, `Bordered` if a border is in it.
+        """A text without a template, `GuardedText` if a border is in it.
 
         Raises:
             DataError: As `keep`.
@@ -203,7 +203,7 @@ class Borders:
                 fix=f"Use a tokenizer with a tokenizer.json, or write {FLAG} allow.",
                 kind=KIND,
             )
-        made = Bordered(text)
+        made = GuardedText(text)
         made.tokens, made.spelled, made.spelling = tokens, spelled, self.spelling
         return made
 
@@ -237,20 +237,20 @@ def _replacer(replaced: dict[str, str]) -> Callable[[str], str]:
 # --- counting -----------------------------------------------------------------------------------------------------
 
 
-def borders_of(text: str) -> tuple[str, ...]:
+def turn_tokens_in(text: str) -> tuple[str, ...]:
     """The borders in what a rendered text says."""
-    return text.tokens if type(text) is Bordered else ()
+    return text.tokens if type(text) is GuardedText else ()
 
 
-def count_borders(counts: Counts, texts: Sequence[str]) -> None:
+def count_turn_tokens(counts: Counts, texts: Sequence[str]) -> None:
     """Count a record, which is these texts, under each border that one of them holds."""
     for text in texts:
-        if type(text) is Bordered:
-            counts.note_borders(token for text in texts for token in borders_of(text))
+        if type(text) is GuardedText:
+            counts.note_turn_tokens(token for text in texts for token in turn_tokens_in(text))
             return
 
 
-def describe_borders(counts: Counts, mode: str) -> str:
+def describe_turn_tokens(counts: Counts, mode: str) -> str:
     """What was found and what becomes of it, in a line."""
     which = ", ".join(f"{token} in {number}" for token, number in counts.borders.items())
     became = "they stay text" if mode == "split" else "they are encoded as these tokens"

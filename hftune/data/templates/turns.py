@@ -49,11 +49,11 @@ def render_with_spans(
         DataError: The template refuses the conversation, drops a part of a turn, or rewrites earlier turns so that one
             cannot be located exactly.
     """
-    finder = Finder(messages, Renderer(tokenizer), tools)
+    finder = TurnFinder(messages, Renderer(tokenizer), tools)
     return finder.text, finder.spans(last_turn_only=last_turn_only)
 
 
-class Finder:
+class TurnFinder:
     """Renders one conversation and finds its turns.
 
     Args:
@@ -243,7 +243,7 @@ class Finder:
     def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether every turn of this conversation can be located with a tokenizer that has another template."""
         try:
-            return bool(Finder(self.messages, Renderer(tokenizer), self.tools, proposes=False).spans())
+            return bool(TurnFinder(self.messages, Renderer(tokenizer), self.tools, proposes=False).spans())
         except DataError:
             return False
 

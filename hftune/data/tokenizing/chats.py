@@ -14,7 +14,7 @@ from hftune.data.readers.files import Row
 from hftune.data.records.schemas import Conversation, to_conversation
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.spans import Span, SpanFinder
-from hftune.data.templates.turn_token_guard import count_borders
+from hftune.data.templates.turn_token_guard import count_turn_tokens
 from hftune.data.tokenizing.bytewise import ByteTokenizer, Tokens, is_bytewise
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
@@ -43,7 +43,7 @@ class ChatEncoder(Encoder):
         last_turn_only: Train only on the last assistant turn.
         turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
         by_marks: Where a template marks what is generated, train that; without marks turns are located in the text.
-        borders: What becomes of turn borders in contents, a mode of `Borders`.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
 
     Raises:
         ArgumentError: Everything and the last turn only at once, or a length below 2.
@@ -62,7 +62,7 @@ class ChatEncoder(Encoder):
         last_turn_only: bool = False,
         turn_weights: bool = False,
         by_marks: bool = True,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         check_length(max_length, "--max_length")
         if train_on_inputs and last_turn_only:
@@ -76,7 +76,11 @@ class ChatEncoder(Encoder):
         self.tokenizer = tokenizer
         self.max_length, self.turn_weights = max_length, turn_weights
         self.finder = SpanFinder(
-            tokenizer, whole=train_on_inputs, last_turn_only=last_turn_only, by_marks=by_marks, borders=borders
+            tokenizer,
+            whole=train_on_inputs,
+            last_turn_only=last_turn_only,
+            by_marks=by_marks,
+            borders_in_text=borders_in_text,
         )
         self.prefixes = PrefixEncoder(tokenizer, max_length)
         self.bytewise = ByteTokenizer(tokenizer, max_length) if is_bytewise(tokenizer) else None
@@ -94,7 +98,7 @@ class ChatEncoder(Encoder):
             train_on_inputs=args.train_on_inputs,
             last_turn_only=args.train_on_last_turn,
             turn_weights=args.turn_weights,
-            borders=args.borders_in_text,
+            borders_in_text=args.borders_in_text,
         )
 
     def whole(self) -> ChatEncoder:
@@ -106,7 +110,7 @@ class ChatEncoder(Encoder):
             last_turn_only=self.finder.last_turn_only,
             turn_weights=self.turn_weights,
             by_marks=self.finder.by_marks,
-            borders=self.finder.borders.mode,
+            borders_in_text=self.finder.guard.mode,
         )
 
     def settings(self) -> dict[str, Any]:
@@ -118,7 +122,7 @@ class ChatEncoder(Encoder):
             "last_turn_only": self.finder.last_turn_only,
             "turn_weights": self.turn_weights,
             "by_marks": self.finder.by_marks,
-            "borders_in_text": self.finder.borders.mode,
+            "borders_in_text": self.finder.guard.mode,
         }
 
     def parse(self, row: Row) -> Parsed:
@@ -138,7 +142,7 @@ class ChatEncoder(Encoder):
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
         for (text, _, _), tokens in zip(parsed, self._tokens(parsed), strict=True):
-            count_borders(counts, [text])
+            count_turn_tokens(counts, [text])
             if not tokens.trained:
                 whole = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 counts.drop(NO_TARGET, needs=len(whole))

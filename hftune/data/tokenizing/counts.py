@@ -51,7 +51,7 @@ class Counts:
         for name in (name for name, is_cut in parts.items() if is_cut):
             self.cut[name] = self.cut.get(name, 0) + 1
 
-    def note_borders(self, tokens: Iterable[str]) -> None:
+    def note_turn_tokens(self, tokens: Iterable[str]) -> None:
         """Count one record under each turn border that its text spells."""
         found = sorted({*tokens})
         self.bordered += bool(found)

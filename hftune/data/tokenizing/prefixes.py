@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.templates.respelled_tokenizer import Spelling, by_spelling
+from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spelling
 from hftune.data.tokenizing.density import Density, width
 
 _AHEAD = 2
@@ -27,7 +27,7 @@ class PrefixEncoder:
         max_length: Tokens that are wanted of each text; None for all.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | Spelling, max_length: int | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | RespelledTokenizer, max_length: int | None) -> None:
         self.backend = tokenizer.backend_tokenizer
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
@@ -42,7 +42,7 @@ class PrefixEncoder:
         """
         return by_spelling(texts, self._read, self._read_spelled)
 
-    def _read_spelled(self, texts: list[str], spelling: Spelling) -> list[tuple[Encoding, int]]:
+    def _read_spelled(self, texts: list[str], spelling: RespelledTokenizer) -> list[tuple[Encoding, int]]:
         """The same by the tokenizer in which borders have stand-ins."""
         self.spelled = self.spelled or PrefixEncoder(spelling, self.max_length)
         return self.spelled(texts)

@@ -13,7 +13,7 @@ from hftune.data.readers.files import Row
 from hftune.data.records.schemas import to_text
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import encode_batch
-from hftune.data.templates.turn_token_guard import Borders, count_borders
+from hftune.data.templates.turn_token_guard import TurnTokenGuard, count_turn_tokens
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder, Ragged
 from hftune.errors import DataError
@@ -31,7 +31,7 @@ class TextEncoder(Encoder):
             documents whole, for packing.
         append_eos: End each document with EOS.
 
-        borders: What becomes of turn borders in texts, a mode of `Borders`.
+        borders_in_text: What becomes of turn tokens that texts spell, a mode of `TurnTokenGuard`.
 
     Raises:
         DataError: The tokenizer has no EOS token.
@@ -47,7 +47,7 @@ class TextEncoder(Encoder):
         *,
         piece: int | None = None,
         append_eos: bool = True,
-        borders: str = "split",
+        borders_in_text: str = "split",
     ) -> None:
         check_length(piece, "--block_size")
         require_fast(tokenizer)
@@ -55,16 +55,18 @@ class TextEncoder(Encoder):
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.piece = tokenizer, piece
         self.eos: int | None = tokenizer.eos_token_id if append_eos else None
-        self.borders = Borders(tokenizer, borders, Renderer(tokenizer) if tokenizer.chat_template else None)
+        self.guard = TurnTokenGuard(
+            tokenizer, borders_in_text, Renderer(tokenizer) if tokenizer.chat_template else None
+        )
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
         """Documents in pieces of `--block_size`."""
-        return cls(tokenizer, piece=args.block_size, borders=args.borders_in_text)
+        return cls(tokenizer, piece=args.block_size, borders_in_text=args.borders_in_text)
 
     def whole(self) -> TextEncoder:
         """Documents as long as they are."""
-        return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders=self.borders.mode)
+        return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders_in_text=self.guard.mode)
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""
@@ -72,16 +74,16 @@ class TextEncoder(Encoder):
             "encoder": "text",
             "piece": self.piece,
             "append_eos": self.eos is not None,
-            "borders_in_text": self.borders.mode,
+            "borders_in_text": self.guard.mode,
         }
 
     def parse(self, row: Row) -> str:
         """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
         text = to_text(row)
-        if self.eos is not None and self.borders.mode != "allow":
+        if self.eos is not None and self.guard.mode != "allow":
             text = text.removesuffix(str(self.tokenizer.eos_token))
         try:
-            return self.borders.document(text)
+            return self.guard.document(text)
         except DataError as error:
             raise error.at(row.origin) from error
 
@@ -90,7 +92,7 @@ class TextEncoder(Encoder):
         found: Ragged = []
         encodings = encode_batch(self.tokenizer, parsed, add_special_tokens=True)
         for text, encoding in zip(parsed, encodings, strict=True):
-            count_borders(counts, [text])
+            count_turn_tokens(counts, [text])
             pieces = self._pieces(self._ended(encoding.ids), counts)
             if not pieces:
                 counts.drop(TOO_SHORT)

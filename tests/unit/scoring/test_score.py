@@ -191,4 +191,4 @@ def test_turn_borders_in_what_rewards_read(models: dict[str, Path], mode: str, k
     ids = tokenizer(text=[tokenizer.apply_chat_template(chat, tokenize=False)], add_special_tokens=False)["input_ids"]
     assert ids[0].count(tokenizer.eos_token_id) == (2 if kept else 3)
     (steps,), _ = load_rewards(Rewards(models["steps"], False, mode), Auto())
-    assert isinstance(steps, StepReward) and steps.conversations.borders.mode == ("split" if kept else "allow")
+    assert isinstance(steps, StepReward) and steps.conversations.guard.mode == ("split" if kept else "allow")

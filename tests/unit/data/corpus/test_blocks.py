@@ -150,7 +150,7 @@ def test_a_run_that_was_stopped_trains_what_it_would_have_trained() -> None:
     stopped = dataset_of([[3] * 7, [2] * 20], shares=[2, 5])
     assert stopped.resume(json.loads(json.dumps(whole.state(11)))) == []
     for block in range(11, 40):
-        assert whole.pieces(block) == stopped.pieces(block)
+        assert whole.segments(block) == stopped.segments(block)
 
 
 def test_sources_may_come_and_go_and_keep_their_place() -> None:
@@ -158,7 +158,7 @@ def test_sources_may_come_and_go_and_keep_their_place() -> None:
     both, first_alone = dataset_of(corpora), dataset_of(corpora[:1])
     changes = first_alone.resume(both.state(6))
     assert changes[0] == "b is left out from here on"
-    assert first_alone.segment.positions["a"] == both.positions(6)["a"]
+    assert first_alone.phase.positions["a"] == both.positions(6)["a"]
     state = first_alone.state(8)
     assert state["sources"]["b"]["position"] == both.positions(6)["b"]
     again = dataset_of(corpora)

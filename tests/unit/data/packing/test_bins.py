@@ -15,7 +15,7 @@ ANY = st.lists(st.integers(0, 3 * CAPACITY), max_size=40)
 
 
 def as_lists(bins: Bins) -> list[list[int]]:
-    return [part.tolist() for part in np.split(bins.pieces, bins.offsets[1:-1])] if len(bins.offsets) > 1 else []
+    return [part.tolist() for part in np.split(bins.segments, bins.offsets[1:-1])] if len(bins.offsets) > 1 else []
 
 
 def slow_best_fit(lengths: list[int], capacity: int) -> list[int]:
@@ -59,10 +59,10 @@ def test_a_length_above_the_capacity_is_our_own_mistake() -> None:
 @given(ANY)
 def test_pieces_cover_documents_once(lengths: list[int]) -> None:
     array = np.array(lengths, dtype=np.int64)
-    for pieces in (split_overlong(array, CAPACITY), cut_stream(array, CAPACITY)[0]):
+    for segments in (split_overlong(array, CAPACITY), cut_stream(array, CAPACITY)[0]):
         tokens = [
             (document, start + offset)
-            for document, start, length in zip(pieces.document, pieces.start, pieces.length, strict=True)
+            for document, start, length in zip(segments.document, segments.start, segments.length, strict=True)
             for offset in range(length)
         ]
         assert tokens == [(document, token) for document, length in enumerate(lengths) for token in range(length)]
@@ -71,36 +71,36 @@ def test_pieces_cover_documents_once(lengths: list[int]) -> None:
 @given(ANY)
 def test_only_overlong_documents_are_split(lengths: list[int]) -> None:
     array = np.array(lengths, dtype=np.int64)
-    pieces = split_overlong(array, CAPACITY)
-    counts = np.bincount(pieces.document, minlength=len(lengths))
+    segments = split_overlong(array, CAPACITY)
+    counts = np.bincount(segments.document, minlength=len(lengths))
     assert counts.tolist() == [-(-length // CAPACITY) for length in lengths]
-    assert not len(pieces.length) or pieces.length.max() <= CAPACITY
+    assert not len(segments.length) or segments.length.max() <= CAPACITY
     # All pieces of a document but its last are full.
-    full = pieces.start + pieces.length < array[pieces.document]
-    assert (pieces.length[full] == CAPACITY).all()
+    full = segments.start + segments.length < array[segments.document]
+    assert (segments.length[full] == CAPACITY).all()
 
 
 @given(ANY)
 def test_a_stream_leaves_room_in_its_last_bin_only(lengths: list[int]) -> None:
-    pieces, bins = cut_stream(np.array(lengths, dtype=np.int64), CAPACITY)
-    fill = [int(pieces.length[bin_].sum()) for bin_ in as_lists(bins)]
+    segments, bins = cut_stream(np.array(lengths, dtype=np.int64), CAPACITY)
+    fill = [int(segments.length[bin_].sum()) for bin_ in as_lists(bins)]
     assert sum(fill) == sum(lengths)
     assert all(tokens == CAPACITY for tokens in fill[:-1])
     assert not fill or 1 <= fill[-1] <= CAPACITY
 
 
 def test_a_stream_by_hand() -> None:
-    pieces, bins = cut_stream(np.array([3, 0, 6, 1]), 4)
+    segments, bins = cut_stream(np.array([3, 0, 6, 1]), 4)
     # |aaa c|cccc|c d|: document c is cut twice.
-    assert pieces.document.tolist() == [0, 2, 2, 2, 3]
-    assert pieces.start.tolist() == [0, 0, 1, 5, 0]
-    assert pieces.length.tolist() == [3, 1, 4, 1, 1]
+    assert segments.document.tolist() == [0, 2, 2, 2, 3]
+    assert segments.start.tolist() == [0, 0, 1, 5, 0]
+    assert segments.length.tolist() == [3, 1, 4, 1, 1]
     assert as_lists(bins) == [[0, 1], [2], [3, 4]]
 
 
 def test_empty_documents_are_no_pieces() -> None:
-    pieces = whole_documents(np.array([2, 0, 1]))
-    assert (pieces.document.tolist(), pieces.length.tolist()) == ([0, 2], [2, 1])
+    segments = whole_documents(np.array([2, 0, 1]))
+    assert (segments.document.tolist(), segments.length.tolist()) == ([0, 2], [2, 1])
 
 
 def test_many_documents_take_no_python_loop_each() -> None:

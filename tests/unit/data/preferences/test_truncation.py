@@ -16,7 +16,7 @@ from hftune.arguments import DPOArguments, RMArguments, parse_arguments
 from hftune.data.preferences.labelled import LabelledEncoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.truncation import TOO_LONG, TOO_LONG_IN_CHARACTERS, Limits, Pair, fitted
+from hftune.data.preferences.truncation import TOO_LONG, TOO_LONG_IN_CHARACTERS, Limits, Pair, truncated_pair
 from hftune.data.splits import describe
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError
@@ -96,7 +96,7 @@ def test_whatever_stays_fits(
     sizes: tuple[int, int, int], total: int, prompt: int | None, completion: int | None, too_long: str
 ) -> None:
     pair, counts = numbered(*sizes), Counts()
-    found = fitted(pair, Limits(total, prompt, completion, too_long), 0, counts)
+    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), 0, counts)
     fits = pair.length <= total and sizes[0] <= (prompt or 99) and max(sizes[1:]) <= (completion or 99)
     if found is None:
         assert not fits and too_long != "cut" and counts.dropped == {TOO_LONG: 1}

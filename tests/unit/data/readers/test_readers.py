@@ -17,7 +17,7 @@ import zstandard
 
 from hftune.data.readers import base, compressed, lines
 from hftune.data.readers.files import Chunk, Row, chunks
-from hftune.data.readers.lines import LineBytes, LineSpan
+from hftune.data.readers.lines import LineBytes, LineRange
 from hftune.errors import DataError
 
 RECORDS = [{"text": f"{number} é 世界"} for number in range(1, 1001)]
@@ -84,7 +84,7 @@ def test_every_kind_gives_every_record_once_and_in_order(tmp_path: Path, name: s
 
 def test_a_plain_chunk_is_a_place_and_a_packed_one_its_bytes(tmp_path: Path) -> None:
     plain = list(chunks([write(tmp_path, "a.jsonl", LINES)], 256))
-    assert [type(chunk) for chunk in plain] == [LineSpan] * 4
+    assert [type(chunk) for chunk in plain] == [LineRange] * 4
     assert max(len(pickle.dumps(chunk)) for chunk in plain) < 500
     packed = list(chunks([write(tmp_path, "b.jsonl.gz", gzip.compress(LINES))], 256))
     assert [type(chunk) for chunk in packed] == [LineBytes] * 4
@@ -96,7 +96,7 @@ def test_borders_do_not_depend_on_the_blocks_read(monkeypatch: pytest.MonkeyPatc
     content = b"a\n\nbbbb\n" * 5 + b"c" * 50 + b"\n" + b"dd\n" * 9 + b"last" + end
     monkeypatch.setattr(lines, "MAX_CHUNK_BYTES", 40)
     blocks = [content[start : start + block] for start in range(0, len(content), block)]
-    found = list(lines._borders(blocks, rows_per_chunk=4))
+    found = list(lines._chunk_sizes(blocks, rows_per_chunk=4))
     assert sum(size for size, _, _ in found) == len(content)
     assert sum(count for _, count, _ in found) == content.count(b"\n") + (not end)
     start = 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hftune.data.templates import spans as spans_module
 from hftune.data.templates.rendering import Renderer, render
 from hftune.data.templates.spans import SpanFinder
-from hftune.data.templates.turns import Finder, render_with_spans
+from hftune.data.templates.turns import TurnFinder, render_with_spans
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 
@@ -54,7 +54,7 @@ def test_same_as_the_exact_finder(name: str) -> None:
 def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) -> dict[bool, Any]:
     """Text and spans of all turns and of the last one, or what is said against it; rendered once for both."""
     try:
-        exact = Finder(messages, Renderer(tokenizer), by_marks=by_marks)
+        exact = TurnFinder(messages, Renderer(tokenizer), by_marks=by_marks)
     except DataError as error:
         return {False: error.cause, True: error.cause}
     found: dict[bool, Any] = {}
@@ -113,14 +113,17 @@ def _cached(name: str) -> Any:
     if name not in _CACHE:
         text = {"chatml": CHATML, "mistral_like": MISTRAL_LIKE}.get(name) or template(name)
         tokenizer = make_tokenizer(text)
-        _CACHE[name] = tokenizer, SpanFinder(tokenizer, borders="allow")  # as the exact finder, which masks nothing
+        _CACHE[name] = (
+            tokenizer,
+            SpanFinder(tokenizer, borders_in_text="allow"),
+        )  # as the exact finder, which masks nothing
     return _CACHE[name]
 
 
 def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    class Counting(Finder):
+    class Counting(TurnFinder):
         def __init__(self, messages: Any, *args: Any, **kwargs: Any) -> None:
             calls.append(len(messages))
             super().__init__(messages, *args, **kwargs)

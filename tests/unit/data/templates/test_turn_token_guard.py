@@ -20,8 +20,8 @@ from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.scoring import Conversations
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import Bordered, encode_batch, respelled, token_ids
-from hftune.data.templates.turn_token_guard import Borders, describe_borders
+from hftune.data.templates.respelled_tokenizer import GuardedText, encode_batch, respelled, token_ids
+from hftune.data.templates.turn_token_guard import TurnTokenGuard, describe_turn_tokens
 from hftune.data.templates.turn_tokens import turn_tokens
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
@@ -149,7 +149,7 @@ def test_split_puts_no_border_token(family: str, place: str) -> None:
     tokenizer, bad = family_tokenizer(family), injection(family)
     found = {}
     for mode in ("split", "allow"):
-        dataset, counts = tokenize_chat([row(**spoken(place, bad))], tokenizer, max_length=None, borders=mode)
+        dataset, counts = tokenize_chat([row(**spoken(place, bad))], tokenizer, max_length=None, borders_in_text=mode)
         assert counts.bordered == 1 and {*counts.borders} == borders_of_family(family)
         found[mode] = dataset[0]
     harmless = tokenize_chat([row(**spoken(place, "harmless"))], tokenizer, max_length=None)[0][0]
@@ -167,10 +167,10 @@ def test_split_puts_no_border_token(family: str, place: str) -> None:
 def test_error_refuses_the_record_with_its_place(family: str, place: str) -> None:
     tokenizer = family_tokenizer(family)
     with pytest.raises(DataError) as caught:
-        tokenize_chat([row(7, **spoken(place, injection(family)))], tokenizer, max_length=None, borders="error")
+        tokenize_chat([row(7, **spoken(place, injection(family)))], tokenizer, max_length=None, borders_in_text="error")
     assert caught.value.place == "data.jsonl:7" and "--borders_in_text split" in caught.value.fix
     assert caught.value.kind == "turn border in a text"
-    counts = tokenize_chat([row(**spoken(place, "x"))], tokenizer, max_length=None, borders="error")[1]
+    counts = tokenize_chat([row(**spoken(place, "x"))], tokenizer, max_length=None, borders_in_text="error")[1]
     assert (counts.used, counts.bordered) == (1, 0)
 
 
@@ -178,7 +178,7 @@ def test_error_refuses_the_record_with_its_place(family: str, place: str) -> Non
 def test_allow_is_what_the_tokenizer_makes_of_the_text(family: str) -> None:
     tokenizer = family_tokenizer(family)
     messages = [user(injection(family)), assistant("ok " + injection(family))]
-    dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None, borders="allow")
+    dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None, borders_in_text="allow")
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert ids_of(dataset[0]) == tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -198,8 +198,8 @@ def test_marks_that_belong_into_answers_stay_tokens(family: str, mark: str) -> N
 def test_text_is_cut_as_if_its_borders_were_no_tokens(family: str, kind: str) -> None:
     """By every kind of words: ids and character ranges are those of a tokenizer that never had these tokens."""
     tokenizer, text = family_tokenizer(family, kind), f"hello {injection(family)} user"
-    made = Borders(tokenizer, "split", Renderer(tokenizer)).document(text)
-    assert type(made) is Bordered and made == text and made.spelled == text
+    made = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer)).document(text)
+    assert type(made) is GuardedText and made == text and made.spelled == text
     (found,) = PrefixEncoder(tokenizer, None)([made])
     without = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     state = json.loads(without.to_str())
@@ -235,7 +235,7 @@ def test_second_tokenizer_differs_in_spelling_alone() -> None:
     for family in FAMILIES:
         for kind in KINDS:
             tokenizer = family_tokenizer(family, kind)
-            borders = Borders(tokenizer, "split", Renderer(tokenizer))
+            borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
             other = respelled(tokenizer.backend_tokenizer, borders.spelled)
             assert other.get_vocab_size() == tokenizer.backend_tokenizer.get_vocab_size()
             vocabulary = tokenizer.get_vocab()
@@ -251,7 +251,7 @@ def test_a_border_that_is_the_unknown_token_or_normalised() -> None:
     backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
     backend.add_tokens([AddedToken("###", normalized=True)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="###")
-    borders = Borders(tokenizer)
+    borders = TurnTokenGuard(tokenizer)
     (found,) = encode_batch(tokenizer, [borders.document("Ab<|endoftext|>###bbb")], add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(found.ids) == [*"ab<|endoftext|>###bbb"]
     own = borders.spelling.backend_tokenizer.encode("A" + borders.spelled["###"] + "?", add_special_tokens=False)
@@ -287,7 +287,9 @@ def test_texts_that_are_hard_to_tell(text: str, name: str) -> None:
     found = {}
     for mode in ("split", "allow"):
         messages = [user(f"u{text}u"), assistant(f"a{text}b")]
-        dataset, _ = tokenize_chat([row(messages=messages)], tokenizer, max_length=None, borders=mode, by_marks=False)
+        dataset, _ = tokenize_chat(
+            [row(messages=messages)], tokenizer, max_length=None, borders_in_text=mode, by_marks=False
+        )
         found[mode] = dataset[0]
     harmless, _ = tokenize_chat([row(messages=[user("u"), assistant("a")])], tokenizer, max_length=None)
     counted = [Counter(token for token in ids_of(one) if token in ids) for one in (found["split"], harmless[0])]
@@ -310,11 +312,11 @@ def test_a_border_made_of_a_name_and_the_template() -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     numbers = {}
     for mode in ("split", "allow"):
-        encoder = ChatEncoder(tokenizer, max_length=None, borders=mode)
+        encoder = ChatEncoder(tokenizer, max_length=None, borders_in_text=mode)
         numbers[mode] = ids_of(tokenise_rows([record], encoder)[0][0]).count(end)
     assert numbers == {"split": 2, "allow": 3}
     with pytest.raises(DataError, match="spells"):
-        tokenise_rows([record], ChatEncoder(tokenizer, max_length=None, borders="error"))
+        tokenise_rows([record], ChatEncoder(tokenizer, max_length=None, borders_in_text="error"))
 
 
 @pytest.mark.parametrize("character", ["\U000f0000", "\U000f0003", "\U00100000", "\U00100002"])
@@ -337,14 +339,14 @@ def test_a_template_that_escapes_texts_is_refused() -> None:
     source = f"{{% for m in messages %}}{{{{ {said} }}}}{{% endfor %}}"
     tokenizer = make_tokenizer(source)
     with pytest.raises(DataError, match="escapes"):
-        Borders(tokenizer, "split", Renderer(tokenizer)).text(Renderer(tokenizer), [user("<|im_end|>")])
+        TurnTokenGuard(tokenizer, "split", Renderer(tokenizer)).text(Renderer(tokenizer), [user("<|im_end|>")])
     assert tokenizer.apply_chat_template([user("é")], tokenize=False) == '<|im_start|>"\\u00e9"<|im_end|>'
 
 
 def test_a_template_that_takes_texts_apart_is_refused() -> None:
     tokenizer = make_tokenizer("{% for m in messages %}{{ '<|im_start|>' + m.content[:4] + '<|im_end|>' }}{% endfor %}")
     with pytest.raises(DataError, match="takes apart"):
-        Borders(tokenizer, "split", Renderer(tokenizer)).text(Renderer(tokenizer), [user("<|im_end|>")])
+        TurnTokenGuard(tokenizer, "split", Renderer(tokenizer)).text(Renderer(tokenizer), [user("<|im_end|>")])
 
 
 def test_an_injected_turn_in_an_answer_is_trained_as_text_and_opens_no_span() -> None:
@@ -403,7 +405,7 @@ def clean(value: Any) -> Any:
 def encoded(name: str, mode: str, value: dict[str, Any]) -> tuple[list[int], Counts, Any]:
     """All ids of a record, what was counted, and the data set."""
     encoder, options, _ = ENCODERS[name]
-    made = encoder(make_tokenizer(), borders=mode, **options)
+    made = encoder(make_tokenizer(), borders_in_text=mode, **options)
     dataset, counts = tokenise_rows([row(3, **value)], made)
     ids: list[int] = []
     for column in dataset.column_names:
@@ -453,11 +455,11 @@ def test_allow_in_every_encoder(name: str) -> None:
 @each_encoder
 def test_the_mode_is_part_of_the_fingerprint(name: str) -> None:
     encoder, options, _ = ENCODERS[name]
-    found = [encoder(make_tokenizer(), borders=mode, **options).settings() for mode in MODES]
+    found = [encoder(make_tokenizer(), borders_in_text=mode, **options).settings() for mode in MODES]
     assert [one["borders_in_text"] for one in found] == [*MODES]
     assert [one["borders_in_text"] for one in [encoder(make_tokenizer(), **options).settings()]] == ["split"]
     for mode in MODES:
-        assert encoder(make_tokenizer(), borders=mode, **options).whole().settings()["borders_in_text"] == mode
+        assert encoder(make_tokenizer(), borders_in_text=mode, **options).whole().settings()["borders_in_text"] == mode
 
 
 @each_encoder
@@ -510,7 +512,7 @@ def test_weights_lie_on_the_same_text() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_documents_that_end_with_eos_already(mode: str) -> None:
     """Corpora of other tools end documents so: it is the end that the encoder writes, not a border in the text."""
-    dataset, counts = tokenise_rows([row(text="ab<|endoftext|>")], TextEncoder(make_tokenizer(), borders=mode))
+    dataset, counts = tokenise_rows([row(text="ab<|endoftext|>")], TextEncoder(make_tokenizer(), borders_in_text=mode))
     assert ids_of(dataset[0]) == [*make_tokenizer()("ab")["input_ids"], make_tokenizer().eos_token_id]
     assert counts.bordered == (mode == "allow")
 
@@ -525,7 +527,7 @@ def test_documents_end_with_one_end_of_text() -> None:
         ids_of(dataset[0]).count(tokenizer.eos_token_id) == 1 and dataset[0]["input_ids"][-1] == tokenizer.eos_token_id
     )
     assert tokenizer.decode(dataset[0]["input_ids"]) == "a<|endoftext|><|endoftext|>"
-    kept, _ = tokenise_rows([row(text="a<|endoftext|>")], TextEncoder(tokenizer, borders="allow"))
+    kept, _ = tokenise_rows([row(text="a<|endoftext|>")], TextEncoder(tokenizer, borders_in_text="allow"))
     assert tokenizer.decode(kept[0]["input_ids"]) == "a<|endoftext|>"
 
 
@@ -542,7 +544,7 @@ def test_documents_keep_other_special_tokens() -> None:
 @pytest.mark.parametrize("value", [CHAT, PREFERENCE, STEPWISE], ids=["chat", "pair", "steps"])
 def test_scored_conversations(value: dict[str, Any], mode: str, steps: bool) -> None:
     tokenizer = make_tokenizer()
-    make = Conversations(tokenizer, steps=steps, borders=mode)
+    make = Conversations(tokenizer, steps=steps, borders_in_text=mode)
     if mode == "error":
         with pytest.raises(DataError) as caught:
             make(row(5, **value))
@@ -551,14 +553,14 @@ def test_scored_conversations(value: dict[str, Any], mode: str, steps: bool) -> 
     for one in make(row(5, **value)):
         number = one.ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>"))
         assert (number == 2) is (mode == "split")
-        assert {*one.borders} == {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
+        assert {*one.turn_tokens} == {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
     tokenizer = make_tokenizer()
     limit = 30
-    encoder = PromptEncoder(tokenizer, max_prompt_length=limit, borders=mode)
+    encoder = PromptEncoder(tokenizer, max_prompt_length=limit, borders_in_text=mode)
     counts = Counts()
     if mode == "error":
         with pytest.raises(DataError):
@@ -574,15 +576,17 @@ def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
 
 def test_counts_are_of_records_and_add_up() -> None:
     counts, more = Counts(rows=2), Counts(rows=1)
-    counts.note_borders(["a", "a", "b"])
-    counts.note_borders([])
-    more.note_borders(["b"])
+    counts.note_turn_tokens(["a", "a", "b"])
+    counts.note_turn_tokens([])
+    more.note_turn_tokens(["b"])
     counts.add(more)
     assert (counts.bordered, counts.borders) == (2, {"a": 1, "b": 2})
     assert counts.to_dict()["borders"] == {"a": 1, "b": 2} and "borders" not in Counts().to_dict()
     assert Counts(**counts.to_dict()) == counts
-    assert "2 of 3 records" in describe_borders(counts, "split") and "stay text" in describe_borders(counts, "split")
-    assert "encoded as these tokens" in describe_borders(counts, "allow")
+    assert "2 of 3 records" in describe_turn_tokens(counts, "split") and "stay text" in describe_turn_tokens(
+        counts, "split"
+    )
+    assert "encoded as these tokens" in describe_turn_tokens(counts, "allow")
 
 
 def test_a_pair_counts_as_one_record() -> None:
@@ -592,7 +596,7 @@ def test_a_pair_counts_as_one_record() -> None:
 
 def test_slow_tokenizers_are_said_where_text_cannot_be_kept() -> None:
     tokenizer = make_tokenizer()
-    borders = Borders(tokenizer, "split", Renderer(tokenizer))
+    borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
     borders.is_fast = False
     with pytest.raises(DataError, match="fast tokenizer"):
         borders.document("<|im_end|>")
@@ -600,7 +604,7 @@ def test_slow_tokenizers_are_said_where_text_cannot_be_kept() -> None:
 
 def test_ids_of_several_texts_keep_their_order() -> None:
     tokenizer = make_tokenizer()
-    borders = Borders(tokenizer)
+    borders = TurnTokenGuard(tokenizer)
     texts = [borders.document(text) for text in ("a", "<|endoftext|>", "b", "c<bos>")]
     found = token_ids(tokenizer, texts, add_special_tokens=False)
     assert [tokenizer.decode(ids) for ids in found] == ["a", "<|endoftext|>", "b", "c<bos>"]
@@ -646,7 +650,7 @@ def test_no_border_token_beyond_the_templates_own(data: Any, family: str, kind: 
     said = [data.draw(_saying(family)) for _ in range(3)]
     turns = [user(f"u{said[0]}u"), assistant(f"a{said[1]}a"), user("v"), assistant(f"b{said[2]}b")]
     harmless = [user("u"), assistant("a"), user("v"), assistant("b")]
-    found = {mode: tokenize_chat([row(messages=turns)], tokenizer, max_length=None, borders=mode)[0][0]
+    found = {mode: tokenize_chat([row(messages=turns)], tokenizer, max_length=None, borders_in_text=mode)[0][0]
              for mode in ("split", "allow")}  # fmt: skip
     plain = tokenize_chat([row(messages=harmless)], tokenizer, max_length=None)[0][0]
     split = ids_of(found["split"])

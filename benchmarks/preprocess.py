@@ -93,13 +93,13 @@ def _needed_texts(file: Path, tokenizer: Any, max_length: int) -> list[str]:
     """Conversations as text, each as far as its first `max_length` tokens reach."""
     from hftune.data.readers.files import Row, chunks
     from hftune.data.records.schemas import to_conversation
-    from hftune.data.templates.spans import SpanFinder
+    from hftune.data.templates.span_finder import SpanFinder
     from hftune.data.tokenizing.prefixes import PrefixEncoder
 
     finder, prefixes = SpanFinder(tokenizer), PrefixEncoder(tokenizer, max_length)
     texts = []
     for chunk in chunks([file]):
-        whole = [finder(to_conversation(row).messages)[0] for row in chunk.rows() if isinstance(row, Row)]
+        whole = [finder(to_conversation(row).messages).text for row in chunk.rows() if isinstance(row, Row)]
         for text, (encoding, _) in zip(whole, prefixes(whole), strict=True):
             last = encoding.token_to_chars(min(max_length, len(encoding)) - 1)
             texts.append(text[: last[1]] if last else text)

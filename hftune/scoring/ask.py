@@ -33,11 +33,9 @@ from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (
     TurnTokenGuard,
-    count_turn_tokens,
-    describe_turn_tokens,
     mode_for_answers,
 )
-from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
@@ -195,7 +193,7 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
                 texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
-        count_turn_tokens(counts, texts[-1:])
+        counts.note_texts(texts[-1:])
     if counts.bordered:
         notice(describe_turn_tokens(counts, mode))
     return texts

@@ -18,8 +18,7 @@ from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Conversations, Scored
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
-from hftune.data.templates.turn_token_guard import describe_turn_tokens
-from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.opening.json_file import parse_json

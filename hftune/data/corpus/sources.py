@@ -22,8 +22,7 @@ from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
 from hftune.data.storage.cache import cached, fingerprint
-from hftune.data.templates.turn_token_guard import describe_turn_tokens
-from hftune.data.tokenizing.counts import Counts, all_dropped
+from hftune.data.tokenizing.counts import Counts, all_dropped, describe_turn_tokens
 from hftune.data.tokenizing.encoder import Encoder, write_tokenised
 from hftune.data.tokenizing.workers import default_workers
 from hftune.distributed import ranks

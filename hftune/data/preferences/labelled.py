@@ -20,8 +20,7 @@ from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records.schemas import to_labelled
-from hftune.data.templates.spans import Span
-from hftune.data.templates.turn_token_guard import count_turn_tokens
+from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS
 from hftune.logging import notice
@@ -31,10 +30,9 @@ LABELS = ("label", "kto_tag")
 
 @dataclass(slots=True)
 class LabelledText:
-    """Prompt with its answer as text, where the answer is in it, and whether it is good."""
+    """Prompt with its answer as text, in which the answer is the one span, and whether it is good."""
 
-    text: str
-    span: Span
+    said: SpannedText
     label: bool
     characters: int = 0
     """Those of the prompt as it is rendered and of the answer as it was given."""
@@ -61,15 +59,15 @@ class LabelledEncoder(PairEncoder):
     def parse(self, row: Row) -> Any:
         """The text of a row and its answer's span."""
         found = to_labelled(row)
-        text, span = answer_text(found, found.completion, self.finder)
-        return LabelledText(text, span, found.label, span[0] + answer_characters(found.completion))
+        said = answer_text(found, found.completion, self.finder)
+        return LabelledText(said, found.label, said.spans[0].start + answer_characters(found.completion))
 
     def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
         """Ids within the limits."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
-        for one, (encoding, _) in zip(parsed, self.encodings([one.text for one in parsed]), strict=True):
-            count_turn_tokens(counts, [one.text])
-            ids, first = self._divide(encoding, one.span, len(one.text))
+        for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
+            counts.note_texts([one.said.text])
+            ids, first = self._divide(encoding, one.said)
             whole = Pair(ids[:first], ids[first:], ids[first:], None)
             found = truncated_pair(whole, self.limits, one.characters, counts)
             if found is None:

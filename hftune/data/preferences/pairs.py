@@ -22,11 +22,11 @@ from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message
 from hftune.data.records.schemas import Labelled, Preference, to_preference
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.spans import Span, SpanFinder
-from hftune.data.templates.turn_token_guard import count_turn_tokens
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
-from hftune.data.tokenizing.labels import overlaps, token_span, widened
+from hftune.data.tokenizing.labels import tokens_of
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.errors import DataError
 from hftune.logging import notice
@@ -42,12 +42,10 @@ COUNT_COLUMNS = {"length": pa.int32(), "trained": pa.int32()}
 
 @dataclass(slots=True)
 class PairText:
-    """Prompt with each answer as text, and where the answer is in it."""
+    """Prompt with each answer as text, in which the answer is the one span."""
 
-    chosen: str
-    chosen_span: Span
-    rejected: str
-    rejected_span: Span
+    chosen: SpannedText
+    rejected: SpannedText
     margin: float | None
     source: str = ""
     characters: int = 0
@@ -127,10 +125,10 @@ class PairEncoder(Encoder):
         sides = [answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)]
         return self.pair_of(preference, *sides)
 
-    def pair_of(self, preference: Preference, chosen: tuple[str, Span], rejected: tuple[str, Span]) -> PairText:
+    def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
-        (left, left_span), (right, right_span) = chosen, rejected
-        if left[: left_span[0]] != right[: right_span[0]]:
+        prompt, other = (said.text[: said.spans[0].start] for said in (chosen, rejected))
+        if prompt != other:
             raise DataError(
                 "the chat template writes the prompt differently before the two answers",
                 place=preference.origin,
@@ -138,7 +136,7 @@ class PairEncoder(Encoder):
                 kind="prompt written in two ways",
             )
         answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
-        return PairText(left, left_span, right, right_span, preference.margin, characters=left_span[0] + answers)
+        return PairText(chosen, rejected, preference.margin, characters=len(prompt) + answers)
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of each pair within its limits."""
@@ -170,11 +168,14 @@ class PairEncoder(Encoder):
     def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
         """Tokenise, divide, truncate and count."""
         kept = []
-        lefts, rights = (self.encodings([getattr(pair, side) for pair in parsed]) for side in ("chosen", "rejected"))
+        lefts, rights = (
+            self.encodings([said.text for said in side])
+            for side in ([pair.chosen for pair in parsed], [pair.rejected for pair in parsed])
+        )
         for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
-            count_turn_tokens(counts, (text.chosen, text.rejected))
-            chosen, first = self._divide(left, text.chosen_span, len(text.chosen))
-            rejected, second = self._divide(right, text.rejected_span, len(text.rejected))
+            counts.note_texts([text.chosen.text, text.rejected.text])
+            chosen, first = self._divide(left, text.chosen)
+            rejected, second = self._divide(right, text.rejected)
             shared = _common_length(chosen[:first], rejected[:second])
             pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
             seen = Counts()
@@ -190,15 +191,10 @@ class PairEncoder(Encoder):
             kept.append(found)
         return kept
 
-    def _divide(self, encoding: Encoding, span: Span, characters: int) -> tuple[np.ndarray, int]:
+    def _divide(self, encoding: Encoding, said: SpannedText) -> tuple[np.ndarray, int]:
         """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
         ids = np.array(encoding.ids, dtype=np.int32)
-        found = token_span(encoding, *span, characters)
-        if found is None:
-            offsets = widened(encoding.offsets)
-            inside = [index for index, offset in enumerate(offsets) if overlaps(offset, [span])]
-            found = inside[0], inside[-1] + 1
-        first, end = found
+        first, end = tokens_of(encoding, said.spans[0], len(said.text))
         return (ids if self.to_the_end else ids[:end]), first
 
 
@@ -215,8 +211,8 @@ def answer_characters(answer: list[Message]) -> int:
     return sum(len(str(message.get("content") or "")) for message in answer)
 
 
-def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> tuple[str, Span]:
-    """The text of prompt and answer, and the span of the answer, which is one turn.
+def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> SpannedText:
+    """The text of prompt and answer, whose one span is the answer, which is one turn.
 
     Raises:
         DataError: It is several turns, or has the weight 0.
@@ -229,14 +225,14 @@ def answer_text(preference: Preference | Labelled, answer: list[Message], finder
             kind="answer of several turns",
         )
     try:
-        text, spans, _ = finder(preference.prompt + answer, preference.tools)
+        found = finder(preference.prompt + answer, preference.tools)
     except DataError as error:
         raise error.at(preference.origin) from error
-    if not spans:
+    if not found.spans:
         raise DataError(
             'an answer with "weight" 0', place=preference.origin, fix="Remove the weight.", kind="answer of weight 0"
         )
-    return text, spans[0]
+    return found
 
 
 def _common_length(left: np.ndarray, right: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from hftune.data.records.schemas import Prompt, to_prompt
 from hftune.data.templates.choice import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard, count_turn_tokens
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, check_length
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import DataError
@@ -98,7 +98,7 @@ class PromptEncoder(Encoder):
         texts = [text for _, text in parsed]
         encoded = token_ids(self.tokenizer, texts, add_special_tokens=False)
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
-            count_turn_tokens(counts, [text])
+            counts.note_texts([text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
                 counts.drop(LONG_PROMPT, needs=len(ids))
                 continue

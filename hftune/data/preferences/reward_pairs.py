@@ -13,9 +13,10 @@ from hftune.arguments import DPOArguments, RMArguments
 from hftune.data.preferences.pairs import COUNT_COLUMNS, PairEncoder, PairText, answer_text, count_columns
 from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row
-from hftune.data.records.messages import Message
+from hftune.data.records.messages import Message, without_weight
 from hftune.data.records.schemas import Preference, to_preference
-from hftune.data.templates.spans import Span, SpanFinder
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS
 from hftune.errors import DataError
@@ -79,17 +80,17 @@ class RewardPairEncoder(PairEncoder):
         pair.source = source_of(row)
         return pair
 
-    def _side(self, preference: Preference, answer: list[Message]) -> tuple[str, Span]:
-        """The text of prompt and answer, and the span of the answer: from its first turn to its last."""
+    def _side(self, preference: Preference, answer: list[Message]) -> SpannedText:
+        """The text of prompt and answer, whose one span is the answer: from its first turn to its last."""
         if len(answer) == 1:
             return answer_text(preference, answer, self.finder)
-        before = [_whole(message) for message in preference.prompt]
+        before = [without_weight(message) for message in preference.prompt]
         try:
-            text, spans, _ = self.all_turns(before + answer, preference.tools)
+            found = self.all_turns(before + answer, preference.tools)
         except DataError as error:
             raise error.at(preference.origin) from error
         first = sum(message["role"] == "assistant" for message in before)
-        return text, (spans[first][0], spans[-1][1])
+        return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
 
     def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
         """Ids of both sides of each pair."""
@@ -125,8 +126,3 @@ def source_of(row: Row) -> str:
         if isinstance(row.value.get(name), str) and row.value[name]:
             return str(row.value[name])
     return row.file.replace("\\", "/").rsplit("/", 1)[-1]
-
-
-def _whole(message: Message) -> Message:
-    """A message without its weight: no token of a prompt is trained here."""
-    return {key: part for key, part in message.items() if key != "weight"}

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.preferences.step_encoder import StepEncoder, last_tokens
 from hftune.data.readers.base import Row
 from hftune.data.records.formats import pair_format
-from hftune.data.records.messages import Message
+from hftune.data.records.messages import Message, without_weight
 from hftune.data.records.schemas import to_conversation, to_preference
 from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.respelled_tokenizer import token_ids
-from hftune.data.templates.spans import Renderer
-from hftune.data.templates.turn_token_guard import TurnTokenGuard, turn_tokens_in
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
 
@@ -106,7 +106,7 @@ class Conversations:
                 raise DataError("the answer has no steps", place=origin, fix="Remove the record.", kind="no steps")
             return self.solution(name, Solution(prompt + answer[:-1], steps, [None] * len(steps), tools, origin))
         try:
-            text = self.guard.text(self.render, [_whole(message) for message in prompt + answer], tools)
+            text = self.guard.text(self.render, [without_weight(message) for message in prompt + answer], tools)
         except DataError as error:
             raise error.at(origin) from error
         (ids,) = token_ids(self.tokenizer, [text], add_special_tokens=False)
@@ -118,9 +118,9 @@ class Conversations:
             answer: Message = {"role": "assistant", "content": self.separator.join(solution.steps)}
             return self._one(name, solution.prompt, [answer], solution.tools, solution.origin)
         parsed = self.encoder.text_of(solution, "")
-        encoding = self.encoder.encodings([parsed.text])[0][0]
-        ends = last_tokens(encoding.offsets, parsed.ends)
-        return self._cut(Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.text)))
+        encoding = self.encoder.encodings([parsed.said.text])[0][0]
+        ends = last_tokens(encoding, parsed.said)
+        return self._cut(Scored(name, list(encoding.ids), ends, turn_tokens=turn_tokens_in(parsed.said.text)))
 
     def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
@@ -129,7 +129,3 @@ class Conversations:
             return one
         ends = None if one.ends is None else [end - over for end in one.ends if end >= over]
         return replace(one, ids=one.ids[over:], ends=ends, truncated=True)
-
-
-def _whole(message: Message) -> Message:
-    return {key: part for key, part in message.items() if key != "weight"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
+from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
@@ -16,11 +16,11 @@ from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row
 from hftune.data.records.solutions import Solution, to_solutions
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.spans import SpanFinder
-from hftune.data.templates.turn_token_guard import count_turn_tokens
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
-from hftune.data.tokenizing.labels import overlaps, widened
+from hftune.data.tokenizing.labels import tokens_of
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.errors import DataError
 
@@ -30,10 +30,9 @@ REWRITTEN = "steps rewritten by the template"
 
 @dataclass(slots=True)
 class StepText:
-    """A conversation whose last turn is an answer in steps, and the character at which each step ends."""
+    """A conversation whose last turn is an answer in steps: each step that counts is a span, and has a label."""
 
-    text: str
-    ends: list[int]
+    said: SpannedText
     labels: list[float]
     source: str
 
@@ -104,36 +103,26 @@ class StepEncoder(Encoder):
         """A solution as text, and where the steps that count end in it."""
         answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
         try:
-            text, spans, _ = self.finder([*solution.prompt, answer], solution.tools)
+            found = self.finder([*solution.prompt, answer], solution.tools)
         except DataError as error:
             raise error.at(solution.origin) from error
-        at, ends = spans[0][0], []
-        for step in solution.steps:
-            found = text.find(step, at, spans[0][1])
-            if found < 0:
-                raise DataError(
-                    f"the chat template writes a step in another way: {step[:60]!r}",
-                    place=solution.origin,
-                    fix="Give another --chat_template, or mend the step.",
-                    kind=REWRITTEN,
-                )
-            at = found + len(step)
-            ends.append(at)
+        steps = _located(solution, found)
         kept = [
-            (end, -1.0 if label is None else label)
-            for end, label in zip(ends, solution.labels, strict=True)
+            (step, -1.0 if label is None else label)
+            for step, label in zip(steps, solution.labels, strict=True)
             if label is not None or not self.labelled_only
         ]
         kept = kept[-1:] if self.last_only else kept
-        return StepText(text, [end for end, _ in kept], [label for _, label in kept], source)
+        said = SpannedText(found.text, [step for step, _ in kept])
+        return StepText(said, [label for _, label in kept], source)
 
     def encode(self, parsed: list[list[StepText]], counts: Counts) -> dict[str, list[Any]]:
         """Ids, and the last tokens of steps, within `max_length`."""
         columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         texts = [text for texts in parsed for text in texts]
-        encodings = iter(self.encodings([text.text for text in texts]))
+        encodings = iter(self.encodings([text.said.text for text in texts]))
         for record in parsed:
-            count_turn_tokens(counts, [one.text for one in record])
+            counts.note_texts([one.said.text for one in record])
             rows = [self._row(text, next(encodings)[0], counts) for text in record]
             kept = [row for row in rows if row is not None]
             if not kept:
@@ -147,7 +136,7 @@ class StepEncoder(Encoder):
 
     def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
         ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
-        ends = last_tokens(encoding.offsets, text.ends)
+        ends = last_tokens(encoding, text.said)
         inside = [number for number, end in enumerate(ends) if end < len(ids)]
         if not inside:
             return None
@@ -163,28 +152,26 @@ class StepEncoder(Encoder):
             "trained": len(inside),
         }
 
-    def finish(self, dataset: Dataset) -> Dataset:
-        """Nothing to add."""
-        return dataset
+
+def _located(solution: Solution, found: SpannedText) -> list[Span]:
+    """Where each step stands in the one span of a text."""
+    (turn,) = found.spans
+    steps, at = [], turn.start
+    for step in solution.steps:
+        start = found.text.find(step, at, turn.end)
+        if start < 0:
+            raise DataError(
+                f"the chat template writes a step in another way: {step[:60]!r}",
+                place=solution.origin,
+                fix="Give another --chat_template, or mend the step.",
+                kind=REWRITTEN,
+            )
+        at = start + len(step)
+        steps.append(Span(start, at))
+    return steps
 
 
-def last_tokens(offsets: list[tuple[int, int]], ends: list[int]) -> list[int]:
-    """The token that holds the last character of each step.
-
-    Args:
-        offsets: Character ranges of the tokens.
-        ends: The character behind each step's last.
-
-    Returns:
-        Indices of tokens.
-    """
-    ranges = widened(offsets)
-    found, token = [], 0
-    for end in ends:
-        while not overlaps(ranges[token], [(end - 1, end)]):
-            token += 1
-        # A character of several tokens (bytes) is whole with the last of them.
-        while token + 1 < len(ranges) and overlaps(ranges[token + 1], [(end - 1, end)]):
-            token += 1
-        found.append(token)
-    return found
+def last_tokens(encoding: Encoding, said: SpannedText) -> list[int]:
+    """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
+    covered = len(said.text)
+    return [tokens_of(encoding, Span(step.end - 1, step.end), covered)[1] - 1 for step in said.spans]

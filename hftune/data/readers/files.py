@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +26,6 @@ from hftune.data.readers.json_array import json_chunks
 from hftune.data.readers.lines import line_chunks
 from hftune.errors import DataError
 from hftune.logging import notice
-
-if TYPE_CHECKING:
-    from hftune.data.tokenizing.counts import Counts
 
 __all__ = [
     "SUFFIXES",
@@ -289,7 +285,6 @@ def read_rows(
     files: list[Path],
     max_samples: int | None = None,
     on_bad_record: str = "error",
-    counts: Counts | None = None,
 ) -> list[Row]:
     """Read the rows of all files in order, at most `max_samples` over all of them. For what fits into memory.
 
@@ -297,7 +292,6 @@ def read_rows(
 
     Args:
         on_bad_record: "error" raises the first bad record; "drop" leaves bad ones out, and says how many and why.
-        counts: Its `rows` grows with each record read, its `dropped` with each one dropped.
 
     Raises:
         DataError: With `file:line`, for anything that is not UTF-8 text or JSON objects, or a file without a record.
@@ -306,8 +300,6 @@ def read_rows(
     dropped: list[DataError] = []
     if max_samples is None or max_samples > 0:
         for read in (read for chunk in chunks(files) for read in chunk.rows()):
-            if counts is not None:
-                counts.rows += 1
             if isinstance(read, Row):
                 rows.append(read)
             elif on_bad_record == "error":
@@ -318,9 +310,6 @@ def read_rows(
                 break
     if dropped:
         notice(describe_dropped(dropped))
-    if counts is not None:
-        for error in dropped:
-            counts.drop(error.kind)
     return rows
 
 

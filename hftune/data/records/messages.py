@@ -66,6 +66,11 @@ def is_message(value: Any) -> bool:
     return isinstance(value, dict) and ("from" in value or "role" in value)
 
 
+def without_weight(message: Message) -> Message:
+    """A message that does not say how much it is trained."""
+    return {key: part for key, part in message.items() if key != "weight"}
+
+
 def parse_messages(value: Any, origin: str, key: str) -> list[Message]:
     """A list of from/value or role/content turns, or of human/assistant pairs, to canonical messages.
 

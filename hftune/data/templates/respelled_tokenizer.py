@@ -31,6 +31,11 @@ class GuardedText(str):
     spelling: RespelledTokenizer
 
 
+def turn_tokens_in(text: str) -> tuple[str, ...]:
+    """The turn tokens that the contents of a text spell."""
+    return text.tokens if type(text) is GuardedText else ()
+
+
 class RespelledTokenizer:
     """A tokenizer whose border tokens are spelled by stand-ins, as far as `PrefixEncoder` asks for it.
 

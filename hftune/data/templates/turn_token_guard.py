@@ -42,8 +42,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.respelled_tokenizer import FLAG, KIND, GuardedText, RespelledTokenizer
+from hftune.data.templates.spans import SpannedText
 from hftune.data.templates.turn_tokens import Render, TokenFinder, turn_tokens
-from hftune.data.tokenizing.counts import Counts
 from hftune.errors import DataError
 
 _MASKS, _SPELLINGS = 0xF0000, 0x100000
@@ -51,6 +51,9 @@ _MASKS, _SPELLINGS = 0xF0000, 0x100000
 _LEAST = 5
 """Characters of a border without its outer ones that are enough to search for."""
 _SEEN = frozenset(("role", "content", "weight"))
+
+Write = Callable[[Any, Any], SpannedText]
+"""Writes messages and tools as text, with spans."""
 
 
 def mode_for_answers(mode: str) -> str:
@@ -103,26 +106,24 @@ class TurnTokenGuard:
             return any(self.within(part) for pair in value.items() for part in pair)
         return isinstance(value, (list, tuple)) and any(map(self.within, value))
 
-    def keep(self, write: Callable[..., tuple[Any, ...]], messages: Sequence[Message], tools: Any = None) -> Any:
-        """What `write(messages, tools)` returns, a text and more, with the text `GuardedText` if a border is in it.
+    def keep(self, write: Write, messages: Sequence[Message], tools: Any = None) -> SpannedText:
+        """What `write(messages, tools)` returns, its text a `GuardedText` if contents spell a turn token.
 
         Raises:
-            DataError: A border, where they are refused; or a text that cannot be kept.
+            DataError: A turn token, where they are refused; or a text that cannot be kept.
         """
         if not self.near(messages, tools):
             return write(messages, tools)
         if self.mode == "allow":
-            text, *more = write(messages, tools)
-            return (self._bordered(text, self._said([messages, tools]), None), *more)
+            found = write(messages, tools)
+            return SpannedText(self._bordered(found.text, self._said([messages, tools]), None), found.spans)
         said = [{key: part if key == "role" else self._hidden(part) for key, part in one.items()} for one in messages]
-        text, *more = write(said, self._hidden(tools))
-        return (self._shown(text), *more)
+        found = write(said, self._hidden(tools))
+        return SpannedText(self._shown(found.text), found.spans)
 
     def text(self, render: Render, messages: Sequence[Message], tools: Any = None, **options: Any) -> str:
         """A conversation as text."""
-        (text,) = self.keep(lambda *said: (render(*said, **options),), messages, tools)
-        assert isinstance(text, str)
-        return text
+        return self.keep(lambda *said: SpannedText(render(*said, **options), []), messages, tools).text
 
     def _said(self, value: Any) -> list[str]:
         """The borders in the texts of a value of JSON."""
@@ -232,29 +233,3 @@ def _replacer(replaced: dict[str, str]) -> Callable[[str], str]:
     """Replaces all texts that a dict has as keys, the longest first."""
     pattern = TokenFinder(replaced).pattern
     return lambda text: pattern.sub(lambda match: replaced[match.group()], text)
-
-
-# --- counting -----------------------------------------------------------------------------------------------------
-
-
-def turn_tokens_in(text: str) -> tuple[str, ...]:
-    """The borders in what a rendered text says."""
-    return text.tokens if type(text) is GuardedText else ()
-
-
-def count_turn_tokens(counts: Counts, texts: Sequence[str]) -> None:
-    """Count a record, which is these texts, under each border that one of them holds."""
-    for text in texts:
-        if type(text) is GuardedText:
-            counts.note_turn_tokens(token for text in texts for token in turn_tokens_in(text))
-            return
-
-
-def describe_turn_tokens(counts: Counts, mode: str) -> str:
-    """What was found and what becomes of it, in a line."""
-    which = ", ".join(f"{token} in {number}" for token, number in counts.borders.items())
-    became = "they stay text" if mode == "split" else "they are encoded as these tokens"
-    return (
-        f"{counts.bordered} of {counts.rows} records spell tokens in their text that begin or end turns or texts "
-        f"({which}); {became} ({FLAG} {mode})"
-    )

@@ -21,36 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.records.messages import Message
 from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.spans import Span
 from hftune.errors import DataError
 
 _REWRITTEN = "turns rewritten by the chat template"
-
-
 _LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
-
-
-def render_with_spans(
-    messages: list[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    tools: list[dict[str, Any]] | None = None,
-    *,
-    last_turn_only: bool = False,
-) -> tuple[str, list[tuple[int, int]]]:
-    """The whole conversation as text, and where the assistant speaks in it.
-
-    Args:
-        last_turn_only: Only the span of the last assistant turn.
-
-    Returns:
-        The text, and a (start, end) in characters for each assistant turn with a weight other than 0: its content with
-        the terminator of the template (such as <|im_end|>), without white space after that.
-
-    Raises:
-        DataError: The template refuses the conversation, drops a part of a turn, or rewrites earlier turns so that one
-            cannot be located exactly.
-    """
-    finder = TurnFinder(messages, Renderer(tokenizer), tools)
-    return finder.text, finder.spans(last_turn_only=last_turn_only)
 
 
 class TurnFinder:
@@ -81,46 +56,57 @@ class TurnFinder:
         self.prompted: dict[str, bool] = {}
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
-    def spans(self, *, last_turn_only: bool = False) -> list[tuple[int, int]]:
-        """As `render_with_spans`."""
+    def spans(self, *, last_turn_only: bool = False) -> list[Span]:
+        """Where the assistant speaks in the text.
+
+        Args:
+            last_turn_only: Only the span of the last assistant turn.
+
+        Returns:
+            A span for each assistant turn with a weight other than 0: its content with the terminator of the template
+            (such as <|im_end|>), without white space after that.
+
+        Raises:
+            DataError: The template drops a part of a turn, or rewrites earlier turns so that one cannot be located
+                exactly.
+        """
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
-        chosen = turns[-1:] if last_turn_only else turns
         marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
         # A template that marks a turn in pieces, or not at all, says less than what can be found.
-        places = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
-        spans = [
-            self._marked(index, *places[index]) if index in places else self.span(index)
-            for index in chosen
-            if self.messages[index].get("weight") != 0
-        ]
-        self._check_ends([end for _, end in spans])
-        for (_, end), (start, _) in pairwise(spans):
-            if start < end:
-                raise DataError(
-                    "this chat template rewrites earlier turns: two turns overlap",
-                    fix=self._way_out("overlap", _LAST_ONLY),
-                    kind=_REWRITTEN,
-                )
+        marked = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
+        spans = []
+        for index in turns[-1:] if last_turn_only else turns:
+            weight = float(self.messages[index].get("weight", 1.0))
+            if weight != 0:
+                start, end = self._marked(index, marked[index]) if index in marked else self._bounds(index)
+                spans.append(Span(start, end, weight))
+        self._check_ends(spans)
+        if any(second.start < first.end for first, second in pairwise(spans)):
+            raise DataError(
+                "this chat template rewrites earlier turns: two turns overlap",
+                fix=self._way_out("overlap", _LAST_ONLY),
+                kind=_REWRITTEN,
+            )
         return spans
 
-    def _check_ends(self, ends: list[int]) -> None:
+    def _check_ends(self, spans: list[Span]) -> None:
         """An end of text right behind a turn is the turn's own: without it a model does not learn to stop."""
         eos = str(self.renderer.tokenizer.eos_token or "\0")
-        if any(self.text[end:].lstrip().startswith(eos) for end in ends):
+        if any(self.text[span.end :].lstrip().startswith(eos) for span in spans):
             raise DataError(
                 f"this chat template writes {eos} behind a turn, and it cannot be told whether it ends the turn",
                 fix="Take it out of the record, or give another template with --chat_template.",
                 kind=_REWRITTEN,
             )
 
-    def _marked(self, index: int, start: int, end: int) -> tuple[int, int]:
+    def _marked(self, index: int, mark: Span) -> tuple[int, int]:
         """The turn as the template marks it, with its terminator, which a mark may leave out."""
-        self._check_nothing_lost(index, self.text[start:end])
+        self._check_nothing_lost(index, self.text[mark.start : mark.end])
         try:
-            found = self.span(index)[1]
+            _, end = self._bounds(index)
         except DataError:
-            return start, end
-        return start, found if self.text[end:found].strip() else end
+            return mark.start, mark.end
+        return mark.start, end if self.text[mark.end : end].strip() else mark.end
 
     def beginning(self, count: int, *, prompt: bool = False) -> str | None:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
@@ -129,7 +115,7 @@ class TurnFinder:
             self.beginnings[key] = self._try(self.messages[:count], prompt=prompt)
         return self.beginnings[key]
 
-    def span(self, index: int) -> tuple[int, int]:
+    def _bounds(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
         start, end = self._start_by_prefix(index), self._end_by_prefix(index)
         if start is None or end is None:

@@ -11,21 +11,17 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import Conversation, to_conversation
+from hftune.data.records.schemas import to_conversation
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.spans import Span, SpanFinder
-from hftune.data.templates.turn_token_guard import count_turn_tokens
-from hftune.data.tokenizing.bytewise import ByteTokenizer, Tokens, is_bytewise
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder
-from hftune.data.tokenizing.labels import mask
+from hftune.data.tokenizing.labels import span_of_tokens
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.errors import ArgumentError, DataError
 
 NO_TARGET = "no trained token within max_length"
-
-Parsed = tuple[str, list[Span], list[float]]
-"""The text of a record, its trained spans in characters, and their weights."""
 
 
 class ChatEncoder(Encoder):
@@ -82,8 +78,7 @@ class ChatEncoder(Encoder):
             by_marks=by_marks,
             borders_in_text=borders_in_text,
         )
-        self.prefixes = PrefixEncoder(tokenizer, max_length)
-        self.bytewise = ByteTokenizer(tokenizer, max_length) if is_bytewise(tokenizer) else None
+        self.encodings = PrefixEncoder(tokenizer, max_length)
         columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
         if turn_weights:
             columns["loss_weights"] = pa.list_(pa.float32())
@@ -125,64 +120,47 @@ class ChatEncoder(Encoder):
             "borders_in_text": self.finder.guard.mode,
         }
 
-    def parse(self, row: Row) -> Parsed:
-        """The text of a row, its trained spans in characters and their weights."""
+    def parse(self, row: Row) -> SpannedText:
+        """The text of a row with its spans."""
         conversation = to_conversation(row)
-        found = conversation_text(conversation, self.finder)
-        if not self.turn_weights and any(weight != 1.0 for weight in found[2]):
+        try:
+            found = self.finder(conversation.messages, conversation.tools)
+        except DataError as error:
+            raise error.at(conversation.origin) from error
+        fraction = next((span.weight for span in found.spans if span.weight != 1.0), None)
+        if fraction is not None and not self.turn_weights:
             raise DataError(
-                f"a turn has the weight {next(weight for weight in found[2] if weight != 1.0)}",
+                f"a turn has the weight {fraction}",
                 place=row.origin,
                 fix="Add --turn_weights to scale the loss of turns, or write 0 or 1.",
                 kind="turn with a fractional weight",
             )
         return found
 
-    def encode(self, parsed: list[Parsed], counts: Counts) -> dict[str, list[Any]]:
+    def encode(self, parsed: list[SpannedText], counts: Counts) -> dict[str, list[Any]]:
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
-        for (text, _, _), tokens in zip(parsed, self._tokens(parsed), strict=True):
-            count_turn_tokens(counts, [text])
-            if not tokens.trained:
-                whole = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        encodings = self.encodings([one.text for one in parsed])
+        for one, (encoding, covered) in zip(parsed, encodings, strict=True):
+            counts.note_texts([one.text])
+            ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            owner = span_of_tokens(encoding, one.spans, covered)[: len(ids)]
+            # The first token does not count: no token before it could predict it.
+            trained = int(np.count_nonzero(owner[1:] >= 0))
+            if not trained:
+                whole = self.tokenizer(one.text, add_special_tokens=False)["input_ids"]
                 counts.drop(NO_TARGET, needs=len(whole))
                 continue
             counts.used += 1
-            counts.truncated += tokens.cut
-            counts.tokens += len(tokens.ids)
-            counts.trained_tokens += tokens.trained
-            columns["input_ids"].append(tokens.ids)
-            columns["labels"].append(tokens.labels)
-            columns["length"].append(len(tokens.ids))
-            columns["trained"].append(tokens.trained)
-            if tokens.weights is not None:
-                columns["loss_weights"].append(tokens.weights)
+            counts.truncated += covered < len(one.text) or len(encoding) > len(ids)
+            counts.tokens += len(ids)
+            counts.trained_tokens += trained
+            columns["input_ids"].append(ids)
+            columns["labels"].append(np.where(owner >= 0, ids, IGNORE_INDEX).astype(np.int32))
+            columns["length"].append(len(ids))
+            columns["trained"].append(trained)
+            if self.turn_weights:
+                # The 0 at the end is what index -1 finds: tokens of no span.
+                weights = np.array([*(span.weight for span in one.spans), 0.0], dtype=np.float32)
+                columns["loss_weights"].append(weights[owner])
         return columns
-
-    def _tokens(self, parsed: list[Parsed]) -> list[Tokens]:
-        """The tokens of each record, by the quickest way that is exact for it."""
-        if self.bytewise is None:
-            return self._by_ranges(parsed)
-        weights = [weights for _, _, weights in parsed] if self.turn_weights else None
-        found = self.bytewise([text for text, _, _ in parsed], [spans for _, spans, _ in parsed], weights)
-        others = iter(self._by_ranges([one for one, tokens in zip(parsed, found, strict=True) if tokens is None]))
-        return [next(others) if tokens is None else tokens for tokens in found]
-
-    def _by_ranges(self, parsed: list[Parsed]) -> list[Tokens]:
-        """The same by the character ranges of tokens, which any tokenizer gives."""
-        made = []
-        encoded = self.prefixes([text for text, _, _ in parsed])
-        for (encoding, covered), (text, spans, weights) in zip(encoded, parsed, strict=True):
-            ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
-            labels, scale = mask(ids, encoding, covered, spans, weights if self.turn_weights else None)
-            trained = int(np.count_nonzero(labels[1:] != IGNORE_INDEX))
-            made.append(Tokens(ids, labels, scale, trained, covered < len(text) or len(encoding) > len(ids)))
-        return made
-
-
-def conversation_text(conversation: Conversation, finder: SpanFinder) -> tuple[str, list[Span], list[float]]:
-    """The text of a conversation, its trained spans and weights; errors name the record."""
-    try:
-        return finder(conversation.messages, conversation.tools)
-    except DataError as error:
-        raise error.at(conversation.origin) from error

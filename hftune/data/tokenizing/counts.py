@@ -1,13 +1,14 @@
-"""What every kind of tokenisation shares: counts, lengths and character ranges."""
+"""What became of the records, and the checks that all kinds of tokenisation share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
 from hftune.errors import ArgumentError, DataError, UserError
 
 _IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
@@ -51,8 +52,12 @@ class Counts:
         for name in (name for name, is_cut in parts.items() if is_cut):
             self.cut[name] = self.cut.get(name, 0) + 1
 
+    def note_texts(self, texts: Sequence[str]) -> None:
+        """Count a record, which is these texts, under each turn token that one of them spells in its contents."""
+        self.note_turn_tokens([token for text in texts for token in turn_tokens_in(text)])
+
     def note_turn_tokens(self, tokens: Iterable[str]) -> None:
-        """Count one record under each turn border that its text spells."""
+        """Count one record under each turn token that its text spells."""
         found = sorted({*tokens})
         self.bordered += bool(found)
         for token in found:
@@ -100,6 +105,16 @@ def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
             place="--tokenizer_name_or_path",
             fix="Use a tokenizer with a tokenizer.json.",
         )
+
+
+def describe_turn_tokens(counts: Counts, mode: str) -> str:
+    """What was found and what becomes of it, in a line."""
+    which = ", ".join(f"{token} in {number}" for token, number in counts.borders.items())
+    became = "they stay text" if mode == "split" else "they are encoded as these tokens"
+    return (
+        f"{counts.bordered} of {counts.rows} records spell tokens in their text that begin or end turns or texts "
+        f"({which}); {became} ({FLAG} {mode})"
+    )
 
 
 def all_dropped(counts: Counts, flag: str) -> DataError:

@@ -1,19 +1,27 @@
-"""Which tokens are trained: those that share a character with a span."""
+"""Which tokens are trained: those that share a character with a span.
+
+`in_span` is the definition: it looks at the character range of every token. `token_range` is the quick way, which asks
+the tokenizer for the tokens of a span's first and last character alone; a property test holds the two equal.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import numpy as np
 from tokenizers import Encoding
 
-from hftune.constants import IGNORE_INDEX
 from hftune.data.templates.spans import Span
 
-Ids = list[int]
+Offsets = list[tuple[int, int]]
+"""The character range of each token, (start, end)."""
 
 
-def widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def in_span(offsets: Offsets, span: Span) -> np.ndarray:
+    """Whether each token shares a character with a span, bool (tokens,); a range of zero width shares none."""
+    ranges = np.array(widened(offsets), dtype=np.int64).reshape(-1, 2)
+    return np.maximum(ranges[:, 0], span.start) < np.minimum(ranges[:, 1], span.end)
+
+
+def widened(offsets: Offsets) -> Offsets:
     """Give tokens of white space back the characters that `trim_offsets` took from them.
 
     Byte-level tokenizers of the GPT-NeoX family report white space in front of the next word with a range of zero width
@@ -26,70 +34,46 @@ def widened(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return widened
 
 
-def overlaps(offset: tuple[int, int], spans: Iterable[tuple[int, int]]) -> bool:
-    """Whether a token's character range shares a character with a span; a range of zero width shares none."""
-    return any(max(offset[0], start) < min(offset[1], end) for start, end in spans)
+def token_range(encoding: Encoding, span: Span, covered: int) -> tuple[int, int] | None:
+    """The tokens (first, one past the last) that share a character with a span.
 
-
-def mask_labels(ids: Ids, offsets: list[tuple[int, int]], spans: list[tuple[int, int]]) -> Ids:
-    """Labels: the token's id where it overlaps a span, IGNORE_INDEX elsewhere. Spans are sorted and disjoint."""
-    labels, first = [], 0
-    for token, offset in zip(ids, offsets, strict=True):
-        while first < len(spans) and spans[first][1] <= offset[0]:
-            first += 1
-        # A token may reach over the gap between two spans, never over more.
-        labels.append(token if overlaps(offset, spans[first : first + 2]) else IGNORE_INDEX)
-    return labels
-
-
-def token_span(encoding: Encoding, start: int, end: int, covered: int) -> tuple[int, int] | None:
-    """The tokens (first, one past the last) that share a character with `start` to `end`.
+    Args:
+        covered: Characters of the text that the encoding stands for.
 
     Returns:
         An empty range beyond the covered characters; None where the tokenizer leaves white space at a bound out of its
-        character ranges, so that every token must be looked at (`labels_by_ranges`).
+        character ranges, so that every token must be looked at.
     """
-    if start >= covered:
+    if span.start >= covered:
         return len(encoding), len(encoding)
-    first, last = encoding.char_to_token(start), encoding.char_to_token(min(end, covered) - 1)
+    first, last = encoding.char_to_token(span.start), encoding.char_to_token(min(span.end, covered) - 1)
     if first is None or last is None:
         return None
     # Several tokens may stand for one character, such as an emoji's bytes.
     while last + 1 < len(encoding):
         following = encoding.token_to_chars(last + 1)
-        if following is None or following[0] >= end or following[0] == following[1]:
+        if following is None or following[0] >= span.end or following[0] == following[1]:
             break
         last += 1
     return first, last + 1
 
 
-def labels_by_ranges(encoding: Encoding, spans: list[tuple[int, int]]) -> Ids:
-    """Labels by the character range of every token: the way that always works."""
-    return mask_labels(encoding.ids, widened(encoding.offsets), spans)
+def tokens_of(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]:
+    """The tokens of a span, (first, one past the last), by the quick way where it knows."""
+    found = token_range(encoding, span, covered)
+    if found is None:
+        inside = np.flatnonzero(in_span(encoding.offsets, span))
+        found = int(inside[0]), int(inside[-1]) + 1
+    return found
 
 
-def mask(
-    ids: np.ndarray, encoding: Encoding, covered: int, spans: list[Span], weights: list[float] | None
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Labels (length,) int32: the id where a token shares a character with a span, IGNORE_INDEX elsewhere.
+def span_of_tokens(encoding: Encoding, spans: list[Span], covered: int) -> np.ndarray:
+    """For each token the index of the span that it belongs to, -1 for none: int64 (tokens,).
 
-    Args:
-        ids: The kept tokens, the first of `encoding`.
-        covered: Characters of the text that `encoding` stands for.
-        weights: One a span; None for no weights.
-
-    Returns:
-        Labels, and the weight of each token (length,) float32, 0 where it is not trained; None without weights.
+    A token that reaches from one span into the next belongs to the later one.
     """
-    labels = np.full(len(ids), IGNORE_INDEX, dtype=np.int32)
-    scale = None if weights is None else np.zeros(len(ids), dtype=np.float32)
-    for number, (start, end) in enumerate(spans):
-        found = token_span(encoding, start, end, covered)
-        if found is None:
-            inside = np.array(labels_by_ranges(encoding, [(start, end)])[: len(ids)], dtype=np.int32) != IGNORE_INDEX
-        else:
-            inside = slice(*found)  # type: ignore[assignment]
-        labels[inside] = ids[inside]
-        if scale is not None and weights is not None:
-            scale[inside] = weights[number]
-    return labels, scale
+    owner = np.full(len(encoding), -1)
+    for index, span in enumerate(spans):
+        found = token_range(encoding, span, covered)
+        owner[in_span(encoding.offsets, span) if found is None else slice(*found)] = index
+    return owner

@@ -1,22 +1,23 @@
-"""Token ids of the first tokens of long texts: what lies beyond the maximum length is not tokenised.
+"""Token ids of the first tokens of long texts: the quick way to them, which does not tokenise what lies beyond.
 
-A tokenizer cuts a text into words by looking at most a little ahead, and tokenises each word on its own. So the tokens
-of a text's beginning are those of the whole text, up to some words before the cut. Where a tokenizer has no such words
-(SentencePiece models without a pre-tokenizer), only the text between special tokens counts as one word, and more of the
-text is read.
+The way that defines them is to tokenise the whole text and to cut. But a tokenizer cuts a text into words by looking at
+most a little ahead, and tokenises each word on its own. So the tokens of a text's beginning are those of the whole
+text, up to some words before the cut. Where a tokenizer has no such words (SentencePiece models without a
+pre-tokenizer), only the text between special tokens counts as one word, and more of the text is read. A property test
+holds both ways equal.
 """
 
 from __future__ import annotations
 
-import numpy as np
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spelling
-from hftune.data.tokenizing.density import Density, width
 
 _AHEAD = 2
-"""Characters that a tokenizer's word borders may depend on beyond the word."""
+"""Characters that a tokenizer's word boundaries may depend on beyond the word."""
+_HEAD = 512
+"""Characters of a text by which its script is told."""
 
 
 class PrefixEncoder:
@@ -32,7 +33,9 @@ class PrefixEncoder:
         self.max_length = max_length
         added = [token for token in tokenizer.get_added_vocab() if token]
         self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
-        self.density = Density()
+        # Characters a token by UTF-8 bytes a character, as the texts before had them: Chinese has fewer than English.
+        # A wrong guess costs time, never a token.
+        self.density: dict[int, float] = {}
         self.spelled: PrefixEncoder | None = None
 
     def __call__(self, texts: list[str]) -> list[tuple[Encoding, int]]:
@@ -43,7 +46,7 @@ class PrefixEncoder:
         return by_spelling(texts, self._read, self._read_spelled)
 
     def _read_spelled(self, texts: list[str], spelling: RespelledTokenizer) -> list[tuple[Encoding, int]]:
-        """The same by the tokenizer in which borders have stand-ins."""
+        """The same by the tokenizer in which turn tokens have stand-ins."""
         self.spelled = self.spelled or PrefixEncoder(spelling, self.max_length)
         return self.spelled(texts)
 
@@ -52,41 +55,36 @@ class PrefixEncoder:
         self.backend.no_padding()
         if self.max_length is None:
             return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
-        done: list[tuple[Encoding, int] | None] = [None] * len(texts)
-        if not self.density.known:
-            # Without a first look the whole batch would be read much too far, or twice.
-            heads = [text[: self.max_length] for text in texts[:16]]
-            self._learn(heads, self._encode(heads))
-        open_ = {index: min(len(text), self._reach(text)) for index, text in enumerate(texts)}
-        while open_:
-            prefixes = [texts[index][:reach] for index, reach in open_.items()]
+        done: dict[int, tuple[Encoding, int]] = {}
+        reach = {index: self._reach(text, self.max_length) for index, text in enumerate(texts)}
+        while reach:
+            encodings = self._encode([texts[index][:end] for index, end in reach.items()])
             missed = {}
-            encodings = self._encode(prefixes)
-            self._learn(prefixes, encodings)
-            for (index, reach), prefix, found in zip(open_.items(), prefixes, encodings, strict=True):
-                if reach == len(texts[index]) or self._settled(found, prefix):
-                    done[index] = (found, reach)
+            for (index, end), found in zip(reach.items(), encodings, strict=True):
+                text = texts[index]
+                self._learn(text, end / max(1, len(found)))
+                if end == len(text) or self._is_final(found, text[:end]):
+                    done[index] = found, end
                 else:
-                    missed[index] = min(len(texts[index]), reach * 5 // 4)
-            open_ = missed
-        return [pair for pair in done if pair is not None]
+                    missed[index] = max(self._reach(text, self.max_length), min(len(text), end * 5 // 4 + 1))
+            reach = missed
+        return [done[index] for index in range(len(texts))]
 
-    def _reach(self, text: str) -> int:
-        """How many characters probably hold `max_length` tokens and the margin."""
-        assert self.max_length is not None
-        if len(text) <= self.max_length:
+    def _reach(self, text: str, length: int) -> int:
+        """How many characters probably hold so many tokens and a margin."""
+        if len(text) <= length:
             return len(text)  # rarely more than a token a character
-        return int(1.1 * self.max_length * self.density.characters(np.array([width(text)]))[0]) + 16
+        return min(len(text), int(1.1 * length * self.density.get(_script(text), 3.0)) + 16)
 
-    def _learn(self, texts: list[str], encodings: list[Encoding]) -> None:
-        pairs = [(width(text), len(found) / len(text)) for text, found in zip(texts, encodings, strict=True) if text]
-        self.density.learn(*np.array(pairs).reshape(-1, 2).T)
+    def _learn(self, text: str, density: float) -> None:
+        before = self.density.get(_script(text), density)
+        self.density[_script(text)] = before + 0.1 * (density - before)
 
     def _encode(self, texts: list[str]) -> list[Encoding]:
         found: list[Encoding] = self.backend.encode_batch(texts, add_special_tokens=False)
         return found
 
-    def _settled(self, encoding: Encoding, prefix: str) -> bool:
+    def _is_final(self, encoding: Encoding, prefix: str) -> bool:
         """Whether the first `max_length` tokens cannot change with what follows the prefix."""
         assert self.max_length is not None
         if len(encoding) <= self.max_length:
@@ -97,3 +95,9 @@ class PrefixEncoder:
         edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
         last = encoding.token_to_word(self.max_length - 1)
         return edge is not None and last is not None and last + 2 <= edge
+
+
+def _script(text: str) -> int:
+    """UTF-8 bytes a character, judged by the beginning: 1 for English, 3 for Chinese."""
+    head = text[:_HEAD]
+    return round(len(head.encode("utf-8", "replace")) / max(1, len(head)))

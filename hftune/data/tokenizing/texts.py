@@ -13,7 +13,7 @@ from hftune.data.readers.files import Row
 from hftune.data.records.schemas import to_text
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import encode_batch
-from hftune.data.templates.turn_token_guard import TurnTokenGuard, count_turn_tokens
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
 from hftune.data.tokenizing.encoder import IDS, Encoder, Ragged
 from hftune.errors import DataError
@@ -27,7 +27,7 @@ class TextEncoder(Encoder):
     Columns input_ids and labels (equal), length (tokens) and trained (those that have one before them).
 
     Args:
-        piece: Cut documents into pieces of so many tokens; a piece of fewer than 2 tokens is left out. None keeps
+        block_size: Cut documents into blocks of so many tokens; a block of fewer than 2 tokens is left out. None keeps
             documents whole, for packing.
         append_eos: End each document with EOS.
 
@@ -45,15 +45,15 @@ class TextEncoder(Encoder):
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        piece: int | None = None,
+        block_size: int | None = None,
         append_eos: bool = True,
         borders_in_text: str = "split",
     ) -> None:
-        check_length(piece, "--block_size")
+        check_length(block_size, "--block_size")
         require_fast(tokenizer)
         if append_eos and tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
-        self.tokenizer, self.piece = tokenizer, piece
+        self.tokenizer, self.block_size = tokenizer, block_size
         self.eos: int | None = tokenizer.eos_token_id if append_eos else None
         self.guard = TurnTokenGuard(
             tokenizer, borders_in_text, Renderer(tokenizer) if tokenizer.chat_template else None
@@ -61,8 +61,8 @@ class TextEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: PTArguments) -> TextEncoder:
-        """Documents in pieces of `--block_size`."""
-        return cls(tokenizer, piece=args.block_size, borders_in_text=args.borders_in_text)
+        """Documents in blocks of `--block_size`."""
+        return cls(tokenizer, block_size=args.block_size, borders_in_text=args.borders_in_text)
 
     def whole(self) -> TextEncoder:
         """Documents as long as they are."""
@@ -72,7 +72,8 @@ class TextEncoder(Encoder):
         """For the fingerprint."""
         return {
             "encoder": "text",
-            "piece": self.piece,
+            # Under the name by which folders of older versions have it.
+            "piece": self.block_size,
             "append_eos": self.eos is not None,
             "borders_in_text": self.guard.mode,
         }
@@ -88,19 +89,19 @@ class TextEncoder(Encoder):
             raise error.at(row.origin) from error
 
     def encode(self, parsed: list[str], counts: Counts) -> dict[str, list[Any]]:
-        """Documents, or their pieces; `truncated` counts documents whose last, lone token is left out."""
+        """Documents, or their blocks; `truncated` counts documents whose last, lone token is left out."""
         found: Ragged = []
         encodings = encode_batch(self.tokenizer, parsed, add_special_tokens=True)
         for text, encoding in zip(parsed, encodings, strict=True):
-            count_turn_tokens(counts, [text])
-            pieces = self._pieces(self._ended(encoding.ids), counts)
-            if not pieces:
+            counts.note_texts([text])
+            blocks = self._blocks(self._ended(encoding.ids), counts)
+            if not blocks:
                 counts.drop(TOO_SHORT)
                 continue
             counts.used += 1
-            counts.tokens += sum(map(len, pieces))
-            counts.trained_tokens += sum(map(len, pieces)) - len(pieces)
-            found.extend(pieces)
+            counts.tokens += sum(map(len, blocks))
+            counts.trained_tokens += sum(map(len, blocks)) - len(blocks)
+            found.extend(blocks)
         lengths = [len(ids) for ids in found]
         return {"input_ids": found, "labels": found, "length": lengths, "trained": [length - 1 for length in lengths]}
 
@@ -109,9 +110,9 @@ class TextEncoder(Encoder):
             ids = [*ids, self.eos]
         return np.array(ids, dtype=np.int32)
 
-    def _pieces(self, document: np.ndarray, counts: Counts) -> Ragged:
-        step = self.piece or max(len(document), 1)
-        pieces = [document[start : start + step] for start in range(0, len(document), step)]
-        kept = [piece for piece in pieces if len(piece) >= 2]
-        counts.truncated += bool(kept) and len(kept) < len(pieces)
+    def _blocks(self, document: np.ndarray, counts: Counts) -> Ragged:
+        step = self.block_size or max(len(document), 1)
+        blocks = [document[start : start + step] for start in range(0, len(document), step)]
+        kept = [block for block in blocks if len(block) >= 2]
+        counts.truncated += bool(kept) and len(kept) < len(blocks)
         return kept

@@ -28,7 +28,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("trainers/reference.py", "np.load"): "numbers of the cache, without pickles",
     ("vocabulary/extend.py", "json.loads"): OWN_WORDS,
     ("vocabulary/kinds.py", "json.loads"): OWN_WORDS,
-    ("data/tokenizing/words.py", "json.loads"): OWN_WORDS,
     ("data/templates/respelled_tokenizer.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("doctor/launching.py", "json.loads"): "the answer of a process that was just started",

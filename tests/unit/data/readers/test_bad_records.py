@@ -155,7 +155,7 @@ def test_every_line_is_used_dropped_or_blank(
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".txt"])
 def test_a_line_of_50_megabytes(tmp_path: Path, suffix: str) -> None:
-    encoder = TextEncoder(TOKENIZER, piece=64)
+    encoder = TextEncoder(TOKENIZER, block_size=64)
     long = b"a " * (25 << 20)
     content = b'{"text": "hello world", "filler": "' + long + b'"}\n' if suffix != ".txt" else long[:200_000] + b"\n"
     counts, _ = written(tmp_path, content + content, encoder, f"d{suffix}")

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from hftune.chat_templates import GENERAL, shipped, text_of, tokens_of
 from hftune.data.templates.choice import TemplateChoice, fitting_templates, require_chat_template
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.turns import render_with_spans
 from hftune.errors import DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, template, user
+from tests.unit.data.helpers import assistant, call, make_tokenizer, render_with_spans, template, user
 
 WITH_CALL = [user("a"), call("get", x=1), {"role": "tool", "content": "20"}, assistant("20")]
 NAMED = re.compile(r"--chat_template ([\w.]+)")

@@ -21,10 +21,10 @@ from hftune.data.preferences.scoring import Conversations
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import GuardedText, encode_batch, respelled, token_ids
-from hftune.data.templates.turn_token_guard import TurnTokenGuard, describe_turn_tokens
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.templates.turn_tokens import turn_tokens
 from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.data.tokenizing.encoder import tokenise_rows
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.data.tokenizing.texts import TextEncoder

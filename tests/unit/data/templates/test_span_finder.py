@@ -8,10 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hftune.data.templates import spans as spans_module
-from hftune.data.templates.rendering import Renderer, render
-from hftune.data.templates.spans import SpanFinder
-from hftune.data.templates.turns import TurnFinder, render_with_spans
+from hftune.data.templates import forms, span_finder
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import Span, SpannedText
+from hftune.data.templates.turns import TurnFinder
 from hftune.errors import DataError
 from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, call, make_tokenizer, slow_if_alike, template, user
 
@@ -46,9 +47,7 @@ def test_same_as_the_exact_finder(name: str) -> None:
                         finder(messages)
                     assert caught.value.cause == expected
                     continue
-                text, spans, weights = finder(messages)
-                assert (text, spans) == expected
-                assert len(weights) == len(spans)
+                assert finder(messages) == expected
 
 
 def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) -> dict[bool, Any]:
@@ -60,28 +59,13 @@ def exact_spans(tokenizer: Any, messages: list[dict[str, Any]], by_marks: bool) 
     found: dict[bool, Any] = {}
     for last in (False, True):
         try:
-            found[last] = exact.text, exact.spans(last_turn_only=last)
+            found[last] = SpannedText(exact.text, exact.spans(last_turn_only=last))
         except DataError as error:
             found[last] = error.cause
     return found
 
 
 PIECES = [*" \n\tab<>|/你🙂", "<think>", "</think>", "<|im_end|>", "HFTUNE0PART"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_quick_renderer_writes_the_same(name: str) -> None:
-    tokenizer = make_tokenizer(template(name))
-    quick = Renderer(tokenizer)
-    for messages in [*CONVERSATIONS, [user("a"), assistant("b", reasoning_content="c")]]:
-        try:
-            expected = render(messages, tokenizer)
-        except DataError as error:
-            with pytest.raises(DataError) as caught:
-                quick(messages)
-            assert str(caught.value) == str(error)
-            continue
-        assert quick(messages) == expected
 
 
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -94,12 +78,13 @@ def test_any_contents(name: str, contents: list[str]) -> None:
     tokenizer, finder = _cached(name)
     messages = [(user if index % 2 == 0 else assistant)(content) for index, content in enumerate(contents)]
     try:
-        expected = render_with_spans(messages, tokenizer)
+        exact = TurnFinder(messages, Renderer(tokenizer))
+        expected = SpannedText(exact.text, exact.spans())
     except DataError:
         with pytest.raises(DataError):
             finder(messages)
         return
-    assert finder(messages)[:2] == expected
+    assert finder(messages) == expected
 
 
 _CACHE: dict[str, Any] = {}
@@ -128,7 +113,8 @@ def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append(len(messages))
             super().__init__(messages, *args, **kwargs)
 
-    monkeypatch.setattr(spans_module, "Finder", Counting)
+    for module in (forms, span_finder):
+        monkeypatch.setattr(module, "TurnFinder", Counting)
     finder = SpanFinder(make_tokenizer())
     for number in range(5):
         finder([user(f"{number}"), assistant(f"n {number}")])
@@ -139,10 +125,17 @@ def test_each_kind_is_analysed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_follow_their_turns() -> None:
     finder = SpanFinder(make_tokenizer())
     turns = [user("a"), assistant("b", weight=0.5), user("c"), assistant("d", weight=0), user("e"), assistant("f")]
-    text, spans, weights = finder(turns)
-    assert [text[start:end] for start, end in spans] == ["b<|im_end|>", "f<|im_end|>"]
-    assert weights == [0.5, 1.0]
+    found = finder(turns)
+    assert [(found.text[span.start : span.end], span.weight) for span in found.spans] == [
+        ("b<|im_end|>", 0.5),
+        ("f<|im_end|>", 1.0),
+    ]
     # Also on the exact way, which a call takes.
     turns[1] = call("get") | {"weight": 0.25}
     tokenizer = make_tokenizer(template("qwen2_5"))
-    assert SpanFinder(tokenizer)(turns)[2] == [0.25, 1.0]
+    assert [span.weight for span in SpanFinder(tokenizer)(turns).spans] == [0.25, 1.0]
+
+
+def test_all_of_a_conversation_is_one_span() -> None:
+    found = SpanFinder(make_tokenizer(), whole=True)([user("a"), assistant("b")])
+    assert found.spans == [Span(0, len(found.text))]

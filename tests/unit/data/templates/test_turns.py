@@ -9,9 +9,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.templates.choice import require_chat_template
-from hftune.data.templates.turns import render_with_spans
 from hftune.errors import DataError
-from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, template, user
+from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 RESULT = {"role": "tool", "name": "get", "content": '{"t": 20}'}

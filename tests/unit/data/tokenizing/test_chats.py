@@ -1,4 +1,4 @@
-"""Texts and conversations to token ids: masks token by token, truncation, packing, counts."""
+"""Conversations to token ids: masks token by token, truncation, counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row, find_files, read_rows
-from hftune.data.tokenizing.labels import mask_labels, widened
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, tokenize_texts, user
+from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, user
 
 EOS = "<|endoftext|>"
 
@@ -159,21 +158,6 @@ def test_settings_are_refused(chatml: PreTrainedTokenizerFast) -> None:
         tokenize_chat([row(messages=TURNS)], make_tokenizer(None), max_length=9)
 
 
-def test_mask_of_given_offsets() -> None:
-    offsets = [(0, 0), (0, 3), (3, 5), (5, 5), (5, 8), (8, 9), (9, 12)]
-    # A token that reaches into a span is trained; one of zero width inside a span is not.
-    assert mask_labels(list(range(7)), offsets, [(4, 7), (9, 10)]) == [-100, -100, 2, -100, 4, -100, 6]
-
-
-def test_white_space_gets_its_range_back() -> None:
-    trimmed, exact = make_tokenizer(trim_offsets=True), make_tokenizer()
-    text = "<|im_end|>\n\nyou  \n x 🙂"
-    for tokenizer in (trimmed, exact):
-        offsets = widened(tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"])
-        assert all(end > start for start, end in offsets)
-    assert tuple(offsets[1]) == (10, 11)
-
-
 def test_samples(samples: Path) -> None:
     rows = [
         kept
@@ -185,52 +169,3 @@ def test_samples(samples: Path) -> None:
         dataset, counts = tokenize_chat(rows, tokenizer, max_length=4096)
         assert counts.used + sum(counts.dropped.values()) == counts.rows == 36
         assert all(trained(tokenizer, example) for example in dataset)
-
-
-# --- texts --------------------------------------------------------------------------------------------------------
-
-
-def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids
-
-
-def test_documents_stay_whole_for_packing(chatml: PreTrainedTokenizerFast) -> None:
-    texts = ["hello world", "你好", "x"]
-    dataset, counts = tokenize_texts([row(text=text) for text in texts], chatml)
-    assert dataset["input_ids"][:] == [ids_of(chatml, text + EOS) for text in texts]
-    assert dataset["labels"][:] == dataset["input_ids"][:]
-    total = sum(dataset["length"])
-    assert (counts.rows, counts.used, counts.tokens, counts.trained_tokens) == (3, 3, total, total - 3)
-
-
-def test_without_packing_each_document_is_cut_on_its_own(chatml: PreTrainedTokenizerFast) -> None:
-    rows = [row(text="abcde"), row(text="xy")]
-    dataset, counts = tokenize_texts(rows, chatml, piece=4)
-    assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd", "e" + EOS, "xy" + EOS]
-    assert (counts.used, counts.truncated, counts.tokens, counts.trained_tokens) == (2, 0, 9, 6)
-
-
-def test_lone_tokens_are_counted(chatml: PreTrainedTokenizerFast) -> None:
-    rows = [row(text="abcde"), row(text="x")]
-    dataset, counts = tokenize_texts(rows, chatml, piece=4, append_eos=False)
-    assert [chatml.decode(ids) for ids in dataset["input_ids"]] == ["abcd"]
-    assert (counts.used, counts.truncated, counts.dropped) == (1, 1, {"fewer than 2 tokens": 1})
-    with pytest.raises(DataError, match="all 1 records were dropped"):
-        tokenize_texts(rows[1:], chatml, piece=4, append_eos=False)
-
-
-def test_eos_is_not_doubled(chatml: PreTrainedTokenizerFast) -> None:
-    dataset, _ = tokenize_texts([row(text="ab" + EOS)], chatml, piece=9)
-    assert chatml.decode(dataset[0]["input_ids"]) == "ab" + EOS
-
-
-def test_texts_are_refused(chatml: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(ArgumentError, match="--block_size is 1"):
-        tokenize_texts([row(text="a")], chatml, piece=1)
-    with pytest.raises(DataError, match=r"run_sft\.py"):
-        tokenize_texts([row(messages=TURNS)], chatml, piece=8)
-    without = make_tokenizer()
-    without.eos_token = None
-    with pytest.raises(DataError, match="no EOS"):
-        tokenize_texts([row(text="a")], without, piece=8)

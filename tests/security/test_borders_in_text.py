@@ -32,7 +32,7 @@ from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
-from hftune.scoring import ask as asking
+from hftune.tools.scoring import ask as asking
 from hftune.trainers.text_keeping import KeepingText, KeepsTextMixin, keeping_text
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.templates.turn_token_families import FAMILIES, border_ids, borders_of_family, family_tokenizer

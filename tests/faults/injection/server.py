@@ -113,8 +113,8 @@ def serve() -> None:
 def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     """Arm the library and run the command as Python's command line does."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    from hftune.pipeline import command
-    from hftune.pipeline.runner import Runner
+    from hftune.tools.pipeline import command
+    from hftune.tools.pipeline.runner import Runner
 
     children.start = start_warm
     command.Runner = functools.partial(Runner, check=lambda steps: None)

@@ -82,7 +82,7 @@ def test_an_opened_corpus(root: Path) -> None:
     splits = opened(asked, make_tokenizer(), block_size=4, seed=9)
     train = splits.train
     assert (len(train), train.settings.seed, train.settings.shuffle_buffer) == (18, 9, 5)
-    assert sum(train.pieces(block)[0] == 0 for block in range(100)) == 75
+    assert sum(train.segments(block)[0] == 0 for block in range(100)) == 75
     assert [splits.evaluation[block]["input_ids"].tolist() for block in range(2)] == [[70, 71, 72, 73], [74, 75, 76]]
     about = splits.about["train"]
     assert (about["rows"], about["tokens"], about["blocks"]) == (22, 70, 18)

@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from examples.base_model import prepare_base
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.packing import rows as packing_module
 from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packings
-from hftune.data.packing.rows import rows as packing_module
 from hftune.data.readers.files import find_files, read_rows
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError

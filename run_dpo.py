@@ -14,7 +14,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
-    from hftune.data.labelled import preference_encoder
+    from hftune.data.preferences.labelled import preference_encoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm

@@ -15,10 +15,10 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 
-    from hftune.data.corpus.streams import open_stream
-    from hftune.data.corpus.tokenized import open_tokenized
+    from hftune.data.folder_splits import open_tokenized
     from hftune.data.splits import load_splits
-    from hftune.data.tokenization import TextEncoder
+    from hftune.data.stream_splits import open_stream
+    from hftune.data.tokenizing.texts import TextEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer

@@ -16,7 +16,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("rl")
 
-    from hftune.data.pairs import PromptEncoder
+    from hftune.data.preferences.prompts import PromptEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm

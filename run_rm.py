@@ -14,7 +14,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
-    from hftune.data.reward_data import RewardEncoder
+    from hftune.data.preferences.reward_encoder import RewardEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_reward_model

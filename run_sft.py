@@ -13,9 +13,9 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
-    from hftune.data.corpus.streams import open_stream
     from hftune.data.splits import load_splits
-    from hftune.data.tokenization import ChatEncoder
+    from hftune.data.stream_splits import open_stream
+    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters import add_adapter
     from hftune.models.loading import load_causal_lm
     from hftune.models.tokenizer import load_tokenizer

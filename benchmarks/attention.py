@@ -108,7 +108,7 @@ def step(model: torch.nn.Module, inputs: dict[str, Any], device: str) -> float:
 
 def batch(lengths: list[int], *, padded: bool, device: str) -> dict[str, Any]:
     """Documents side by side in a row, or padded to the longest."""
-    from hftune.data.collators import CausalCollator, FlatCollator
+    from hftune.data.batches.collators import CausalCollator, FlatCollator
 
     generator = torch.Generator().manual_seed(0)
     ids = [torch.randint(3, SMOLLM2["vocab_size"], (length,), generator=generator).tolist() for length in lengths]

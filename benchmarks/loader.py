@@ -53,8 +53,8 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler
 
+    from hftune.data.corpus.blocks import BlockDataset, InOrder, Settings
     from hftune.data.corpus.documents import Documents
-    from hftune.data.corpus.loader import BlockDataset, InOrder, Settings
 
     torch.set_num_threads(1)
     base, began = private_mebibytes(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""Conversations to masked token ids: records a second beside the tokenizer alone and TRL, and memory by size of data.
+"""Conversations to masked token ids: records a second beside TRL and other tools, and memory by size of data.
 
 python benchmarks/preprocess.py --tokenizer MODEL --data sharegpt.jsonl        10 thousand records, then 100 thousand
 python benchmarks/preprocess.py --tokenizer MODEL --quick                      2 thousand generated records
@@ -6,10 +6,7 @@ python benchmarks/preprocess.py --tokenizer MODEL --quick                      2
 
 Records are repeated up to the number asked for. Every tool gets the same file, the same tokenizer, the same number of
 processes and the same maximum length, in a process of its own; tools take turns, and the median of their runs counts.
-`tokenizer` is the library under all of them on as many threads, given nothing but the text that has to be tokenised:
-whole conversations as text, cut at the maximum length, by the call that transformers makes of it (`encode_batch`), on
-which the bar stands. `fastest_call` is the same by `encode_batch_fast`, which gives ids without character ranges and
-which no peer uses. TRL masks nothing. `cpu` is the share by processor time, which a busy machine spoils less.
+TRL masks nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-BAR_TOKENIZER = 0.80
-BAR_PEER = 2.0
+BAR_PEER = 4.0
 BAR_GROWTH = 0.10
 # MedicalGPT's preprocessing, the fastest of the peers, over TRL's on one machine: 822 and 482 records a second.
 FASTEST_PEER_OVER_TRL = 822 / 482
@@ -54,61 +49,21 @@ def write_records(file: Path, source: Path | None, count: int) -> None:
 
 def measure_hftune(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
     """From the file to masked token ids in an Arrow file."""
-    from hftune.data.encoder import write_tokenised
-    from hftune.data.sources import chunks
-    from hftune.data.tokenization import ChatEncoder
+    from hftune.data.readers.files import chunks
+    from hftune.data.tokenizing.chats import ChatEncoder
+    from hftune.data.tokenizing.encoder import write_tokenised
 
     encoder = ChatEncoder(tokenizer, max_length=options.max_length)
     with tempfile.TemporaryDirectory() as folder:
-        began, cpu = time.perf_counter(), _cpu_seconds()
+        began = time.perf_counter()
         counts = write_tokenised(chunks([file]), encoder, Path(folder), workers=options.workers)
-        seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
+        seconds = time.perf_counter() - began
     return {
         "seconds": seconds,
-        "cpu_seconds": cpu,
         "records": counts.rows,
         "tokens": counts.tokens,
         "trained_tokens": counts.trained_tokens,
     }
-
-
-def _cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
-def measure_tokenizer(file: Path, tokenizer: Any, options: argparse.Namespace, call: str = "") -> dict[str, float]:
-    """The tokenizers library on the texts that have to be tokenised, read and cut before the clock starts."""
-    encode = getattr(tokenizer.backend_tokenizer, call or "encode_batch")
-    texts = _needed_texts(file, tokenizer, options.max_length)
-    began, cpu, tokens = time.perf_counter(), _cpu_seconds(), 0
-    for start in range(0, len(texts), 1000):
-        tokens += sum(map(len, encode(texts[start : start + 1000], add_special_tokens=False)))
-    seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
-    return {"seconds": seconds, "cpu_seconds": cpu, "records": len(texts), "tokens": tokens}
-
-
-def _needed_texts(file: Path, tokenizer: Any, max_length: int) -> list[str]:
-    """Conversations as text, each as far as its first `max_length` tokens reach."""
-    from hftune.data.prefixes import PrefixEncoder
-    from hftune.data.schemas import to_conversation
-    from hftune.data.sources import Row, chunks
-    from hftune.data.spans import SpanFinder
-
-    finder, prefixes = SpanFinder(tokenizer), PrefixEncoder(tokenizer, max_length)
-    texts = []
-    for chunk in chunks([file]):
-        whole = [finder(to_conversation(row).messages)[0] for row in chunk.rows() if isinstance(row, Row)]
-        for text, (encoding, _) in zip(whole, prefixes(whole), strict=True):
-            last = encoding.token_to_chars(min(max_length, len(encoding)) - 1)
-            texts.append(text[: last[1]] if last else text)
-    return texts
-
-
-def measure_fastest_call(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
-    """The same by the library's quickest call."""
-    return measure_tokenizer(file, tokenizer, options, "encode_batch_fast")
 
 
 def measure_trl(file: Path, tokenizer: Any, options: argparse.Namespace) -> dict[str, float]:
@@ -149,8 +104,6 @@ def _trl_state(tokenizer: Any, args: Any) -> dict[str, Any]:
 
 TOOLS = {
     "hftune": measure_hftune,
-    "tokenizer": measure_tokenizer,
-    "fastest_call": measure_fastest_call,
     "trl": measure_trl,
 }
 PEERS = ("llamafactory", "ms_swift", "medicalgpt")
@@ -274,18 +227,9 @@ def report(
         memory = max(one["peak_mebibytes"] for one in runs)
         spread = f"({min(speeds[tool]):,.0f} - {max(speeds[tool]):,.0f})"
         print(f"{tool:>12} {middle[tool]:>10,.0f} {spread:>18} {tokens:>12,.0f} {memory:>6,.0f} MiB")
-    share, of_fastest = (middle["hftune"] / middle[tool] for tool in ("tokenizer", "fastest_call"))
-    cpu = {tool: statistics.median(one["cpu_seconds"] for one in found[tool]) for tool in list(TOOLS)[:3]}
-    shares = {"fastest_call": of_fastest, "cpu": cpu["tokenizer"] / cpu["hftune"]}
-    shares["cpu_fastest_call"] = cpu["fastest_call"] / cpu["hftune"]
-    print(
-        f"hftune: {share:.0%} of the tokenizer alone, {of_fastest:.0%} of its fastest call; by processor time", end=" "
-    )
-    print(f"{shares['cpu']:.0%} and {shares['cpu_fastest_call']:.0%}")
     fastest, over_fastest = _over_fastest_peer(middle)
     print(f"hftune: {middle['hftune'] / middle['trl']:.1f} x TRL, {over_fastest:.1f} x the fastest peer ({fastest})")
     bars: dict[str, Any] = {
-        "share_of_tokenizer": {"value": share, "bar": BAR_TOKENIZER, "holds": share >= BAR_TOKENIZER},
         "over_fastest_peer": {"value": over_fastest, "bar": BAR_PEER, "holds": over_fastest >= BAR_PEER},
     }
     if growth is not None:
@@ -294,7 +238,6 @@ def report(
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     figures = {
         "tools": found,
-        "shares": shares,
         "growth": growth,
         "workers": options.workers,
         "max_length": options.max_length,

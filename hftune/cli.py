@@ -40,11 +40,11 @@ hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other argu
 See docs/planning.md for what is counted and how far it was from what was measured."""
 
 ENCODERS = {
-    "pt": "hftune.data.tokenization:TextEncoder",
-    "sft": "hftune.data.tokenization:ChatEncoder",
-    "rm": "hftune.data.reward_data:RewardEncoder",
-    "dpo": "hftune.data.pairs:PairEncoder",
-    "rl": "hftune.data.pairs:PromptEncoder",
+    "pt": "hftune.data.tokenizing.texts:TextEncoder",
+    "sft": "hftune.data.tokenizing.chats:ChatEncoder",
+    "rm": "hftune.data.preferences.reward_encoder:RewardEncoder",
+    "dpo": "hftune.data.preferences.pairs:PairEncoder",
+    "rl": "hftune.data.preferences.prompts:PromptEncoder",
 }
 """What each script makes of its records; imported when it is needed."""
 
@@ -95,9 +95,9 @@ def tokenize(argv: list[str]) -> None:
     """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, data_args, training_args = _encoder(argv, "tokenize")
     from hftune.checkpoints import manifest as manifests
-    from hftune.data.packing import packings
-    from hftune.data.parts import join
-    from hftune.data.saved import save_tokenised
+    from hftune.data.corpus.sources import join
+    from hftune.data.corpus.tokenized_folder import save_tokenised
+    from hftune.data.packing.rows import packings
     from hftune.data.splits import encoders_of, load_sources
     from hftune.errors import raise_together
     from hftune.publishing.folder import published_folder

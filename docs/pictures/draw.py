@@ -141,7 +141,7 @@ def record(model: str, data: str) -> str:
     from hftune.arguments import parse_arguments
     from hftune.constants import IGNORE_INDEX
     from hftune.data.splits import load_splits
-    from hftune.data.tokenization import ChatEncoder
+    from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
-from hftune.data.schemas import describe_format
-from hftune.data.sources import read_rows
+from hftune.data.readers.files import read_rows
+from hftune.data.records.schemas import describe_format
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 

@@ -11,23 +11,23 @@ from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
 from hftune.data.corpus.mixing import Mixture
-from hftune.data.encoder import Encoder, without_counts
-from hftune.data.encoding import Counts
-from hftune.data.packing import Packing, packings
-from hftune.data.parts import (
-    Part,
-    divide,
+from hftune.data.corpus.sources import (
+    TokenizedSource,
     first,
-    first_of_all,
-    first_packed,
-    generated_part,
+    first_over_all,
+    first_packed_rows,
+    generated_source,
     join,
-    load_part,
-    pack_part,
+    load_source,
+    packed_source,
+    split_source,
     take,
 )
+from hftune.data.corpus.tokenized_folder import load_tokenised
+from hftune.data.packing.rows import Packing, packings
 from hftune.data.readers.specs import parse_sources
-from hftune.data.saved import load_tokenised
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 
@@ -45,7 +45,7 @@ class Splits:
     mixture: Mixture | None = None
 
 
-Sources = dict[str, list[Part]]
+Sources = dict[str, list[TokenizedSource]]
 """The parts of "train" and, where records are held out, of "eval"; one a source."""
 
 
@@ -122,16 +122,16 @@ def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) ->
         )
     whole = _training_parts(encoders["train"], data_args, seed, -1)
     limits = record_limits(data_args)
-    divided = [divide(part, data_args.validation_split_percentage, seed) for part in whole]
+    divided = [split_source(part, data_args.validation_split_percentage, seed) for part in whole]
     return {
-        "train": first_of_all([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
-        "eval": first_of_all([held for _, held in divided], limits["eval"]),
+        "train": first_over_all([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
+        "eval": first_over_all([held for _, held in divided], limits["eval"]),
     }
 
 
-def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[Part]:
+def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[TokenizedSource]:
     if data_args.dummy_data is not None:
-        return first_of_all([generated_part(encoder, data_args)], limit)
+        return first_over_all([generated_source(encoder, data_args)], limit)
     shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
         return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)
@@ -147,13 +147,13 @@ def _parts(
     seed: int,
     limit: int,
     shuffle: int | None = None,
-) -> list[Part]:
+) -> list[TokenizedSource]:
     """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
     specs = parse_sources(given, flag=flag)
     if len(specs) == 1 and specs[0].take is None:
-        return [load_part(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
-    named = [(spec.take, f"{flag} {spec.path}", load_part(spec.path, flag, encoder, data_args)) for spec in specs]
-    return first_of_all([take(part, number, seed, place) for number, place, part in named], limit, shuffle)
+        return [load_source(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
+    named = [(spec.take, f"{flag} {spec.path}", load_source(spec.path, flag, encoder, data_args)) for spec in specs]
+    return first_over_all([take(part, number, seed, place) for number, place, part in named], limit, shuffle)
 
 
 def record_limits(data_args: DataArguments) -> dict[str, int]:
@@ -163,19 +163,21 @@ def record_limits(data_args: DataArguments) -> dict[str, int]:
     return {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
 
 
-def _rows_wanted(parts: list[Part], limit: int) -> list[Part]:
+def _rows_wanted(parts: list[TokenizedSource], limit: int) -> list[TokenizedSource]:
     """At most `limit` rows over all parts, as they are trained."""
-    kept: list[Part] = []
+    kept: list[TokenizedSource] = []
     for part in parts:
         left = limit - sum(len(other.dataset) for other in kept)
         if left > 0:
-            kept.append(first_packed(part, left))
+            kept.append(first_packed_rows(part, left))
     return kept
 
 
-def pack_sources(parts: list[Part], packing: Packing | None, data_args: DataArguments) -> list[Part]:
+def pack_sources(
+    parts: list[TokenizedSource], packing: Packing | None, data_args: DataArguments
+) -> list[TokenizedSource]:
     """Each part in packed rows; as it is without packing."""
-    return parts if packing is None else [pack_part(part, packing, data_args) for part in parts]
+    return parts if packing is None else [packed_source(part, packing, data_args) for part in parts]
 
 
 def _weights(data_args: DataArguments) -> list[float] | None:

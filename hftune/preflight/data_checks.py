@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from hftune.arguments import DataArguments, PTArguments, SFTArguments, StageArguments
 from hftune.data.readers.columns import parse_columns
+from hftune.data.readers.files import find_files
 from hftune.data.readers.hub import is_there_or_on_the_hub
 from hftune.data.readers.specs import parse_sources, path_exists
-from hftune.data.sources import find_files
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.nearby import way_out
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hftune.data.collators import FlatCollator
+from hftune.data.batches.collators import FlatCollator
 from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import has_length
 
 from hftune.arguments import StageArguments
-from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, DataError, UserError

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import Sampler
 from transformers.trainer import TRAINER_STATE_NAME
 
-from hftune.data.corpus.loader import BlockDataset, InOrder
+from hftune.data.corpus.blocks import BlockDataset, InOrder
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError, shown

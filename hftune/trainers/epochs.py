@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 
 ROWS = "row_lengths"

@@ -13,8 +13,8 @@ from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments import RMArguments
 from hftune.constants import IGNORE_INDEX
+from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
-from hftune.data.steps import StepCollator
 from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
 from hftune.trainers.reward_losses import step_loss

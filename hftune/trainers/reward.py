@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments import RMArguments
-from hftune.data.reward_pairs import FlatPairCollator, PairCollator
+from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import vocabulary_rows
 from hftune.trainers.apart import plainly, prove_apart

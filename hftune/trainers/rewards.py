@@ -19,7 +19,7 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
-from hftune.data.borders import mode_for_answers
+from hftune.data.templates.turn_token_guard import mode_for_answers
 from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice

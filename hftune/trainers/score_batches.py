@@ -8,10 +8,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
-from hftune.data.collators import CausalCollator
+from hftune.data.batches.collators import CausalCollator
+from hftune.data.preferences.scoring import ONLY, Conversations, Scored
 from hftune.data.records.messages import Message
-from hftune.data.records.steps import Solution
-from hftune.data.scored import ONLY, Conversations, Scored
+from hftune.data.records.solutions import Solution
 from hftune.distributed import phases
 
 BATCH_TOKENS = 8192
@@ -68,7 +68,7 @@ class StepReward:
     ) -> None:
         self.model, self.pad, self.scale = model.to(device), tokenizer.pad_token_id, scale
         self.separator = separator
-        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders=borders)
+        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders_in_text=borders)
         self.__name__ = name
 
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **columns: Any) -> list[float]:

@@ -19,7 +19,7 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
-from hftune.data.slices import sliced
+from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import ranks, sequence_parallel
 from hftune.distributed.parallel import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup

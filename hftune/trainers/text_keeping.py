@@ -12,9 +12,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.borders import Borders
-from hftune.data.chat import Renderer
-from hftune.data.respelling import Bordered, token_ids
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import GuardedText, token_ids
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 
 
 class KeepingText:
@@ -25,7 +25,7 @@ class KeepingText:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer, self.borders = tokenizer, Borders(tokenizer, "split", Renderer(tokenizer))
+        self.tokenizer, self.guard = tokenizer, TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.tokenizer, name)
@@ -42,10 +42,10 @@ class KeepingText:
         """As transformers', for one conversation or several; ids come without padding, as lists."""
         several = bool(conversation) and isinstance(conversation[0], (list, tuple))
         conversations = conversation if several else [conversation]
-        if not any(self.borders.near(messages, tools) for messages in conversations):
+        if not any(self.guard.near(messages, tools) for messages in conversations):
             form = {"tokenize": tokenize, "return_dict": return_dict and tokenize}
             return self.tokenizer.apply_chat_template(conversation, tools=tools, **form, **options)
-        texts = [self.borders.text(self._render, messages, tools, **options) for messages in conversations]
+        texts = [self.guard.text(self._render, messages, tools, **options) for messages in conversations]
         if not tokenize:
             return texts if several else texts[0]
         ids = token_ids(self.tokenizer, texts, add_special_tokens=False)
@@ -57,7 +57,7 @@ class KeepingText:
     def __call__(self, text: Any = None, **options: Any) -> Any:
         """As transformers'; texts of `apply_chat_template` as they were rendered."""
         texts = [text] if isinstance(text, str) else text
-        if not texts or not any(isinstance(one, Bordered) for one in texts):
+        if not texts or not any(isinstance(one, GuardedText) for one in texts):
             return self.tokenizer(text=text, **options)
         ids = token_ids(self.tokenizer, texts, add_special_tokens=options.pop("add_special_tokens", True))
         return self.tokenizer.pad({"input_ids": ids}, **options)

@@ -21,16 +21,17 @@ from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
 from hftune.arguments import DataArguments
-from hftune.data import cache, parts
-from hftune.data.cache import cached
+from hftune.data.corpus import sources as parts
+from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.loader import BlockDataset
-from hftune.data.encoder import write_batches
-from hftune.data.encoding import Counts
-from hftune.data.parts import Part, load_part
-from hftune.data.saved import load_tokenised, save_tokenised
-from hftune.data.tokenization import ChatEncoder
-from hftune.data.workfolder import WorkFolder
+from hftune.data.corpus.sources import TokenizedSource, load_source
+from hftune.data.corpus.tokenized_folder import load_tokenised, save_tokenised
+from hftune.data.storage import cache
+from hftune.data.storage.cache import cached
+from hftune.data.storage.work_folder import WorkFolder
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import write_batches
 from hftune.distributed import ranks
 from hftune.errors import DataError
 from hftune.trainers.reference import with_reference
@@ -192,7 +193,7 @@ def tokenised(folder: Path) -> None:
         work = folder.parent / f"{folder.name}-{name}"
         work.mkdir()
         counts = write(work, shift)
-        made[name] = Part(digests_free(work), counts, ["a.jsonl"], f"key {name}")
+        made[name] = TokenizedSource(digests_free(work), counts, ["a.jsonl"], f"key {name}")
     save_tokenised(folder, made, {"train": encoder, "eval": encoder})
 
 
@@ -212,7 +213,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "tok"))
 
 
-def opened(folder: Path) -> dict[str, Part]:
+def opened(folder: Path) -> dict[str, TokenizedSource]:
     encoder = ChatEncoder(TOKENIZER, max_length=40)
     return load_tokenised(folder, {"train": encoder, "eval": encoder})
 
@@ -372,7 +373,7 @@ def test_data_that_change_while_they_are_read_are_refused(
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"), preprocessing_num_workers=1)
     encoder = ChatEncoder(TOKENIZER, max_length=40)
     with pytest.raises(DataError) as caught:
-        load_part(str(file), "--train_file_dir", encoder, arguments)
+        load_source(str(file), "--train_file_dir", encoder, arguments)
     assert caught.value.kind in ("file changed", "unreadable file")
     assert not [entry for entry in (tmp_path / "cache" / "datasets").iterdir() if entry.is_dir()]
 
@@ -390,7 +391,7 @@ def test_data_that_change_when_all_is_handed_out_but_not_read(tmp_path: Path, mo
     monkeypatch.setattr(parts, "write_tokenised", changing)
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"), preprocessing_num_workers=1)
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
 
 
 def test_data_that_change_before_the_writer_begins_are_not_read(
@@ -403,7 +404,7 @@ def test_data_that_change_before_the_writer_begins_are_not_read(
     monkeypatch.setattr(parts, "_chunks", lambda *_: pytest.fail("was read"))
     arguments = DataArguments(data_cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), arguments)
 
 
 def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +412,7 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
     file.write_text(RECORDS)
     monkeypatch.setattr(ranks, "gathered_objects", lambda value: [value, "another"])
     with pytest.raises(DataError, match="changed while they were read"):
-        load_part(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), DataArguments())
+        load_source(str(file), "--train_file_dir", ChatEncoder(TOKENIZER, max_length=40), DataArguments())
 
 
 # --- killed runs ------------------------------------------------------------------------------------------------------
@@ -419,7 +420,7 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hftune.data.workfolder import WorkFolder
+from hftune.data.storage.work_folder import WorkFolder
 work = WorkFolder(Path(sys.argv[1]), sys.argv[2])
 (work.path / "half").write_bytes(bytes(1000))
 print("ready", flush=True)
@@ -463,7 +464,7 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
 
 WORKERS = """
 import time
-from hftune.data.workers import in_order
+from hftune.data.tokenizing.workers import in_order
 for number in in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
     print(number, flush=True)
 """

@@ -32,7 +32,7 @@ from hftune.tools.pipeline.steps import Step, steps_of
 from tests.forks import fork, import_everything
 
 MODULES = (
-    "hftune.data.pairs",
+    "hftune.data.preferences.pairs",
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
     "hftune.merging.trial",

@@ -9,7 +9,7 @@ import torch
 import transformers
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
-from hftune.data.collators import FlatCollator
+from hftune.data.batches.collators import FlatCollator
 from hftune.models.attention import causal_class
 from hftune.models.segments import SEGMENTS
 from hftune.models.varlen import VARLEN, has_varlen

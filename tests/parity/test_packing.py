@@ -9,8 +9,8 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
-from hftune.data.collators import CausalCollator, FlatCollator
-from hftune.data.packing import pack
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.data.packing.rows import pack
 from hftune.models.attention import causal_class
 from hftune.models.segments import SEGMENTS
 from tests.unit.data.helpers import to_dataset

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.packing import pack
+from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_causal_lm

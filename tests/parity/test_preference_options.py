@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.arguments.preference import LOSS_TYPES
-from hftune.data.labelled import preference_encoder
+from hftune.data.preferences.labelled import preference_encoder
 from hftune.data.splits import load_splits
 from hftune.errors import UserError
 from hftune.models.adapters import add_adapter

@@ -10,7 +10,7 @@ import torch
 
 from hftune.arguments import parse_arguments
 from hftune.data.splits import load_splits
-from hftune.data.tokenization import ChatEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_causal_lm
 from hftune.models.tokenizer import load_tokenizer

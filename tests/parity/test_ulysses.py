@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from hftune.data.collators import FlatCollator
-from hftune.data.slices import sliced
+from hftune.data.batches.collators import FlatCollator
+from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import sequence_parallel
 from hftune.distributed.parallel import Mesh
 from hftune.models.segments import SEGMENTS

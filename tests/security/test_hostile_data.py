@@ -27,8 +27,8 @@ from hftune.arguments.given import given_in_file
 from hftune.checkpoints.contents import record_input
 from hftune.data.readers import compressed
 from hftune.data.readers.base import MAX_RECORD_BYTES
-from hftune.data.readers.lines import LineSpan
-from hftune.data.sources import chunks, find_files
+from hftune.data.readers.files import chunks, find_files
+from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.preflight.data_checks import check_sources
 from hftune.tools.pipeline.placed import read_yaml
@@ -180,7 +180,7 @@ def test_a_fifo_put_in_the_place_of_a_file_later(tmp_path: Path, suffix: str) ->
 
 def test_chunks_of_a_file_that_has_become_a_fifo(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.jsonl")
-    (error,) = LineSpan(str(tmp_path / "a.jsonl"), 0, 100, 1, False).rows()
+    (error,) = LineRange(str(tmp_path / "a.jsonl"), 0, 100, 1, False).rows()
     assert isinstance(error, DataError) and error.kind == "unreadable file"
 
 

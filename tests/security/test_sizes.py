@@ -18,10 +18,10 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.vocabulary import VocabArguments
-from hftune.data import parts
-from hftune.data.encoding import Counts
-from hftune.data.parts import Part, take
+from hftune.data.corpus import sources as parts
+from hftune.data.corpus.sources import TokenizedSource, take
 from hftune.data.readers.specs import parse_sources
+from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.plan import plan_merge
 from hftune.merging.skeleton import read_config
@@ -139,9 +139,9 @@ def test_every_other_door(value: float, tiny_model: Path, tmp_path: Path) -> Non
 # --- records that are taken ------------------------------------------------------------------------------------------
 
 
-def part(records: int) -> Part:
+def part(records: int) -> TokenizedSource:
     columns = {"input_ids": [[1, 2]] * records, "length": [2] * records}
-    return Part(Dataset.from_dict(columns), Counts(), ["a"], "key")
+    return TokenizedSource(Dataset.from_dict(columns), Counts(), ["a"], "key")
 
 
 @pytest.mark.parametrize("number", [999_999_999, 10**11, 3_001, 10**8 + 1])
@@ -160,7 +160,7 @@ def test_records_taken_as_before(number: int) -> None:
 
 def test_the_same_records_are_drawn_as_ever() -> None:
     data = Dataset.from_dict({"n": [*range(5)]})
-    found = take(Part(data, Counts(), [], "k"), 12, 3)
+    found = take(TokenizedSource(data, Counts(), [], "k"), 12, 3)
     assert found.dataset["n"][:] == [*range(5), *range(5), *sorted(random.Random(3).sample(range(5), 2))]
 
 

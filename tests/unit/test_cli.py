@@ -9,9 +9,10 @@ import pytest
 
 from hftune.arguments import DataArguments, parse_arguments
 from hftune.cli import dispatch
-from hftune.data.corpus.tokenized import open_tokenized
+from hftune.data.folder_splits import open_tokenized
 from hftune.data.splits import load_splits
-from hftune.data.tokenization import ChatEncoder, TextEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
 from hftune.models.tokenizer import load_tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hftune.data.arrow_folder import STATE, is_int_list, open_folder
-from hftune.data.saved import open_split
+from hftune.data.corpus.tokenized_folder import open_split
+from hftune.data.storage.arrow_folder import STATE, is_int_list, open_folder
 from hftune.errors import DataError
 
 COLUMNS = ("input_ids", "tokens")
@@ -107,12 +107,12 @@ class Documents:
     def __setstate__(self, state: dict[str, Any]) -> None:
         Documents.__init__(self, state["folder"], state["name"], checked=True)
 
-    def layout(self, borders: np.ndarray) -> str:
-        """A short digest over the number of documents and the tokens up to each border (document numbers).
+    def layout(self, boundaries: np.ndarray) -> str:
+        """A short digest over the number of documents and the tokens up to each boundary (document numbers).
 
         Files that were made anew with another tokenizer, other records or another order give another digest.
         """
-        counted = [len(self), *(self.tokens_before(int(border)) for border in borders)]
+        counted = [len(self), *(self.tokens_before(int(boundary)) for boundary in boundaries)]
         return hashlib.sha256(np.asarray(counted, dtype=np.int64).tobytes()).hexdigest()[:16]
 
 

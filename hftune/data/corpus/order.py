@@ -25,7 +25,7 @@ import numpy as np
 from hftune.data.corpus.documents import Documents
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """Tokens `begin` to before `end` of a document of a source, by number."""
 
     document: int
@@ -68,8 +68,8 @@ class SourceOrder:
         self.documents = documents
         self.shuffled = buffer > 0
         self._key = (seed & 0xFFFFFFFF, zlib.crc32(documents.name.encode()))
-        self.borders = np.arange(shards + 1, dtype=np.int64) * len(documents) // shards
-        self._shard_tokens = np.diff([documents.tokens_before(int(border)) for border in self.borders])
+        self.boundaries = np.arange(shards + 1, dtype=np.int64) * len(documents) // shards
+        self._shard_tokens = np.diff([documents.tokens_before(int(boundary)) for boundary in self.boundaries])
         per_shard = max(len(documents) / shards, 1e-9)
         self._window = min(max(1, -int(-buffer // per_shard)), shards)
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -80,12 +80,12 @@ class SourceOrder:
         """Tokens of an epoch."""
         return self.documents.tokens
 
-    def pieces(self, position: int, count: int) -> list[Piece]:
+    def segments(self, position: int, count: int) -> list[Segment]:
         """The stretch of `count` tokens from `position` of the stream on, as pieces of documents.
 
         It may reach over the end of an epoch, and over several of a tiny source.
         """
-        found: list[Piece] = []
+        found: list[Segment] = []
         while count > 0:
             epoch, within = divmod(position, self.tokens)
             _, starts = self._epoch(epoch)
@@ -113,7 +113,7 @@ class SourceOrder:
             _make_room(self._windows, self._KEPT)
             order, _ = self._epoch(epoch)
             shards = order[number * self._window : (number + 1) * self._window]
-            ranges = [(int(self.borders[shard]), int(self.borders[shard + 1])) for shard in shards]
+            ranges = [(int(self.boundaries[shard]), int(self.boundaries[shard + 1])) for shard in shards]
             documents = np.concatenate([np.arange(first, last) for first, last in ranges])
             lengths = np.concatenate([self.documents.lengths(first, last) for first, last in ranges])
             if self.shuffled:
@@ -123,7 +123,7 @@ class SourceOrder:
         return self._windows[key]
 
 
-def _cut(window: _Window, position: int, count: int) -> Iterator[Piece]:
+def _cut(window: _Window, position: int, count: int) -> Iterator[Segment]:
     """Pieces of `count` tokens from `position` in the window on; empty documents give none."""
     first = int(np.searchsorted(window.starts, position, side="right")) - 1
     last = int(np.searchsorted(window.starts, position + count, side="left"))
@@ -131,7 +131,7 @@ def _cut(window: _Window, position: int, count: int) -> Iterator[Piece]:
         start = int(window.starts[place])
         begin, end = max(position - start, 0), min(position + count, int(window.starts[place + 1])) - start
         if end > begin:
-            yield Piece(int(window.documents[place]), begin, end)
+            yield Segment(int(window.documents[place]), begin, end)
 
 
 def _make_room(cache: dict, kept: int) -> None:

@@ -6,9 +6,9 @@ example is three numbers: epoch, portion, example. Each example carries them, an
 were *trained*, not those that were fetched. On going on, in any world, the portions that are not done are dealt out
 anew; only the portions in hand are tokenised once more.
 
-Against tokenised folders (`loader.py`) it costs the tokenising while training, mixes only records of one portion,
+Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one portion,
 leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
-world. Every worker looks for the borders of all portions, but parses and tokenises only its own.
+world. Every worker looks for the boundaries of all portions, but parses and tokenises only its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.order import permutation
 from hftune.data.corpus.progress import Origin, Progress, from_dict
-from hftune.data.sources import Row
+from hftune.data.readers.files import Row
 from hftune.errors import DataError
 
 ORIGIN = "stream_origin"
@@ -145,7 +145,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         self.progress = from_dict(state)
 
     def _first_epoch(self) -> int:
-        """The first epoch that anything was trained of. It may be done; seeing that takes a look at its borders."""
+        """The first epoch that anything was trained of. It may be done; seeing that takes a look at its boundaries."""
         begun = {epoch for epoch, _ in self.progress.begun} | set(self.progress.done)
         return min(begun, default=0)
 
@@ -187,7 +187,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
 
 
 def join_examples(examples: list[Columns], block_size: int) -> list[Columns]:
-    """Examples one after the other, cut into blocks, in which nothing needs to be seen or predicted across a border.
+    """Examples one after the other, cut into blocks, in which nothing needs to be seen or predicted across a boundary.
 
     Args:
         examples: input_ids and labels of one length each.

@@ -14,9 +14,9 @@ import pyarrow as pa
 from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
 from hftune.data.readers.columnar_limits import AT_ONCE, Unbounded, check_rows, check_size
-from hftune.data.readers.columnar_weights import by_itself, is_heavy
+from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
-from hftune.data.readers.parquet_trial import Trial, open_parquet
+from hftune.data.readers.parquet_probe import MemoryProbe, open_parquet
 from hftune.data.readers.strict_json import Malformed, loads
 from hftune.digests import open_file
 from hftune.errors import DataError, shown
@@ -59,17 +59,17 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     try:
         with open_file(file) as stream:  # pyarrow would wait for a FIFO
             is_long = has_long_footer(stream)
-        with Trial(file) as trial:
+        with MemoryProbe(file) as probe:
             if is_long:
-                trial.open()
-            yield from _row_groups(file, rows_per_chunk, trial)
+                probe.open()
+            yield from _row_groups(file, rows_per_chunk, probe)
     except Unbounded as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
 
 
-def _row_groups(file: Path, rows_per_chunk: int, trial: Trial) -> Iterator[Chunk]:
+def _row_groups(file: Path, rows_per_chunk: int, probe: MemoryProbe) -> Iterator[Chunk]:
     """The records, once the description of the columns has been found to be of moderate size."""
     with open_parquet(file) as source:
         fault = _bad_columns(source.schema_arrow, file)
@@ -79,14 +79,14 @@ def _row_groups(file: Path, rows_per_chunk: int, trial: Trial) -> Iterator[Chunk
         first, size = 1, file.stat().st_size
         check_rows(source.metadata.num_rows, size)
         for group in range(source.num_row_groups):
-            at_once = _rows_at_once(file, source, group, rows_per_chunk, trial)
+            at_once = _rows_at_once(file, source, group, rows_per_chunk, probe)
             batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
             rows = source.metadata.row_group(group).num_rows
             yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
             first += rows
 
 
-def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, trial: Trial) -> int:
+def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, probe: MemoryProbe) -> int:
     """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
 
     Raises:
@@ -103,7 +103,7 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, tria
     if sizes.row > AT_ONCE or sizes.pages > AT_ONCE // 2:
         average = sizes.row // max(1, columns.num_rows)
         at_once = max(1, min(at_once, AT_ONCE // (_TIMES_AVERAGE * max(1, average))))
-        trial.read(group, at_once)
+        probe.read(group, at_once)
     return at_once
 
 
@@ -183,11 +183,11 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     try:
         if unchecked:
             batch.validate(full=True)
-        fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_heavy(batch) else None
+        fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_too_large(batch) else None
     except pa.ArrowInvalid as error:
         fault = _no_value(error, f"{file}:{first}")
     if fault is None:
-        yield ArrowRecords(str(file), _serialised(by_itself(batch)), first)
+        yield ArrowRecords(str(file), _serialised(without_dictionaries(batch)), first)
     elif batch.num_rows == 1:
         yield Failed(fault, str(file))
     else:

@@ -9,8 +9,8 @@ from pathlib import Path
 import datasets
 from datasets.exceptions import DatasetsError
 
+from hftune.data.readers.files import SUFFIXES, find_files
 from hftune.data.readers.specs import path_exists
-from hftune.data.sources import SUFFIXES, find_files
 from hftune.errors import DataError, shown
 
 # owner/name, at most one slash: a path that looks like this and exists is a path.

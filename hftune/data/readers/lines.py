@@ -31,11 +31,11 @@ from hftune.errors import DataError
 
 _BOM = b"\xef\xbb\xbf"
 _NOT_BLANK = re.compile(rb"\S")
-_BORDER_BLOCK = 8 << 20
+_BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LineSpan(Chunk):
+class LineRange(Chunk):
     """Whole lines of a plain file, by their place in it."""
 
     file: str
@@ -113,19 +113,19 @@ def _cut(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[Chunk
         yield from _cut_bytes(file, rows_per_chunk, is_text)
         return
     offset, line, blank = 0, 1, True
-    for size, lines, empty in _borders(_plain_blocks(file), rows_per_chunk):
+    for size, lines, empty in _chunk_sizes(_plain_blocks(file), rows_per_chunk):
         blank = blank and empty
-        yield LineSpan(str(file), offset, size, line, is_text), blank
+        yield LineRange(str(file), offset, size, line, is_text), blank
         offset, line = offset + size, line + lines
 
 
 def _plain_blocks(file: Path) -> Iterator[bytes]:
     with open_file(file) as stream:
-        while block := stream.read(_BORDER_BLOCK):
+        while block := stream.read(_BLOCK):
             yield block
 
 
-def _borders(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple[int, int, bool]]:
+def _chunk_sizes(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple[int, int, bool]]:
     """(bytes, lines, whether blank as far as known) of each chunk: whole lines, but for a last one without an end."""
     size, lines, blank, last_block = 0, 0, True, b""
     for block in blocks:
@@ -168,19 +168,19 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
                 continue
             if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
                 continue
-            for chunk, lines in _pieces(held[:end], file, line, rows_per_chunk, is_text):
+            for chunk, lines in _chunks_of(held[:end], file, line, rows_per_chunk, is_text):
                 blank = blank and _is_blank(chunk.data, at_start=line == 1)
                 yield chunk, blank
                 line += lines
             held = held[end:]
     except Damaged as damage:
         whole = held[: held.rfind(b"\n") + 1]
-        for chunk, lines in _pieces(whole, file, line, rows_per_chunk, is_text):
+        for chunk, lines in _chunks_of(whole, file, line, rows_per_chunk, is_text):
             yield chunk, False
             line += lines
         yield Failed(_from_here(damage.error, file, line), str(file)), False
         return
-    for chunk, _ in _pieces(held, file, line, rows_per_chunk, is_text):
+    for chunk, _ in _chunks_of(held, file, line, rows_per_chunk, is_text):
         yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
 
 
@@ -193,10 +193,12 @@ def _after_line(blocks: Iterator[bytes]) -> bytes:
     return b""
 
 
-def _pieces(data: bytes, file: Path, line: int, rows_per_chunk: int, is_text: bool) -> Iterator[tuple[LineBytes, int]]:
+def _chunks_of(
+    data: bytes, file: Path, line: int, rows_per_chunk: int, is_text: bool
+) -> Iterator[tuple[LineBytes, int]]:
     """Chunks of bytes in memory, each with its number of lines."""
     start = 0
-    for size, lines, _ in _borders([data] if data else [], rows_per_chunk):
+    for size, lines, _ in _chunk_sizes([data] if data else [], rows_per_chunk):
         yield LineBytes(str(file), data[start : start + size], line, is_text), lines
         start, line = start + size, line + lines
 

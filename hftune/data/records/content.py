@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.data.records.functions import parse_calls
+from hftune.data.records.tool_calls import parse_calls
 from hftune.errors import DataError, shown
 
 NOT_TEXT = "content that is not text"
@@ -17,7 +17,7 @@ _CALLS = ("tool_call", "tool_use")
 
 
 @dataclass(slots=True)
-class Said:
+class TurnContent:
     """The text, the reasoning before it ("" for none) and the function calls of a turn."""
 
     text: str
@@ -41,13 +41,13 @@ def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) ->
     return "".join(text for text in texts if text is not None)
 
 
-def split(parts: list[Any], origin: str, where: str) -> Said:
+def split(parts: list[Any], origin: str, where: str) -> TurnContent:
     """What the parts of an assistant turn say.
 
     Raises:
         DataError: A part that is neither text, reasoning nor a function call.
     """
-    said = Said("", "", [])
+    said = TurnContent("", "", [])
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _CALLS:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from hftune.data.readers.base import Row
+from hftune.data.readers.nested_json import from_json
 from hftune.data.records.content import text_of
 from hftune.data.records.formats import PROMPTS, TURNS, filled, first_fit
-from hftune.data.records.functions import parse_tools
 from hftune.data.records.messages import NO_TURNS, Message, is_message, parse_messages
-from hftune.data.records.nested import from_json
+from hftune.data.records.tool_calls import parse_tools
 from hftune.errors import DataError, shown
 
 NO_QUESTION = "empty question"

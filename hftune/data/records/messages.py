@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hftune.data.readers.nested_json import from_json
 from hftune.data.records import content as contents
 from hftune.data.records.content import text_of
-from hftune.data.records.functions import parse_calls
-from hftune.data.records.nested import from_json
+from hftune.data.records.tool_calls import parse_calls
 from hftune.errors import DataError, shown
 
 Message = dict[str, Any]
@@ -64,6 +64,11 @@ _PLAIN = {spoken: role for spoken, role in ROLES.items() if spoken not in _CALLS
 def is_message(value: Any) -> bool:
     """Whether a value looks like one message, with from/value or role/content."""
     return isinstance(value, dict) and ("from" in value or "role" in value)
+
+
+def without_weight(message: Message) -> Message:
+    """A message that does not say how much it is trained."""
+    return {key: part for key, part in message.items() if key != "weight"}
 
 
 def parse_messages(value: Any, origin: str, key: str) -> list[Message]:

@@ -11,7 +11,7 @@ from hftune.data.readers.base import Row
 from hftune.data.records import fields
 from hftune.data.records.content import NOT_TEXT
 from hftune.data.records.formats import pair_format, refuse_media, unknown_format
-from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages
+from hftune.data.records.messages import BAD_WEIGHT, Message, parse_messages, without_weight
 from hftune.errors import DataError, shown
 
 EQUAL = "equal answers"
@@ -196,9 +196,7 @@ def _check_answers(chosen: list[Message], rejected: list[Message], origin: str) 
 
 def _unweighted(message: Message) -> Message:
     """A message without the weight 1: it says no more than having none, and may be on only one of two equal turns."""
-    if message.get("weight") != 1:
-        return message
-    return {key: part for key, part in message.items() if key != "weight"}
+    return message if message.get("weight") != 1 else without_weight(message)
 
 
 def refuse_weights(answer: list[Message], origin: str) -> None:

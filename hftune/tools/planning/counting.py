@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.arguments import DataArguments, PTArguments, StageArguments
-from hftune.data.sources import find_files
+from hftune.data.readers.files import find_files
 from hftune.errors import UserError
 
 MOST_BYTES = 2 * 2**30

@@ -24,15 +24,18 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.borders import Borders, count_borders, describe_borders, mode_for_answers
-from hftune.data.chat import Renderer
-from hftune.data.encoding import Counts
+from hftune.data.preferences.scoring import Conversations
 from hftune.data.readers.base import Row
+from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
-from hftune.data.respelling import token_ids
-from hftune.data.schemas import Prompt, to_prompt
-from hftune.data.scored import Conversations
-from hftune.data.sources import chunks, find_files
+from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.turn_token_guard import (
+    TurnTokenGuard,
+    mode_for_answers,
+)
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
@@ -180,19 +183,19 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
 def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
     """The prompts as a model is given them, with turn borders in them counted, or refused."""
     render = Renderer(tokenizer) if tokenizer.chat_template else None
-    borders, counts = Borders(tokenizer, mode, render), Counts(rows=len(prompts))
+    guard, counts = TurnTokenGuard(tokenizer, mode, render), Counts(rows=len(prompts))
     texts: list[str] = []
     for prompt in prompts:
         try:
             if render is None:
-                texts.append(borders.document(str(prompt.messages[-1].get("content"))))
+                texts.append(guard.document(str(prompt.messages[-1].get("content"))))
             else:
-                texts.append(borders.text(render, prompt.messages, add_generation_prompt=True))
+                texts.append(guard.text(render, prompt.messages, add_generation_prompt=True))
         except DataError as error:
             raise error.at(prompt.origin) from error
-        count_borders(counts, texts[-1:])
+        counts.note_texts(texts[-1:])
     if counts.bordered:
-        notice(describe_borders(counts, mode))
+        notice(describe_turn_tokens(counts, mode))
     return texts
 
 
@@ -246,7 +249,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     if torch.cuda.is_available() and not args.use_cpu:
         model.to("cuda")  # type: ignore[arg-type]
     mode = mode_for_answers(args.borders_in_text)
-    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders=mode)
+    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         rows = [

@@ -15,11 +15,10 @@ import torch
 
 from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
-from hftune.data.borders import describe_borders
-from hftune.data.encoding import Counts
+from hftune.data.preferences.scoring import CHOSEN, REJECTED, Conversations, Scored
 from hftune.data.readers.base import Row
-from hftune.data.scored import CHOSEN, REJECTED, Conversations, Scored
-from hftune.data.sources import chunks, find_files
+from hftune.data.readers.files import chunks, find_files
+from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.opening.json_file import parse_json
@@ -55,7 +54,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
     make = Conversations(
-        tokenizer, steps=steps, separator=separator, max_length=args.max_length, borders=args.borders_in_text
+        tokenizer, steps=steps, separator=separator, max_length=args.max_length, borders_in_text=args.borders_in_text
     )
     scale, tally = read_scale(args.model), Tally()
     with _opened(args.output) as out:
@@ -68,7 +67,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
                 out.write(json.dumps(row.value | scores, ensure_ascii=False, default=str) + "\n")
     tally.say(args.output)
     if tally.counts.bordered:
-        notice(describe_borders(tally.counts, args.borders_in_text))
+        notice(describe_turn_tokens(tally.counts, args.borders_in_text))
     return tally.figures()
 
 
@@ -149,7 +148,7 @@ class Tally:
         """Count a record in."""
         self.records += 1
         self.counts.rows += 1
-        self.counts.note_borders(token for one in found for token in one.borders)
+        self.counts.note_turn_tokens(token for one in found for token in one.turn_tokens)
         self.truncated += sum(one.truncated for one in found)
         values = [scores[f"score{one.name}"] for one in found]
         self.total += sum(value for value in values if value is not None)

@@ -8,10 +8,10 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.base import Row
+from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.records.formats import is_labelled, pair_format
-from hftune.data.schemas import to_conversation, to_labelled, to_preference, to_text
-from hftune.data.sources import chunks, find_files
+from hftune.data.records.schemas import to_conversation, to_labelled, to_preference, to_text
 from hftune.errors import DataError
 from hftune.logging import notice
 

@@ -13,12 +13,16 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.encoder import tokenise_rows
-from hftune.data.encoding import Counts
-from hftune.data.pairs import PairEncoder, PromptEncoder
-from hftune.data.reward_pairs import RewardPairEncoder
-from hftune.data.sources import Row
-from hftune.data.tokenization import ChatEncoder, TextEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.prompts import PromptEncoder
+from hftune.data.preferences.reward_pairs import RewardPairEncoder
+from hftune.data.readers.files import Row
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turns import TurnFinder
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import tokenise_rows
+from hftune.data.tokenizing.texts import TextEncoder
 
 CORPUS = [
     "hello world, how are you?",
@@ -95,6 +99,14 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 def to_dataset(columns: dict[str, list[list[int]]]) -> Dataset:
     """A dataset of int32 lists."""
     return Dataset.from_dict(columns, features=Features({name: List(Value("int32")) for name in columns}))
+
+
+def render_with_spans(
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast, tools: Any = None, **settings: Any
+) -> tuple[str, list[tuple[int, int]]]:
+    """The text of a conversation and (start, end) of its spans, by the exact way."""
+    finder = TurnFinder(messages, Renderer(tokenizer), tools)
+    return finder.text, [(span.start, span.end) for span in finder.spans(**settings)]
 
 
 def tokenize_chat(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hftune.data.readers.files import SUFFIXES
 from hftune.data.records.formats import ASKS, FORMATS, PAIRS
 from hftune.data.records.messages import _WEIGHTS
-from hftune.data.sources import SUFFIXES
 
 ROOT = Path(__file__).parents[3]
 PAGE = " ".join((ROOT / "docs" / "formats.md").read_text(encoding="utf-8").split())

@@ -11,11 +11,12 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
 from hftune.arguments import DataArguments, parse_arguments
-from hftune.data.pairs import PairEncoder, PromptEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.prompts import PromptEncoder
+from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview, recognised
-from hftune.data.reward_pairs import RewardPairEncoder
 from hftune.data.splits import load_splits
-from hftune.data.tokenization import ChatEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
 
 TURNS = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello world"}]}\n'

@@ -14,13 +14,13 @@ from datasets import Dataset
 
 from hftune.arguments import DataArguments, parse_arguments
 from hftune.data.corpus.mixing import Mixture
-from hftune.data.encoder import IDS, Encoder
-from hftune.data.encoding import Counts
-from hftune.data.packing import PackStats
-from hftune.data.parts import hold_out
-from hftune.data.sources import Row
+from hftune.data.corpus.sources import hold_out
+from hftune.data.packing.rows import PackStats
+from hftune.data.readers.files import Row
 from hftune.data.splits import describe, describe_packing, load_splits
-from hftune.data.tokenization import ChatEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import make_tokenizer
 

@@ -28,8 +28,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("trainers/reference.py", "np.load"): "numbers of the cache, without pickles",
     ("tools/vocabulary/extend.py", "json.loads"): OWN_WORDS,
     ("tools/vocabulary/kinds.py", "json.loads"): OWN_WORDS,
-    ("data/words.py", "json.loads"): OWN_WORDS,
-    ("data/respelling.py", "json.loads"): OWN_WORDS,
+    ("data/templates/respelled_tokenizer.py", "json.loads"): OWN_WORDS,
     ("distributed/stacks.py", "json.loads"): OWN_WORDS,
     ("tools/doctor/launching.py", "json.loads"): "the answer of a process that was just started",
     ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",
@@ -43,10 +42,10 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("data/readers/json_array.py", "orjson.loads"): DATA,
     ("data/readers/strict_json.py", "orjson.loads"): DATA,
     ("data/readers/strict_json.py", "json.loads"): DATA,
-    ("data/saved.py", "json.loads"): DATA,
-    ("data/sources.py", "json.loads"): DATA,
-    ("data/pairs.py", "json.loads"): "records that were written in this process",
-    ("data/arrow_folder.py", "json.loads"): DATA,
+    ("data/corpus/tokenized_folder.py", "json.loads"): DATA,
+    ("data/readers/files.py", "json.loads"): DATA,
+    ("data/preferences/prompts.py", "json.loads"): "records that were written in this process",
+    ("data/storage/arrow_folder.py", "json.loads"): DATA,
 }
 
 

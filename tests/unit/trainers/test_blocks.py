@@ -13,8 +13,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments import parse_arguments
+from hftune.data.corpus.blocks import BlockDataset, Settings
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.loader import BlockDataset, Settings
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.trainers.blocks import LOADER_STATE_NAME

@@ -10,7 +10,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hftune.data.collators import CausalCollator, FlatCollator
+from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed.parallel import Mesh
 from hftune.trainers import epochs
 from hftune.trainers.epochs import ROWS, WholeEpochMixin, WithRows, ignore_rows

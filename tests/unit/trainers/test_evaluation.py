@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.packing import pack
+from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.trainers.evaluation import filled_up
 from hftune.trainers.pt import PTTrainer

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from hftune.arguments import parse_arguments
-from hftune.data.reward_data import RewardEncoder
+from hftune.data.preferences.reward_encoder import RewardEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_reward_model

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from hftune.arguments import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.reward_pairs import RewardPairEncoder
+from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_reward_model

@@ -12,8 +12,8 @@ import pytest
 import trl
 from trl.trainer.utils import FusedCausalLMOutput
 
-from hftune.data.borders import Borders
-from hftune.data.chat import Renderer
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.errors import ArgumentError
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
@@ -135,7 +135,7 @@ def test_turn_borders_in_prompts_stay_text(algorithm: str, tiny_model: Path, tmp
         flags = (*SMALL, "--max_steps", "1", "--borders_in_text", mode)
         trainer = make_trainer(tiny_model, tmp_path / mode, algorithm, count_even, *flags)
         tokenizer = trainer.processing_class
-        border = Borders(tokenizer, "split", Renderer(tokenizer)).tokens[-1]
+        border = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer)).tokens[-1]
         asked = [[{"role": "user", "content": text}] for text in (f"a{border}b", "ab")]
         forged, plain = trainer._tokenize_prompts(asked)[0]
         index = tokenizer.convert_tokens_to_ids(border)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments import parse_arguments
 from hftune.data.splits import Splits
-from hftune.data.tokenization import ChatEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import DataError
 from hftune.preflight.data_checks import check_turn_weights
 from hftune.trainers.sft import SFTTrainer

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from hftune.data.corpus.streaming import StreamingDataset, StreamSettings
-from hftune.data.sources import Row
+from hftune.data.readers.files import Row
 from hftune.errors import DataError
 
 

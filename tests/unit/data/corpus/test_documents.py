@@ -57,14 +57,14 @@ def test_a_worker_opens_the_folder_itself(corpus: Path) -> None:
 
 
 def test_the_layout_knows_other_data(corpus: Path, tmp_path: Path) -> None:
-    borders = np.array([0, 2, 5, 7])
+    boundaries = np.array([0, 2, 5, 7])
     same = write_corpus(tmp_path / "same", LENGTHS)
     moved = write_corpus(tmp_path / "moved", [3, 0, 5, 2, 4, 1, 0])
     longer = write_corpus(tmp_path / "longer", [*LENGTHS, 0])
-    layout = Documents(corpus).layout(borders)
-    assert Documents(same).layout(borders) == layout
-    assert Documents(moved).layout(borders) != layout
-    assert Documents(longer).layout(borders) != layout
+    layout = Documents(corpus).layout(boundaries)
+    assert Documents(same).layout(boundaries) == layout
+    assert Documents(moved).layout(boundaries) != layout
+    assert Documents(longer).layout(boundaries) != layout
 
 
 def test_other_integers_and_fms_fsdps_column(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.corpus.order import Piece, SourceOrder, permutation
+from hftune.data.corpus.order import Segment, SourceOrder, permutation
 from tests.unit.data.corpus.corpora import InMemory
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)
@@ -20,7 +20,7 @@ def order_of(lengths: list[int], shards: int = 4, buffer: int = 3, seed: int = 0
 
 
 def tokens_of(order: SourceOrder, position: int, count: int) -> list[int]:
-    return [int(token) for piece in order.pieces(position, count) for token in order.documents.read(*piece)]
+    return [int(token) for segment in order.segments(position, count) for token in order.documents.read(*segment)]
 
 
 @settings(deadline=None)
@@ -30,8 +30,8 @@ def test_an_epoch_holds_every_token_once_and_documents_whole(
 ) -> None:
     order = order_of(lengths, shards, buffer, seed)
     for epoch in range(3):
-        pieces = order.pieces(epoch * order.tokens, order.tokens)
-        assert sorted(pieces) == [Piece(number, 0, size) for number, size in enumerate(lengths) if size]
+        segments = order.segments(epoch * order.tokens, order.tokens)
+        assert sorted(segments) == [Segment(number, 0, size) for number, size in enumerate(lengths) if size]
 
 
 @settings(deadline=None)

@@ -14,9 +14,9 @@ from hftune.data.readers import arrow_limits, columnar, columnar_limits
 from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.columnar import parquet_chunks
 from hftune.data.readers.columnar_limits import MOST, Unbounded, check_rows, check_size
-from hftune.data.readers.columnar_weights import by_itself, is_heavy
+from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
-from hftune.data.readers.parquet_trial import Trial
+from hftune.data.readers.parquet_probe import MemoryProbe
 
 MIB = 1 << 20
 
@@ -119,23 +119,23 @@ def test_a_trial_reads_what_fits_and_refuses_what_does_not(tmp_path: Path) -> No
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2000], pa.int32()), value)
     pq.write_table(pa.table({"a": lists}), bad, row_group_size=1, store_schema=False)
     broken.write_bytes(good.read_bytes()[100:])
-    with Trial(good) as trial:
+    with MemoryProbe(good) as probe:
         for group in (0, 1):
-            trial.read(group, 3)
-    with Trial(bad) as trial:
-        trial.read(0, 1)
+            probe.read(group, 3)
+    with MemoryProbe(bad) as probe:
+        probe.read(0, 1)
         with pytest.raises(Unbounded, match="once it is decoded"):
-            trial.read(1, 1)
-    with Trial(broken) as trial:
-        trial.read(0, 1)  # whoever reads it says what is wrong
-        trial.read(1, 1)
-    assert trial.process is not None and trial.process.returncode is not None
+            probe.read(1, 1)
+    with MemoryProbe(broken) as probe:
+        probe.read(0, 1)  # whoever reads it says what is wrong
+        probe.read(1, 1)
+    assert probe.process is not None and probe.process.returncode is not None
 
 
 def test_a_trial_is_made_where_a_row_may_be_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(Trial, "open", lambda trial: tried.append("open"))
-    monkeypatch.setattr(Trial, "read", lambda trial, group, rows: tried.append((group, rows)))
+    monkeypatch.setattr(MemoryProbe, "open", lambda probe: tried.append("open"))
+    monkeypatch.setattr(MemoryProbe, "read", lambda probe, group, rows: tried.append((group, rows)))
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": NESTED}), file, row_group_size=5)
     assert len(list(parquet_chunks(file, 256))) == 2 and not tried
@@ -149,7 +149,7 @@ def test_a_trial_is_made_where_a_row_may_be_too_much(tmp_path: Path, monkeypatch
 
 def test_large_pages_are_tried_without_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
-    monkeypatch.setattr(Trial, "read", lambda trial, group, rows: tried.append(group))
+    monkeypatch.setattr(MemoryProbe, "read", lambda probe, group, rows: tried.append(group))
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": ["x" * 1000] * 100}), file, use_dictionary=False)
     for at_once, expected in ((250_000, []), (150_000, [0])):  # one page of 100,000 bytes
@@ -201,15 +201,15 @@ LIGHT = {
 
 @pytest.mark.parametrize(("array", "heavy"), [(a, True) for a in HEAVY.values()] + [(a, False) for a in LIGHT.values()])
 def test_what_is_too_much_for_python(array: Any, heavy: bool) -> None:
-    assert is_heavy(pa.RecordBatch.from_arrays([array], ["a"])) is heavy
+    assert is_too_large(pa.RecordBatch.from_arrays([array], ["a"])) is heavy
 
 
 def test_rows_of_several_columns_count_together() -> None:
     each = pa.DictionaryArray.from_arrays([0], pa.array(["x" * (4 * MIB)]))
     columns = [each] * 20
     names = [str(number) for number in range(20)]
-    assert is_heavy(pa.RecordBatch.from_arrays(columns, names))
-    assert not is_heavy(pa.RecordBatch.from_arrays(columns[:10], names[:10]))
+    assert is_too_large(pa.RecordBatch.from_arrays(columns, names))
+    assert not is_too_large(pa.RecordBatch.from_arrays(columns[:10], names[:10]))
 
 
 DICTIONARY = pa.array(["x", "y", None, "x"]).dictionary_encode()
@@ -230,7 +230,7 @@ DICTIONARY = pa.array(["x", "y", None, "x"]).dictionary_encode()
 )
 def test_each_value_by_itself(array: Any, kind: Any) -> None:
     batch = pa.RecordBatch.from_arrays([array], ["a"])
-    found = by_itself(batch)
+    found = without_dictionaries(batch)
     assert found.schema.field("a").type == kind and found.to_pylist() == batch.to_pylist()
 
 

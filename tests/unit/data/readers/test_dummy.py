@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hftune.data.readers.dummy import KINDS, dummy_chunks
-from hftune.data.schemas import to_conversation, to_labelled, to_preference, to_prompt, to_text
-from hftune.data.sources import Row
+from hftune.data.readers.files import Row
+from hftune.data.records.schemas import to_conversation, to_labelled, to_preference, to_prompt, to_text
 from hftune.errors import ArgumentError
 
 READERS: dict[str, Callable[[Row], Any]] = dict(

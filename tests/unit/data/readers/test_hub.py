@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hftune.data.readers.files import read_rows
 from hftune.data.readers.hub import HubName, data_files, download, is_there_or_on_the_hub, parse_hub_name
-from hftune.data.schemas import to_conversation
-from hftune.data.sources import read_rows
+from hftune.data.records.schemas import to_conversation
 from hftune.errors import DataError
 from tests.unit.data.helpers import call, user
 

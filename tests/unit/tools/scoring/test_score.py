@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
-from hftune.data.scored import Conversations
+from hftune.data.preferences.scoring import Conversations
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
 from hftune.tools.scoring.run import score
@@ -191,4 +191,4 @@ def test_turn_borders_in_what_rewards_read(models: dict[str, Path], mode: str, k
     ids = tokenizer(text=[tokenizer.apply_chat_template(chat, tokenize=False)], add_special_tokens=False)["input_ids"]
     assert ids[0].count(tokenizer.eos_token_id) == (2 if kept else 3)
     (steps,), _ = load_rewards(Rewards(models["steps"], False, mode), Auto())
-    assert isinstance(steps, StepReward) and steps.conversations.borders.mode == ("split" if kept else "allow")
+    assert isinstance(steps, StepReward) and steps.conversations.guard.mode == ("split" if kept else "allow")

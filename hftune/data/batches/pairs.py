@@ -1,0 +1,58 @@
+"""Batches of preference pairs for a reward model: padded, or one conversation after the other in a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from trl.trainer.reward_trainer import DataCollatorForPreference
+
+from hftune.data.batches.collators import FlatCollator
+
+
+class PairCollator(DataCollatorForPreference):
+    """TRL's padded pairs, all chosen answers before all rejected ones, with the number of each pair."""
+
+    def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pairs to input_ids and attention_mask, (2 * pairs, length), and margin and index, (pairs,), where known."""
+        return super().torch_call(examples) | _numbers(examples)
+
+
+class FlatPairCollator:
+    """The conversations of several pairs one after the other in a single row, all chosen ones before the rejected.
+
+    Args:
+        pad_token_id: A conversation's score is read at its last token that is not this one, as transformers does.
+    """
+
+    def __init__(self, pad_token_id: int) -> None:
+        self.pad_token_id = pad_token_id
+        self.flat = FlatCollator()
+
+    def __call__(self, examples: list[dict[str, Any]]) -> dict[str, torch.Tensor | int]:
+        """Pairs to what `FlatCollator` gives but labels, and ends.
+
+        Returns:
+            ends: LongTensor (2 * pairs,), where in the row a conversation's score is read.
+            margin, index: (pairs,), where known.
+        """
+        sides = [example[name] for name in ("chosen_ids", "rejected_ids") for example in examples]
+        batch = self.flat([{"input_ids": ids, "labels": ids} for ids in sides])
+        del batch["labels"]
+        boundaries = batch["cu_seq_lens_q"]
+        assert isinstance(boundaries, torch.Tensor)
+        ends = [start + self._last(ids) for start, ids in zip(boundaries.tolist(), sides, strict=False)]
+        if "margin" in examples[0]:
+            batch["margin"] = torch.tensor([example["margin"] for example in examples], dtype=torch.float32)
+        return batch | {"ends": torch.tensor(ends)} | _numbers(examples)
+
+    def _last(self, ids: list[int]) -> int:
+        said = np.flatnonzero(np.asarray(ids) != self.pad_token_id)
+        return int(said[-1]) if len(said) else 0
+
+
+def _numbers(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    if "index" not in examples[0]:
+        return {}
+    return {"index": torch.tensor([example["index"] for example in examples])}

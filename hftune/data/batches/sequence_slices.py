@@ -1,0 +1,60 @@
+"""The slice of a row that one of several processes trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hftune.constants import IGNORE_INDEX
+
+Batch = dict[str, Any]
+
+
+def shifted(values: torch.Tensor, filler: float) -> torch.Tensor:
+    """(batch, tokens): at each place what belongs to the token after it, and `filler` at the last."""
+    return torch.nn.functional.pad(values[:, 1:], (0, 1), value=filler)
+
+
+def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Batch:
+    """A batch of `FlatCollator` to that of one process.
+
+    Args:
+        batch: One row: input_ids, labels, position_ids, perhaps loss_weights (1, tokens), cu_seq_lens_q and _k.
+        slice_of: From the tokens of the row to the process's part.
+        processes: A row with fewer tokens is filled up to one each.
+
+    Returns:
+        The same names. `labels`, as `shift_labels`, hold at each place the token after it: the last one of a slice is
+        predicted from it, though it is the first of the next slice. `loss_weights` likewise. Borders of documents and
+        all else stay those of the whole row.
+    """
+    assert batch["input_ids"].shape[0] == 1 and "cu_seq_lens_q" in batch, "a row from FlatCollator"
+    batch = _filled(batch, processes)
+    part = slice_of(batch["input_ids"].shape[1])
+    labels = shifted(batch["labels"], IGNORE_INDEX)[:, part].contiguous()
+    own: Batch = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
+    if "loss_weights" in batch:
+        own["loss_weights"] = shifted(batch["loss_weights"], 0.0)[:, part]
+    return {**batch, **own, "labels": labels, "shift_labels": labels}
+
+
+def _filled(batch: Batch, least: int) -> Batch:
+    """With one more document of nothing to train, where the row is shorter than `least`."""
+    missing = least - batch["input_ids"].shape[1]
+    if missing <= 0:
+        return batch
+    fillers = {"input_ids": 0, "labels": IGNORE_INDEX, "loss_weights": 0}
+    more = {
+        name: torch.nn.functional.pad(batch[name], (0, missing), value=filler)
+        for name, filler in fillers.items()
+        if name in batch
+    }
+    places = torch.arange(missing, device=batch["position_ids"].device)[None]
+    more["position_ids"] = torch.cat([batch["position_ids"], places], dim=1)
+    for side in ("q", "k"):
+        boundaries = batch[f"cu_seq_lens_{side}"]
+        more[f"cu_seq_lens_{side}"] = torch.cat([boundaries, boundaries[-1:] + missing])
+        more[f"max_length_{side}"] = max(int(batch[f"max_length_{side}"]), missing)
+    return {**batch, **more}

@@ -1,0 +1,304 @@
+"""Blocks of tokens for pre-training, from tokenised folders, by number: one dataset for any world.
+
+`BlockDataset[i]` is the i-th block of the whole run, whoever asks. The DataLoader's usual batch sampler deals the
+numbers out to ranks and workers, so that
+
+- the blocks of a step are the same for every number of processes, workers and accumulation steps at the same global
+  batch size, and across an interruption;
+- every document comes once in each epoch of its source, whatever changes on the way;
+- what has been trained is a number (steps times global batch), not what was fetched ahead.
+
+With several sources the order depends on the weights, so a change of weights (or of the block size) on resuming
+changes the blocks from there on; each source still goes on at its own position, without a repeated or a lost token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.corpus.documents import Documents
+from hftune.data.corpus.mixing import Schedule
+from hftune.data.corpus.order import Segment, SourceOrder
+from hftune.errors import DataError
+
+LOGICAL_SHARDS = 2048
+"""Enough for a window of some hundred pieces from all over a large corpus, few enough to sum up in no time."""
+
+SHUFFLE_BUFFER = 100_000
+"""Documents; a window's index takes 16 bytes each."""
+
+STATE_KIND, STATE_VERSION = "blocks", 1
+
+Example = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What, beside its documents, decides the order of a source. Must not change while a source is in use."""
+
+    seed: int = 42
+    logical_shards: int = LOGICAL_SHARDS
+    shuffle_buffer: int = SHUFFLE_BUFFER
+
+
+@dataclass
+class SchedulePhase:
+    """A stretch of the run with one schedule: the block it begins at, and each source's tokens trained by then."""
+
+    first_block: int = 0
+    positions: dict[str, int] = field(default_factory=dict)
+
+
+class BlockDataset(torch.utils.data.Dataset[Example]):
+    """The endless run of blocks over some sources; `len` is that of an epoch.
+
+    A block holds `block_size` tokens of one source: documents in the order of training, cut where a block ends. No
+    token is left out and none is added; the block after the last of an epoch begins with what was left over.
+
+    Args:
+        sources: Tokenised documents, each under a name of its own.
+        block_size: Tokens a block.
+        shares: A whole number a source (see `as_shares`); None: by number of tokens, so that all epochs end together.
+        settings: Seed, shards and buffer.
+        vocabulary: Number of token ids that the model knows; larger ids in the data are an error. None: not checked.
+        epoch_blocks: Blocks an epoch is said to have; None: as many as all tokens of all sources make.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Documents],
+        block_size: int,
+        shares: Sequence[int] | None = None,
+        settings: Settings | None = None,
+        vocabulary: int | None = None,
+        epoch_blocks: int | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.block_size = block_size
+        self.vocabulary = vocabulary
+        self.sources = [
+            SourceOrder(
+                source,
+                seed=self.settings.seed,
+                shards=self.settings.logical_shards,
+                buffer=self.settings.shuffle_buffer,
+            )
+            for source in sources
+        ]
+        self.names = [source.name for source in sources]
+        self.schedule = Schedule(shares or [source.tokens for source in sources])
+        self.phase = SchedulePhase(0, dict.fromkeys(self.names, 0))
+        self._left_out: dict[str, dict[str, Any]] = {}
+        self.epoch_blocks = epoch_blocks or -(-self.tokens // block_size)
+        self.length = self.epoch_blocks
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one epoch of every source."""
+        return sum(source.tokens for source in self.sources)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fill_steps(self, blocks_per_step: int) -> None:
+        """Round `len` up to whole steps; the last step of an epoch begins the next one instead of being short."""
+        self.length = -(-self.epoch_blocks // blocks_per_step) * blocks_per_step
+
+    def __getitem__(self, block: int) -> Example:
+        """Block `block` of the run, as `join` returns it."""
+        source, segments = self.segments(block)
+        return join(self.sources[source].documents, segments, self.vocabulary)
+
+    def segments(self, block: int) -> tuple[int, list[Segment]]:
+        """The source of a block, and the pieces of its documents that make it up."""
+        source, rank = self.schedule.locate(block - self.phase.first_block)
+        start = self.phase.positions[self.names[source]] + rank * self.block_size
+        return source, self.sources[source].segments(start, self.block_size)
+
+    def positions(self, blocks: int) -> dict[str, int]:
+        """Tokens of each source in the first `blocks` blocks of the run, over all its epochs."""
+        given = self.schedule.before(blocks - self.phase.first_block)
+        return {
+            name: self.phase.positions[name] + count * self.block_size
+            for name, count in zip(self.names, given, strict=True)
+        }
+
+    def epochs(self, blocks: int) -> dict[str, float]:
+        """How often each source has been gone through after `blocks` blocks: 1.5 is one and a half times."""
+        positions = self.positions(blocks)
+        return {name: positions[name] / source.tokens for name, source in zip(self.names, self.sources, strict=True)}
+
+    def state(self, blocks: int) -> dict[str, Any]:
+        """What a checkpoint after `blocks` trained blocks must hold, as plain values for JSON."""
+        positions = self.positions(blocks)
+        return {
+            "kind": STATE_KIND,
+            "version": STATE_VERSION,
+            "blocks": blocks,
+            "block_size": self.block_size,
+            "settings": vars(self.settings),
+            "segment": {"first_block": self.phase.first_block, "positions": self.phase.positions},
+            "sources": self._left_out
+            | {
+                name: {"share": share, "position": positions[name], **self._identity(source)}
+                for name, share, source in zip(self.names, self.schedule.shares, self.sources, strict=True)
+            },
+        }
+
+    def resume(self, state: dict[str, Any]) -> list[str]:
+        """Go on where `state` was taken; the next block is number `state["blocks"]`.
+
+        Returns:
+            What has changed since, a line each, for the user to see. Shares, block size and the set of sources may.
+
+        Raises:
+            DataError: A source is not the one it was, or its order would not be (seed, shards, buffer).
+        """
+        before: dict[str, dict[str, Any]] = state["sources"]
+        self._check_same_order(state)
+        now = dict(zip(self.names, self.schedule.shares, strict=True))
+        # Where a source was when it was left out is kept, for the day it comes back.
+        self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
+        same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
+        if same_mix and self.block_size == state["block_size"]:
+            self.phase = SchedulePhase(**state["segment"])
+            return []
+        self.phase = SchedulePhase(
+            state["blocks"], {name: before[name]["position"] if name in before else 0 for name in self.names}
+        )
+        return _changes(before, now, state["block_size"], self.block_size)
+
+    def _check_same_order(self, state: dict[str, Any]) -> None:
+        if state["kind"] != STATE_KIND:
+            raise DataError(
+                "the checkpoint was made on streamed records, not on tokenised folders",
+                place="--resume_from_checkpoint",
+                fix="Go on with --streaming, or give the folder as --model_name_or_path to start anew.",
+            )
+        if state["version"] != STATE_VERSION:
+            raise DataError(
+                f"the data state is of version {state['version']}, this is version {STATE_VERSION}",
+                fix="Go on with the hftune that wrote it.",
+            )
+        if state["settings"] != vars(self.settings):
+            raise DataError(
+                f"the order of the documents would change: was {state['settings']}, is {vars(self.settings)}",
+                place="--data_seed (or --seed), --logical_shards, --shuffle_buffer",
+                fix="Give them the values that the run began with.",
+            )
+        for name, source in zip(self.names, self.sources, strict=True):
+            known = state["sources"].get(name)
+            if known is not None and self._identity(source) != {key: known[key] for key in self._identity(source)}:
+                raise DataError(
+                    f"{source.documents.folder} has changed since the checkpoint: {known['documents']} documents of "
+                    f"{known['tokens']} tokens then, {len(source.documents)} of {source.tokens} now, or other ones",
+                    fix="Give the same data, or rename the folder so that it counts as a new source.",
+                )
+
+    @staticmethod
+    def _identity(source: SourceOrder) -> dict[str, Any]:
+        documents = source.documents
+        return {"documents": len(documents), "tokens": documents.tokens, "layout": documents.layout(source.boundaries)}
+
+
+class HeldOutBlocks(torch.utils.data.Dataset[Example]):
+    """Every token of one source once, as it lies on disk, in blocks; the last one is as short as it comes out."""
+
+    def __init__(self, documents: Documents, block_size: int, vocabulary: int | None = None) -> None:
+        self.order = SourceOrder(documents, seed=0, shards=1, buffer=0)
+        self.block_size, self.vocabulary = block_size, vocabulary
+
+    def __len__(self) -> int:
+        return -(-self.order.tokens // self.block_size)
+
+    def __getitem__(self, block: int) -> Example:
+        """Block `block`, as `join` returns it."""
+        if not 0 <= block < len(self):
+            raise IndexError(block)
+        start = block * self.block_size
+        segments = self.order.segments(start, min(self.block_size, self.order.tokens - start))
+        return join(self.order.documents, segments, self.vocabulary)
+
+
+def join(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
+    """Pieces of documents as one example, in which nothing needs to be seen or predicted across a boundary.
+
+    Args:
+        vocabulary: Number of token ids that the model knows; None: not checked.
+
+    Returns:
+        int32 tensors: input_ids, labels (IGNORE_INDEX for the first token of each piece, whose predecessor is not
+        there) and position_ids (from 0 in each piece), one a token; seq_lengths, the tokens of each piece.
+
+    Raises:
+        DataError: A token id that the model does not know, with folder and document.
+    """
+    parts = [documents.read(*segment) for segment in segments]
+    ids = np.concatenate(parts)
+    if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise _unknown_token(documents, segments, parts, vocabulary)
+    ids = ids.astype(np.int32, copy=False)
+    lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    labels = ids.copy()
+    labels[starts] = IGNORE_INDEX
+    positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, lengths)
+    columns = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_lengths": lengths}
+    return {name: torch.from_numpy(column) for name, column in columns.items()}
+
+
+def _unknown_token(
+    documents: Documents, segments: list[Segment], parts: list[np.ndarray], vocabulary: int
+) -> DataError:
+    document, token = next(
+        (segment.document, int(token))
+        for segment, part in zip(segments, parts, strict=True)
+        for token in (part.min(), part.max())
+        if not 0 <= int(token) < vocabulary
+    )
+    return DataError(
+        f"token id {token} of document {document} is not in the vocabulary of {vocabulary}",
+        place=str(documents.folder),
+        fix="Tokenise the data with this model's tokenizer.",
+    )
+
+
+class InOrder(torch.utils.data.Sampler[int]):
+    """Numbers of the blocks of an epoch, in order.
+
+    Args:
+        length: Blocks an epoch.
+        origin: The block that epoch 0 would begin at; other than 0 only where the batch size changed on the way.
+    """
+
+    def __init__(self, length: int, origin: int = 0) -> None:
+        self.length, self.origin, self.epoch = length, origin, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        start = self.origin + self.epoch * self.length
+        return iter(range(start, start + self.length))
+
+
+def _changes(before: dict[str, Any], now: dict[str, int], old_size: int, new_size: int) -> list[str]:
+    """What is different from the run that wrote the state, a line each."""
+    old = {name: about["share"] for name, about in before.items() if about["share"]}
+    lines = [f"block size: {old_size} before, {new_size} from here on"] if old_size != new_size else []
+    lines += [f"{name} is new and starts at its beginning" for name in now if name not in before]
+    lines += [f"{name} is back and goes on where it was" for name in now if name in before and name not in old]
+    lines += [f"{name} is left out from here on" for name in old if name not in now]
+    if old != now:
+        lines.append(f"shares: {old} before, {now} from here on")
+    return lines

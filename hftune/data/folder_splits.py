@@ -1,0 +1,204 @@
+"""Tokenised folders named on the command line to the data of a pre-training run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments import DataArguments, PTArguments
+from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
+from hftune.data.corpus.documents import Documents
+from hftune.data.corpus.mixing import as_shares
+from hftune.data.corpus.tokenized_folder import INDEX, check_index, held_out_within
+from hftune.data.splits import Splits
+from hftune.data.tokenizing.encoder import Encoder
+from hftune.errors import ArgumentError, DataError
+from hftune.logging import get_logger, notice
+
+_SAVED = "state.json"
+"""The file by which a folder of `Dataset.save_to_disk` is known."""
+
+
+def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PTArguments) -> Splits:
+    """An endless `BlockDataset` over `--tokenized_dir`, and the held-out blocks of `--validation_tokenized_dir`.
+
+    The first process of a machine reads all of what `hftune tokenize` wrote, to see whether it is whole (a second for
+    some gigabytes); of other folders nothing is read but lengths.
+
+    Raises:
+        ArgumentError: Folders and weights that do not fit together.
+        DataError: A folder that does not hold tokenised documents.
+    """
+    tokenizer, block_size = encoder.tokenizer, training_args.block_size
+    seed = training_args.seed if training_args.data_seed is None else training_args.data_seed
+    folders = find_folders(data_args.tokenized_dir, data_args.datasets)
+    check_index(_split(data_args.tokenized_dir), encoder.whole())
+    sources = [Documents(folder, name) for name, folder in folders.items()]
+    shares = read_weights(data_args.weights, list(folders))
+    settings = Settings(seed, data_args.logical_shards, data_args.shuffle_buffer)
+    train = BlockDataset(
+        sources, block_size, shares, settings, vocabulary=len(tokenizer), epoch_blocks=data_args.num_samples_each_epoch
+    )
+    about = {"train": _describe(train, sources)}
+    _say(train, tokenizer)
+    held_out: Any = None
+    validation = data_args.validation_tokenized_dir or held_out_within(_split(data_args.tokenized_dir))
+    if validation:
+        found = find_folders(validation, None, "--validation_tokenized_dir", split="eval")
+        kept = [Documents(folder, name) for name, folder in found.items()]
+        parts = [HeldOutBlocks(documents, block_size, len(tokenizer)) for documents in kept]
+        held_out = torch.utils.data.ConcatDataset(parts)
+        about["eval"] = _counts(kept, len(held_out))
+    return Splits(train, held_out, about)
+
+
+def find_folders(
+    given: str | None, datasets: str | None, flag: str = "--tokenized_dir", *, split: str = "train"
+) -> dict[str, Path]:
+    """Source names and their folders, in the order in which they were named.
+
+    Args:
+        given: Folders with a comma between them. Each is a tokenised folder, or holds some.
+        datasets: Names of sub-folders of `given`, or paths, with a comma between them; None: all that are there.
+        flag: The flag of `given`, for errors.
+        split: What is taken of a folder of `hftune tokenize`, which holds several.
+
+    Raises:
+        ArgumentError: A folder that is not there or holds nothing, or two of one name.
+    """
+    roots = [Path(part).expanduser() for part in _split(given)]
+    if datasets:
+        chosen = [_named(name, roots) for name in _split(datasets)]
+    else:
+        chosen = [folder for root in roots for folder in _below(root, flag)]
+    chosen = [folder / split if (folder / INDEX).is_file() else folder for folder in chosen]
+    names = [folder.parent.name if (folder.parent / INDEX).is_file() else folder.name for folder in chosen]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ArgumentError(
+            f"two sources are called {', '.join(twice)}",
+            place="--datasets" if datasets else flag,
+            fix="Rename a folder: its name tells sources apart in checkpoints.",
+        )
+    return dict(zip(names, chosen, strict=True))
+
+
+def read_weights(weights: str | None, names: list[str]) -> list[int] | None:
+    """Shares of the sources, None for "by number of tokens".
+
+    Raises:
+        ArgumentError: Not a positive number for each source.
+    """
+    if weights is None:
+        return None
+    given = _split(weights)
+    if len(given) != len(names):
+        raise ArgumentError(
+            f"{len(given)} weights for {len(names)} sources: {', '.join(names)}",
+            place="--weights",
+            fix="Give one for each, with commas between them.",
+        )
+    return as_shares(given)
+
+
+def _below(root: Path, flag: str) -> list[Path]:
+    """The folder itself if it is tokenised, else its tokenised sub-folders by name."""
+    if _is_tokenised(root):
+        return [root]
+    found = sorted(folder for folder in root.iterdir() if _is_tokenised(folder)) if root.is_dir() else []
+    if not found:
+        cause = f"{root} holds no tokenised folder" if root.is_dir() else f"there is no folder {root}"
+        raise ArgumentError(cause, place=flag, fix="Give what `hftune tokenize` or `Dataset.save_to_disk` wrote.")
+    return found
+
+
+def _is_tokenised(folder: Path) -> bool:
+    return (folder / _SAVED).is_file() or (folder / INDEX).is_file()
+
+
+def _named(name: str, roots: list[Path]) -> Path:
+    """The tokenised folder that a name of `--datasets` means."""
+    places = [root / name for root in roots] or [Path(name).expanduser()]
+    for place in places:
+        if _is_tokenised(place):
+            return place
+    tried = " and ".join(str(place) for place in places)
+    raise ArgumentError(
+        f"there is no tokenised folder {tried}",
+        place="--datasets",
+        fix="Give names of sub-folders of --tokenized_dir, or paths.",
+    )
+
+
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _counts(sources: list[Documents], blocks: int) -> dict[str, Any]:
+    """What the manifest says of a split, in the words it has for records."""
+    documents, tokens = sum(map(len, sources)), sum(source.tokens for source in sources)
+    return {
+        "files": [str(source.folder) for source in sources],
+        "rows": documents,
+        "used": documents,
+        "dropped": {},
+        "truncated": 0,
+        "tokens": tokens,
+        # All but the first token of each document and of each block.
+        "trained_tokens": max(0, tokens - documents - blocks),
+        "blocks": blocks,
+    }
+
+
+def _describe(train: BlockDataset, sources: list[Documents]) -> dict[str, Any]:
+    state = train.state(0)
+    fingerprint = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+    return {"fingerprint": fingerprint, "sources": state["sources"], **_counts(sources, train.epoch_blocks)}
+
+
+def _say(train: BlockDataset, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Sources and their shares; and what would otherwise only show in what the model writes: missing ends of text."""
+    total = sum(train.schedule.shares)
+    for source, share in zip(train.sources, train.schedule.shares, strict=True):
+        documents = source.documents
+        get_logger().info(
+            "data: %s: %s documents, %s tokens, %.1f %% of the blocks",
+            documents.name,
+            f"{len(documents):,}",
+            f"{documents.tokens:,}",
+            100 * share / total,
+        )
+        unended = _without_end(documents, source.boundaries.tolist(), tokenizer)
+        if unended:
+            notice(
+                f"{documents.folder}: {unended} documents looked at do not end with the tokenizer's EOS, so the model "
+                "will not learn from them where a text ends"
+            )
+    get_logger().info("data: an epoch is %s blocks of %d tokens", f"{train.epoch_blocks:,}", train.block_size)
+
+
+def _without_end(documents: Documents, boundaries: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """How many of the first documents of the shards lack EOS, as "3 of 2048"; "" for none.
+
+    Raises:
+        DataError: One of them holds a token that the tokenizer does not have: found before the model loads.
+    """
+    looked_at = [document for document in sorted(set(boundaries)) if document < len(documents)]
+    lacking = 0
+    for document in looked_at:
+        length = int(documents.lengths(document, document + 1)[0])
+        ids = documents.read(document, 0, length)
+        if length and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer):
+            unknown = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise DataError(
+                f"token id {unknown} of document {document} is not in the tokenizer's vocabulary of {len(tokenizer)}",
+                place=str(documents.folder),
+                fix="Tokenise the data with this model's tokenizer.",
+            )
+        lacking += length > 0 and int(ids[-1]) != tokenizer.eos_token_id
+    return f"{lacking} of {len(looked_at)}" if lacking else ""

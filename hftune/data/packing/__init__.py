@@ -1,0 +1,1 @@
+"""Several documents in a row: which share one, and the rows on disk."""

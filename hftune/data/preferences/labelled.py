@@ -1,0 +1,126 @@
+"""Answers with a label, and mismatched answers: what KTO trains on.
+
+KTO measures how far the policy is from the reference on answers to other prompts. Each record takes the answer of the
+record half a data set away, so that the reference's numbers for it can be computed once as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments import DataArguments, DPOArguments
+from hftune.data.preferences.pairs import PairEncoder, answer_characters, answer_text
+from hftune.data.preferences.truncation import Pair, truncated_pair
+from hftune.data.readers.files import Row, chunks
+from hftune.data.readers.hub import data_files
+from hftune.data.readers.specs import parse_sources
+from hftune.data.records.schemas import to_labelled
+from hftune.data.templates.spans import SpannedText
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.encoder import IDS
+from hftune.logging import notice
+
+LABELS = ("label", "kto_tag")
+
+
+@dataclass(slots=True)
+class LabelledText:
+    """Prompt with its answer as text, in which the answer is the one span, and whether it is good."""
+
+    said: SpannedText
+    label: bool
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the answer as it was given."""
+
+
+class MismatchedPairEncoder(PairEncoder):
+    """Pairs for KTO: as `PairEncoder`, with the column kl_ids, an answer to another prompt."""
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Add the other answers, good ones and bad ones in turn."""
+        return with_mismatches(super().finish(dataset), ("chosen_ids", "rejected_ids"), self.limits.total)
+
+
+class LabelledEncoder(PairEncoder):
+    """Single answers with a label, truncated as those of pairs.
+
+    Columns prompt_ids, completion_ids, label (bool), length, and kl_ids.
+    """
+
+    schema = pa.schema(
+        {"prompt_ids": IDS, "completion_ids": IDS, "label": pa.bool_(), "length": pa.int32(), "trained": pa.int32()}
+    )
+
+    def parse(self, row: Row) -> Any:
+        """The text of a row and its answer's span."""
+        found = to_labelled(row)
+        said = answer_text(found, found.completion, self.finder)
+        return LabelledText(said, found.label, said.spans[0].start + answer_characters(found.completion))
+
+    def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
+        """Ids within the limits."""
+        columns: dict[str, list[Any]] = {name: [] for name in self.schema.names}
+        for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
+            counts.note_texts([one.said.text])
+            ids, first = self._divide(encoding, one.said)
+            whole = Pair(ids[:first], ids[first:], ids[first:], None)
+            found = truncated_pair(whole, self.limits, one.characters, counts)
+            if found is None:
+                continue
+            prompt, completion = found.prompt, found.chosen
+            counts.used += 1
+            counts.tokens += len(prompt) + len(completion)
+            counts.trained_tokens += len(completion)
+            values = (prompt, completion, one.label, len(prompt) + len(completion), len(completion))
+            for name, value in zip(self.schema.names, values, strict=True):
+                columns[name].append(value)
+        return columns
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """Say how many answers are good, and add the other answers."""
+        good = sum(dataset["label"][:])
+        notice(f"{good} of {len(dataset)} answers are good, {len(dataset) - good} bad")
+        return with_mismatches(dataset, ("completion_ids",), self.limits.total)
+
+
+def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int) -> Dataset:
+    """The dataset with kl_ids: the answer of the record half the data set away, cut to fit behind the prompt.
+
+    Args:
+        columns: Where answers are; records take them from these in turn.
+        longest: Tokens of prompt and answer together.
+    """
+    number = len(dataset)
+    answers = [dataset[column][:] for column in columns]
+    prompts = dataset["prompt_ids"][:]
+    away = max(1, number // 2)
+    found = [
+        answers[place % len(columns)][(place + away) % number][: max(1, longest - len(prompts[place]))]
+        for place in range(number)
+    ]
+    return dataset.add_column("kl_ids", found, feature=dataset.features["prompt_ids"])
+
+
+def preference_encoder(tokenizer: PreTrainedTokenizerBase, args: DPOArguments, data_args: DataArguments) -> PairEncoder:
+    """The encoder that losses and records ask for: pairs, or for KTO alone answers with a label."""
+    if args.unpaired and _has_labels(data_args):
+        return LabelledEncoder.from_arguments(tokenizer, args)
+    if "kto" in args.loss_type:
+        return MismatchedPairEncoder.from_arguments(tokenizer, args)
+    return PairEncoder.from_arguments(tokenizer, args)
+
+
+def _has_labels(data_args: DataArguments) -> bool:
+    """Whether the first record of the training data is an answer with a label."""
+    given = data_args.train_file_dir or data_args.dataset_name
+    if not given:
+        return False
+    (spec, *_) = parse_sources(given, flag="--train_file_dir")
+    rows = (row for chunk in chunks(data_files(spec.path, "--train_file_dir")) for row in chunk.rows())
+    first = next((row for row in rows if isinstance(row, Row)), None)
+    return first is not None and any(name in first.value for name in LABELS)

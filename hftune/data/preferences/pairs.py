@@ -1,0 +1,242 @@
+"""Preference pairs to token ids: what DPO trains on, and reward modelling with more columns.
+
+The prompt and both answers are tokenised as one text each, exactly as SFT does; the ids are then divided where the
+answer starts. Where a token reaches over that border (a template without a clean end of its generation prompt), it
+belongs to the answers, so that both share one prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments.lengths import CUT
+from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
+from hftune.data.readers.files import Row
+from hftune.data.records.messages import Message
+from hftune.data.records.schemas import Labelled, Preference, to_preference
+from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import SpannedText
+from hftune.data.tokenizing.counts import Counts, require_fast
+from hftune.data.tokenizing.encoder import IDS, Encoder
+from hftune.data.tokenizing.labels import tokens_of
+from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.errors import DataError
+from hftune.logging import notice
+
+if TYPE_CHECKING:
+    from hftune.arguments import DPOArguments, RMArguments
+
+SAME = "chosen and rejected are equal after truncation"
+
+
+COUNT_COLUMNS = {"length": pa.int32(), "trained": pa.int32()}
+
+
+@dataclass(slots=True)
+class PairText:
+    """Prompt with each answer as text, in which the answer is the one span."""
+
+    chosen: SpannedText
+    rejected: SpannedText
+    margin: float | None
+    source: str = ""
+    characters: int = 0
+    """Those of the prompt as it is rendered and of the longer answer as it was given."""
+
+
+class PairEncoder(Encoder):
+    """Preference pairs for DPO.
+
+    A prompt loses its start, an answer its end, or the pair is dropped, as `too_long` says (`truncation.py`). Pairs
+    equal after that are dropped and counted.
+
+    Columns prompt_ids, chosen_ids, rejected_ids (and margin, with `offset`); an untruncated answer ends with the
+    template's terminator. And `length`, tokens of the longer side, for `--train_sampling_strategy group_by_length`.
+
+    Raises:
+        ArgumentError: A length that is too small.
+        DataError: A tokenizer without character offsets, or without a chat template.
+    """
+
+    schema = pa.schema({"prompt_ids": IDS, "chosen_ids": IDS, "rejected_ids": IDS, **COUNT_COLUMNS})
+    length_flag = "--max_length, or --max_prompt_length with --max_completion_length"
+    dummy_kind = "preference"
+    to_the_end = False
+    """Keep what follows an answer's terminator."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int,
+        max_prompt_length: int | None = None,
+        max_completion_length: int | None = None,
+        too_long: str = CUT,
+        max_characters: int | None = None,
+        offset: bool = False,
+        borders_in_text: str = "split",
+    ) -> None:
+        self.tokenizer, self.offset = tokenizer, offset
+        if offset:
+            self.schema = self.schema.append(pa.field("margin", pa.float32()))
+        self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.finder = SpanFinder(tokenizer, last_turn_only=True, borders_in_text=borders_in_text)
+        self.encodings = PrefixEncoder(tokenizer, None)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
+        """As the flags of run_rm.py and run_dpo.py say."""
+        return cls(
+            tokenizer,
+            **limits_of(args),
+            offset=bool(getattr(args, "offset_alpha", 0.0)),
+            borders_in_text=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        about = {
+            "encoder": type(self).__name__,
+            "limits": str(self.limits),
+            "borders_in_text": self.finder.guard.mode,
+        }
+        return about | ({"offset": True} if self.offset else {})
+
+    def parse(self, row: Row) -> PairText:
+        """The texts of a row and its answers' spans."""
+        preference = to_preference(row)
+        if self.offset and preference.margin is not None and preference.margin <= 0:
+            raise DataError(
+                f"the chosen answer's score is not above the rejected one's (difference {preference.margin:g})",
+                place=preference.origin,
+                fix="Mend the scores, or leave out --offset_alpha.",
+                kind="scores that do not agree",
+            )
+        sides = [answer_text(preference, answer, self.finder) for answer in (preference.chosen, preference.rejected)]
+        return self.pair_of(preference, *sides)
+
+    def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
+        """Both texts, if they write the prompt in the same way."""
+        prompt, other = (said.text[: said.spans[0].start] for said in (chosen, rejected))
+        if prompt != other:
+            raise DataError(
+                "the chat template writes the prompt differently before the two answers",
+                place=preference.origin,
+                fix="Remove reasoning and function calls from the answers, or give another --chat_template.",
+                kind="prompt written in two ways",
+            )
+        answers = max(answer_characters(answer) for answer in (preference.chosen, preference.rejected))
+        return PairText(chosen, rejected, preference.margin, characters=len(prompt) + answers)
+
+    def encode(self, parsed: list[PairText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids of each pair within its limits."""
+        pairs = self.pairs(parsed, counts)
+        return {
+            "prompt_ids": [pair.prompt for pair in pairs],
+            "chosen_ids": [pair.chosen for pair in pairs],
+            "rejected_ids": [pair.rejected for pair in pairs],
+            **({"margin": [pair.margin for pair in pairs]} if self.offset else {}),
+            **count_columns(pairs),
+        }
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """With `offset`: pairs without scores get the difference 1, which is no offset."""
+        margins = dataset["margin"][:] if self.offset else []
+        missing = sum(margin is None for margin in margins)
+        if not missing:
+            return dataset
+        if missing == len(margins):
+            raise DataError(
+                "no record has scores to take a difference of",
+                place="--offset_alpha",
+                fix="Give records with chosen_score and rejected_score, or margin; or leave the flag out.",
+            )
+        notice(f"{missing} of {len(margins)} pairs have no scores, and get no offset")
+        filled = [1.0 if margin is None else margin for margin in margins]
+        return dataset.remove_columns("margin").add_column("margin", filled)
+
+    def pairs(self, parsed: list[PairText], counts: Counts) -> list[Pair]:
+        """Tokenise, divide, truncate and count."""
+        kept = []
+        lefts, rights = (
+            self.encodings([said.text for said in side])
+            for side in ([pair.chosen for pair in parsed], [pair.rejected for pair in parsed])
+        )
+        for text, (left, _), (right, _) in zip(parsed, lefts, rights, strict=True):
+            counts.note_texts([text.chosen.text, text.rejected.text])
+            chosen, first = self._divide(left, text.chosen)
+            rejected, second = self._divide(right, text.rejected)
+            shared = _common_length(chosen[:first], rejected[:second])
+            pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
+            seen = Counts()
+            found = truncated_pair(pair, self.limits, text.characters, seen)
+            if found is not None and np.array_equal(found.chosen, found.rejected):
+                found, seen = None, Counts(dropped={SAME: 1})
+            counts.add(seen)
+            if found is None:
+                continue
+            counts.used += 1
+            counts.tokens += 2 * len(found.prompt) + len(found.chosen) + len(found.rejected)
+            counts.trained_tokens += len(found.chosen) + len(found.rejected)
+            kept.append(found)
+        return kept
+
+    def _divide(self, encoding: Encoding, said: SpannedText) -> tuple[np.ndarray, int]:
+        """Ids up to the end of the answer, or of the text, and how many of them come before the answer."""
+        ids = np.array(encoding.ids, dtype=np.int32)
+        first, end = tokens_of(encoding, said.spans[0], len(said.text))
+        return (ids if self.to_the_end else ids[:end]), first
+
+
+def count_columns(pairs: list[Pair]) -> dict[str, list[Any]]:
+    """The columns of `COUNT_COLUMNS`."""
+    return {
+        "length": [pair.length for pair in pairs],
+        "trained": [len(pair.chosen) + len(pair.rejected) for pair in pairs],
+    }
+
+
+def answer_characters(answer: list[Message]) -> int:
+    """Characters of an answer as it was given."""
+    return sum(len(str(message.get("content") or "")) for message in answer)
+
+
+def answer_text(preference: Preference | Labelled, answer: list[Message], finder: SpanFinder) -> SpannedText:
+    """The text of prompt and answer, whose one span is the answer, which is one turn.
+
+    Raises:
+        DataError: It is several turns, or has the weight 0.
+    """
+    if len(answer) != 1:
+        raise DataError(
+            f"an answer of {len(answer)} turns; tool results and questions in it would be trained, too",
+            place=preference.origin,
+            fix="Move all turns that both answers share into the prompt, and keep the last one as the answer.",
+            kind="answer of several turns",
+        )
+    try:
+        found = finder(preference.prompt + answer, preference.tools)
+    except DataError as error:
+        raise error.at(preference.origin) from error
+    if not found.spans:
+        raise DataError(
+            'an answer with "weight" 0', place=preference.origin, fix="Remove the weight.", kind="answer of weight 0"
+        )
+    return found
+
+
+def _common_length(left: np.ndarray, right: np.ndarray) -> int:
+    """How many tokens two arrays share at their start."""
+    shorter = min(len(left), len(right))
+    different = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(different[0]) if len(different) else shorter

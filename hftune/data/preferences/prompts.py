@@ -1,0 +1,146 @@
+"""Prompts for RL, with every column that reward functions may ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from datasets import Dataset, Features, Json
+from datasets.features.features import generate_from_arrow_type
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.readers.files import Row
+from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.respelled_tokenizer import token_ids
+from hftune.data.templates.turn_token_guard import TurnTokenGuard
+from hftune.data.tokenizing.counts import Counts, check_length
+from hftune.data.tokenizing.encoder import Encoder
+from hftune.errors import DataError
+from hftune.logging import notice
+
+if TYPE_CHECKING:
+    from hftune.arguments import GRPOArguments, RLOOArguments
+
+
+LONG_PROMPT = "prompt longer than max_prompt_length"
+
+
+_OFFERED = ("tools", "functions")
+
+
+class PromptEncoder(Encoder):
+    """Prompts for RL. A prompt that is too long is dropped and counted: cut messages would ask something else.
+
+    Columns prompt (a list of messages), and every other column that all rows have.
+
+    Args:
+        max_prompt_length: Tokens of the rendered prompt with its generation prompt; None is no limit.
+        system_prompt: The system message of prompts that have none of their own.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
+    """
+
+    # Which columns there are is known when all rows are read; until then each travels as JSON.
+    schema = pa.schema({"record": pa.string(), "origin": pa.string()})
+    length_flag = "--max_prompt_length"
+    dummy_kind = "prompt"
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_prompt_length: int | None,
+        system_prompt: str | None = None,
+        borders_in_text: str = "split",
+    ) -> None:
+        check_length(max_prompt_length, "--max_prompt_length", 1)
+        require_chat_template(tokenizer)
+        self.tokenizer, self.max_prompt_length, self.system_prompt = tokenizer, max_prompt_length, system_prompt
+        self.render = Renderer(tokenizer)
+        self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
+        """As the flags of run_rl.py say."""
+        return cls(
+            tokenizer,
+            max_prompt_length=args.max_prompt_length,
+            system_prompt=args.system_prompt,
+            borders_in_text=args.borders_in_text,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        about = {
+            "encoder": "prompts",
+            "max_prompt_length": self.max_prompt_length,
+            "borders_in_text": self.guard.mode,
+        }
+        return about | ({} if self.system_prompt is None else {"system_prompt": self.system_prompt})
+
+    def parse(self, row: Row) -> tuple[Prompt, str]:
+        """The prompt of a row, and its text as the model will see it."""
+        prompt = to_prompt(row)
+        if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
+            prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
+        try:
+            return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
+        except DataError as error:
+            raise error.at(prompt.origin) from error
+
+    def encode(self, parsed: list[tuple[Prompt, str]], counts: Counts) -> dict[str, list[Any]]:
+        """Each prompt as JSON."""
+        columns: dict[str, list[Any]] = {"record": [], "origin": []}
+        if not parsed:  # a chunk of bad records; transformers does not tokenise no text
+            return columns
+        texts = [text for _, text in parsed]
+        encoded = token_ids(self.tokenizer, texts, add_special_tokens=False)
+        for (prompt, text), ids in zip(parsed, encoded, strict=True):
+            counts.note_texts([text])
+            if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
+                counts.drop(LONG_PROMPT, needs=len(ids))
+                continue
+            counts.used += 1
+            counts.tokens += len(ids)
+            columns["record"].append(json.dumps([prompt.messages, prompt.extra], ensure_ascii=False, default=str))
+            columns["origin"].append(prompt.origin)
+        return columns
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """The columns that all prompts have."""
+        pairs = zip(dataset["record"][:], dataset["origin"][:], strict=True)
+        read = ((json.loads(record), origin) for record, origin in pairs)
+        return _prompt_columns([Prompt(messages, extra, origin) for (messages, extra), origin in read])
+
+
+def _prompt_columns(prompts: list[Prompt]) -> Dataset:
+    """The prompts and the columns that all of them have."""
+    names = list(dict.fromkeys(name for prompt in prompts for name in prompt.extra))
+    shared = [name for name in names if all(name in prompt.extra for prompt in prompts)]
+    if len(shared) < len(names):
+        left_out = ", ".join(name for name in names if name not in shared)
+        notice(f"columns that not every row has are left out: {left_out}")
+    if offered := sum(any(prompt.extra.get(name) for name in _OFFERED) for prompt in prompts):
+        notice(
+            f"{offered} of {len(prompts)} prompts offer tools, which the model is not shown: in RL it calls functions "
+            "of --tools; reward functions get what all records have"
+        )
+    columns: dict[str, list[Any]] = {"prompt": [prompt.messages for prompt in prompts]}
+    columns |= {name: [prompt.extra[name] for prompt in prompts] for name in shared}
+    return Dataset.from_dict(columns, features=Features({name: _feature(values) for name, values in columns.items()}))
+
+
+def _feature(values: list[Any]) -> Any:
+    """How a column is kept: as Arrow infers it where all values are texts, or numbers, or the like; else as JSON.
+
+    Arrow has one type a column. Objects with other keys (arguments of tools) would get each other's keys, with nulls,
+    and values of other types would be refused.
+    """
+    if any(isinstance(value, (dict, list)) for value in values):
+        return Json()
+    try:
+        return generate_from_arrow_type(pa.array(values).type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return Json()

@@ -1,0 +1,321 @@
+"""Files to rows, each of which knows the file and line it came from.
+
+Nothing is guessed and nothing is skipped: a record that cannot be read is a DataError with its place and the decoder's
+own words. Blank lines are the one thing passed over.
+
+`chunks` costs little and is for the parent process; `chunk.rows()` parses, in whichever process that is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from hftune.data.readers.base import UNREADABLE_FIX, Chunk, Failed, Parsed, Read, Row, unreadable
+from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
+from hftune.data.readers.compressed import DECODERS, plain_suffix
+from hftune.data.readers.csv_table import csv_chunks
+from hftune.data.readers.json_array import json_chunks
+from hftune.data.readers.lines import line_chunks
+from hftune.errors import DataError
+from hftune.logging import notice
+
+__all__ = [
+    "SUFFIXES",
+    "Chunk",
+    "Failed",
+    "Read",
+    "Row",
+    "chunks",
+    "find_files",
+    "first_rows",
+    "read_rows",
+    "sampled_positions",
+    "sampled_rows",
+]
+
+Reader = Callable[[Path, int], Iterator[Chunk]]
+
+_TEXT_READERS: dict[str, Reader] = {
+    ".txt": lambda file, rows: line_chunks(file, rows, is_text=True),
+    ".json": json_chunks,
+    ".jsonl": lambda file, rows: line_chunks(file, rows, is_text=False),
+    ".ndjson": lambda file, rows: line_chunks(file, rows, is_text=False),
+    ".csv": lambda file, rows: csv_chunks(file, rows, ","),
+    ".tsv": lambda file, rows: csv_chunks(file, rows, "\t"),
+}
+_BINARY_READERS: dict[str, Reader] = {".parquet": parquet_chunks, ".arrow": arrow_chunks}
+
+SUFFIXES = (
+    *_TEXT_READERS,
+    *_BINARY_READERS,
+    *(f"{suffix}{packed}" for suffix in _TEXT_READERS for packed in DECODERS),
+)
+"""What a data file's name may end with."""
+
+_ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
+# What lies beside data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
+_METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
+_DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
+_DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
+_SPECIAL = {
+    stat.S_ISFIFO: "a FIFO",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+_STATE = "state.json"
+_SPLITS = "dataset_dict.json"
+
+
+# --- which files --------------------------------------------------------------------------------------------------
+
+
+def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
+    """The data files at `path` (a file, or a folder searched recursively), sorted by name.
+
+    Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
+    notice. Of a folder that `datasets` saved, the files are those that it lists. Links to files and folders are
+    followed, wherever they lead: that is how people gather data.
+
+    Args:
+        path: File or folder; `~` is expanded.
+        flag: The flag that gave the path, such as `--train_file_dir`; errors name it.
+        say: Say what is left out.
+
+    Raises:
+        DataError: Nothing there, no file with a known suffix, an empty file, or a saved dictionary of several splits;
+            a name for data behind which there is no file that can be read to its end.
+    """
+    root = Path(path).expanduser()
+    if not os.path.exists(root):
+        raise DataError(f"{path} does not exist", place=flag, fix=f"Give a folder or a file ({_ACCEPTED}).")
+    try:
+        seen = _data_of(root, flag) if root.is_dir() else [root]
+    except OSError as error:
+        cause = f"cannot read {path}: {error.strerror or error}"
+        raise DataError(cause, place=flag, fix=UNREADABLE_FIX, kind="unreadable file") from error
+    files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
+    _refuse_unreadable([root] if seen == [root] else files, flag)
+    if not files:
+        found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
+        raise DataError(
+            f"no data file in {path}: found {found}", place=flag, fix=f"Files must be named with one of {_ACCEPTED}."
+        )
+    for file in files:
+        if file.stat().st_size == 0:
+            raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
+    if say:
+        _say_what_is_left_out([file for file in seen if file not in set(files)], path)
+    return files
+
+
+def _refuse_unreadable(files: list[Path], flag: str) -> None:
+    """Refuse what has the name of data and is no file, or one that may not be read; all of them in one message.
+
+    Opening a FIFO waits for somebody to write into it, and a device need not have an end.
+    """
+    faults = [f"{file} is {fault}" for file in files if (fault := _no_file(file))]
+    if faults:
+        more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
+        raise DataError(
+            f"no data can be read: {'; '.join(faults[:5])}{more}",
+            place=flag,
+            fix="Mend or remove what is named; data are regular files, or links to some.",
+            kind="unreadable file",
+        )
+
+
+def _no_file(file: Path) -> str:
+    """What a name stands for if not for a file that can be read; "" if it does."""
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        words = error.strerror or str(error)
+        return f"a link that leads nowhere ({words})" if file.is_symlink() else f"not to be read ({words})"
+    kind = next((kind for is_one, kind in _SPECIAL.items() if is_one(mode)), "")
+    return kind or ("" if os.access(file, os.R_OK) else "a file that you may not read")
+
+
+def _data_of(root: Path, flag: str) -> list[Path]:
+    """All visible files of a folder but companions, in one fixed order."""
+    _check_splits(root, flag)
+    visible = _visible_files(root)
+    listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
+    found = []
+    for file in visible:
+        names = listed.get(file.parent)
+        # Beside its data, `datasets` leaves caches of earlier maps and filters: the same records again.
+        is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
+        if not is_left and not _is_metadata(file):
+            found.append(file)
+    return found
+
+
+def _is_metadata(file: Path) -> bool:
+    """Whether a file says something about data rather than being data."""
+    name = file.name.lower()
+    if name == _SPLITS or name in _METADATA:
+        return True
+    return Path(name).stem in _DOCUMENTS and file.suffix.lower() in _DOCUMENT_SUFFIXES
+
+
+def _visible_files(root: Path) -> list[Path]:
+    """All but folders below `root` without a dot at the start of any name on the way.
+
+    Links to folders are followed once, but not to one that holds `root`: a link to / would gather the whole machine.
+    """
+    found: list[Path] = []
+    home = root.resolve()
+    entered = {home, *home.parents}
+    waiting = [root]
+    while waiting:
+        for entry in waiting.pop().iterdir():
+            if entry.name.startswith("."):
+                continue
+            if not entry.is_dir():
+                found.append(entry)
+            elif entry.resolve() not in entered:
+                entered.add(entry.resolve())
+                waiting.append(entry)
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _listed_files(folder: Path) -> set[str] | None:
+    """The data files that `Dataset.save_to_disk` lists in its state; None if the state is not of that kind."""
+    try:
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        return {entry["filename"] for entry in state["_data_files"]}
+    except (ValueError, KeyError, TypeError, OSError):
+        return None
+
+
+def _check_splits(root: Path, flag: str) -> None:
+    """A saved dictionary of splits is not one data set: its test split must not be trained by accident."""
+    if not (root / _SPLITS).is_file():
+        return
+    splits = sorted(folder.name for folder in root.iterdir() if (folder / _STATE).is_file())
+    if len(splits) > 1:
+        raise DataError(
+            f"{root} holds the splits {', '.join(splits)}",
+            place=flag,
+            fix=f"Name the folder of one of them, such as {root / splits[-1]}.",
+        )
+
+
+def _say_what_is_left_out(files: list[Path], path: str) -> None:
+    if files:
+        names = ", ".join(file.name for file in files[:5]) + (", ..." if len(files) > 5 else "")
+        notice(f"{len(files)} file(s) in {path} are left out, because their names do not end as data: {names}")
+
+
+# --- their records ------------------------------------------------------------------------------------------------
+
+
+def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
+    """The records of all files in order, as chunks that any process can parse.
+
+    Memory does not grow with the data. Plain .jsonl and .txt are only searched for line ends here; compressed
+    files are decompressed here; Parquet and Arrow are cut into Arrow streams; CSV and .json into records.
+
+    Args:
+        files: From `find_files`.
+        rows_per_chunk: At most; a chunk of long records has fewer.
+
+    Returns:
+        Chunks of one file each. What is wrong with a file as a whole (damaged, without a record, unreadable) is a chunk
+        that gives one error.
+    """
+    for file in files:
+        suffix = plain_suffix(file)
+        reader = _TEXT_READERS.get(suffix) or _BINARY_READERS[suffix]
+        try:
+            yield from reader(file, rows_per_chunk)
+        except OSError as error:
+            yield unreadable(file, str(error.strerror or error))
+
+
+def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
+    """The first `limit` records of some chunks; what lies behind them is not read. They are parsed in this process."""
+    left = limit
+    for chunk in found:
+        taken = list(islice(chunk.rows(), left))
+        left -= len(taken)
+        yield Parsed(taken, chunk.file)
+        if not left:
+            return
+
+
+def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) -> Iterator[Chunk]:
+    """`number` records of some chunks, drawn with `seed`, in the order of the files; all where there are no more.
+
+    The records are those that `datasets.Dataset.shuffle(seed=seed).select(range(number))` takes. They are read twice:
+    the first time they are counted.
+
+    Args:
+        read: Gives the chunks, each time from the first one.
+    """
+    count = sum(1 for chunk in read() for _ in chunk.rows())
+    if number >= count:
+        yield from read()
+        return
+    chosen = set(sampled_positions(count, number, seed))
+    at = 0
+    for chunk in read():
+        rows = list(chunk.rows())
+        taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
+        at += len(rows)
+        if taken:
+            yield Parsed(taken, chunk.file)
+
+
+def sampled_positions(count: int, number: int, seed: int) -> list[int]:
+    """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
+    return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
+
+
+def read_rows(
+    files: list[Path],
+    max_samples: int | None = None,
+    on_bad_record: str = "error",
+) -> list[Row]:
+    """Read the rows of all files in order, at most `max_samples` over all of them. For what fits into memory.
+
+    A file past the limit is not opened.
+
+    Args:
+        on_bad_record: "error" raises the first bad record; "drop" leaves bad ones out, and says how many and why.
+
+    Raises:
+        DataError: With `file:line`, for anything that is not UTF-8 text or JSON objects, or a file without a record.
+    """
+    rows: list[Row] = []
+    dropped: list[DataError] = []
+    if max_samples is None or max_samples > 0:
+        for read in (read for chunk in chunks(files) for read in chunk.rows()):
+            if isinstance(read, Row):
+                rows.append(read)
+            elif on_bad_record == "error":
+                raise read
+            else:
+                dropped.append(read)
+            if len(rows) == max_samples:
+                break
+    if dropped:
+        notice(describe_dropped(dropped))
+    return rows
+
+
+def describe_dropped(errors: list[DataError]) -> str:
+    """How many records were dropped, why, and where the first of each kind is."""
+    kinds = Counter(error.kind for error in errors)
+    first = {error.kind: error.place for error in reversed(errors)}
+    reasons = "; ".join(f"{number} x {kind} (first: {first[kind]})" for kind, number in kinds.most_common())
+    return f"{len(errors)} bad records were dropped: {reasons}"

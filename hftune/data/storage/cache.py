@@ -1,0 +1,199 @@
+"""Tokenised data on disk, under a fingerprint of all that went into it.
+
+An entry is a folder that appears whole, by renaming, or not at all: `save_to_disk`'s files, and `contents.json` with
+their digests, which are compared each time it is opened. Nothing is flushed to the disk: what a power cut has damaged
+is found by them, and made again. One process of a machine makes an entry while the others wait for a file lock: no
+collective is under way that could time out.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from datasets import Dataset
+from filelock import FileLock, Timeout
+from transformers import PreTrainedTokenizerBase
+
+import hftune
+from hftune.data.readers.base import UNREADABLE_FIX
+from hftune.data.storage.arrow_folder import open_folder
+from hftune.data.storage.work_folder import work_folder
+from hftune.data.tokenizing.counts import Counts
+from hftune.digests import Contents, Damaged, check_contents, contents, open_file, read_text, sealed, unsealed
+from hftune.distributed import ranks
+from hftune.errors import DataError
+from hftune.logging import get_logger
+from hftune.user_cache import cache_folder, private_folder
+
+_CONTENTS = "contents.json"
+_CHUNK = 1 << 22
+
+
+def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **settings: Any) -> str:
+    """128 bits in hex over the files' contents (not their names), the tokenizer, the settings and this room's code.
+
+    XXH3, which reads as fast as memory does: a key to find things by, not a defence against forgery.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    digest = xxhash.xxh3_128()
+    about = {
+        "hftune": hftune.__version__,
+        "code": _code_state(),
+        "tokenizer": tokenizer_state(tokenizer),
+        "settings": settings,
+    }
+    digest.update(json.dumps(about, sort_keys=True, default=str).encode())
+    for file in files:
+        try:
+            _add_file(digest, file)
+        except OSError as error:
+            cause = f"cannot read the file: {error.strerror or error}"
+            raise DataError(cause, place=str(file), fix=UNREADABLE_FIX, kind="unreadable file") from error
+    return digest.hexdigest()
+
+
+def _add_file(digest: xxhash.xxh3_128, file: Path) -> None:
+    with open_file(file) as stream:
+        # The suffix decides how a file is read; the size keeps two files apart from one with the same bytes.
+        digest.update(f"\0{''.join(file.suffixes).lower()} {os.fstat(stream.fileno()).st_size}\0".encode())
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+
+
+@functools.cache
+def _code_state() -> str:
+    """The source of this room: tokenising that has changed must not find what it made before."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def tokenizer_state(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """All of a tokenizer that decides which ids a text gets."""
+    if tokenizer.is_fast:
+        # Before the first added token stand truncation and padding: set by the last call that asked for them, and
+        # overridden by the next one. Parsing it all would take as long as tokenising a thousand records.
+        whole = tokenizer.backend_tokenizer.to_str()
+        state: Any = whole[whole.index('"added_tokens":') :]
+    else:
+        state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return {"backend": state, "special": special, "chat_template": tokenizer.chat_template}
+
+
+def cached(
+    key: str, write: Callable[[Path], Counts], cache_dir: str | None = None, overwrite: bool = False
+) -> tuple[Dataset, Counts]:
+    """The dataset and counts of `key`, memory-mapped from the cache, written first where absent or incomplete.
+
+    Every process of a run calls this; one of each machine (or of all that share the cache folder) writes.
+
+    Args:
+        key: From `fingerprint`.
+        write: Fills an empty folder as `Dataset.save_to_disk` would.
+        cache_dir: Else the environment's HFTUNE_CACHE, else ~/.cache/hftune.
+        overwrite: Write even if there is an entry.
+
+    Raises:
+        DataError: The cache folder cannot be written.
+    """
+    root = cache_root(cache_dir)
+    entry = root / "datasets" / key
+    try:
+        private_folder(root, "datasets")
+        with _one_writer(entry.with_name(f".{key}.lock")) as first:
+            # Who is not first comes after one that was, which has just read or written every byte.
+            found = None if overwrite and first else _load(entry, whole=first)
+            if found is not None:
+                get_logger(__name__).info(f"tokenised data from the cache: {entry}")
+                return found
+            _save(entry, write)
+            return _opened(entry, whole=False)
+    except (OSError, Damaged) as error:
+        raise DataError(
+            f"cannot write the cache: {error}", place=str(entry), fix="Give a folder with room in HFTUNE_CACHE."
+        ) from error
+
+
+@contextmanager
+def _one_writer(path: Path) -> Iterator[bool]:
+    """Let one process in at a time, the first of a machine before its others; says whether this is such a first one."""
+    lock = FileLock(path, mode=0o600)
+    first = ranks.local_rank() == 0
+    if first:
+        # Without waiting: the first process of another machine may hold it, and waits for this one at the barrier.
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+    ranks.barrier()
+    if not lock.is_locked:
+        lock.acquire()
+    try:
+        yield first
+    finally:
+        lock.release()
+
+
+def cache_root(cache_dir: str | None = None) -> Path:
+    """Where hftune keeps what it computes once; `cache_dir` wins over the environment's HFTUNE_CACHE."""
+    return Path(cache_dir).expanduser() if cache_dir else cache_folder()
+
+
+def _load(entry: Path, *, whole: bool) -> tuple[Dataset, Counts] | None:
+    """A complete entry, or None for an absent or damaged one."""
+    if not entry.is_dir():
+        return None
+    try:
+        return _opened(entry, whole=whole)
+    except (OSError, Damaged) as error:
+        get_logger(__name__).warning(f"the cache entry {entry} is damaged and is built again: {error}")
+        return None
+
+
+def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
+    """An entry's dataset and counts.
+
+    Raises:
+        Damaged: It is not as it was written.
+        OSError: From the system.
+    """
+    about = unsealed(read_text(entry / _CONTENTS))
+    if about["key"] != entry.name:
+        raise Damaged(f"it was written as {about['key']}")
+    files: Contents = about["files"]
+    check_contents(entry, files, whole=whole)
+    dataset = open_folder(entry)
+    if len(dataset) != about["rows"]:
+        raise Damaged(f"it holds {len(dataset)} rows, not {about['rows']}")
+    return dataset, Counts(**about["counts"])
+
+
+def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
+    """Write beside the entry, then rename: no reader ever sees half an entry."""
+    with work_folder(entry.parent, f".{entry.name[:16]}-") as work:
+        fresh, old = work / "fresh", work / "old"
+        fresh.mkdir(mode=0o700)
+        counts = write(fresh)
+        for file in fresh.rglob("*"):
+            file.chmod(0o700 if file.is_dir() else 0o600)
+        about = {
+            "key": entry.name,
+            "rows": len(open_folder(fresh)),
+            "counts": counts.to_dict(),
+            "files": contents(fresh),
+        }
+        (fresh / _CONTENTS).touch(mode=0o600)
+        (fresh / _CONTENTS).write_text(json.dumps(sealed(about)), encoding="utf-8")
+        if entry.exists():
+            # A folder cannot be renamed onto a filled one. Readers that hold the old files open keep them.
+            os.replace(entry, old)
+        os.replace(fresh, entry)

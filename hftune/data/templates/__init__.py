@@ -1,0 +1,1 @@
+"""Chat templates: conversations as text, where the assistant speaks in it, and turn tokens that contents spell."""

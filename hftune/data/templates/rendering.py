@@ -1,0 +1,79 @@
+"""Conversations as text, by the chat template of a tokenizer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from hftune.data.records.messages import Message
+from hftune.data.templates.choice import TemplateChoice, without_token
+from hftune.data.templates.spans import Span
+from hftune.errors import DataError
+
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def render(
+    messages: list[Message],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: list[dict[str, Any]] | None = None,
+    *,
+    add_generation_prompt: bool = False,
+) -> str:
+    """The text of a conversation by the tokenizer's chat template.
+
+    Raises:
+        DataError: The template refuses the conversation (for example a system turn, or roles that do not alternate).
+    """
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+    except (TemplateError, TypeError) as error:
+        # TypeError is what Jinja lets through when a template adds text to something that is not text.
+        roles = " ".join(message["role"] for message in messages)
+        raise without_token(error, tokenizer) or DataError(
+            f"the chat template refuses this conversation ({roles}): {error}",
+            fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that takes "
+            "it, as --chat_template FILE.jinja.",
+            kind="refused by the chat template",
+        ) from error
+    return str(text)
+
+
+class Renderer:
+    """`render` by one tokenizer, with what else is asked of its template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
+        self.choice = TemplateChoice(tokenizer)
+
+    def __call__(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """As `render`."""
+        return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
+
+    def marks(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[Span] | None:
+        """What the template itself marks as generated with {% generation %}; None where it marks nothing."""
+        chosen = self.tokenizer.get_chat_template(tools=tools)
+        if not _MARKED.search(chosen):
+            return None
+        # By transformers' function, because `apply_chat_template` gives marks by token only.
+        _, found = render_jinja_template(
+            [messages],
+            tools=tools,
+            chat_template=chosen,
+            return_assistant_tokens_mask=True,
+            **self.tokenizer.special_tokens_map,
+        )
+        return [Span(start, end) for start, end in found[0]]

@@ -1,0 +1,257 @@
+"""Where in the text of a conversation the assistant speaks.
+
+A template is a program, so a span is only trusted when it was proven. Each bound of a turn is found in one of two ways:
+
+1. by prefixes: the conversation rendered up to the turn (with the generation prompt), or through it, is compared
+   character for character with the whole text;
+2. by a probe: the whole conversation rendered again with the turn replaced by a word that occurs nowhere else. What is
+   before and after that word must be before and after the turn, too.
+
+The first fails where a template renders a turn by what follows it: Qwen3 drops the reasoning of earlier turns, Phi-3
+closes only the last turn with EOS, gpt-oss ends only the last turn with <|return|>. Where both fail, or where a
+part of the turn is not in the span found, the record is refused: a wrong mask would train on the wrong text unseen.
+"""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.records.messages import Message
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.spans import Span
+from hftune.errors import DataError
+
+_REWRITTEN = "turns rewritten by the chat template"
+_LAST_ONLY = "train on the last turn only (--train_on_last_turn), split the record into one record a turn"
+
+
+class TurnFinder:
+    """Renders one conversation and finds its turns.
+
+    Args:
+        by_marks: Take what the template marks with {% generation %}, if it does. That may cover what the generation
+            prompt gives already, so a turn's beginning is not where an answer to the prompt begins.
+        proposes: Errors name a template that would do.
+
+    Raises:
+        DataError: The template refuses the conversation.
+    """
+
+    def __init__(
+        self,
+        messages: list[Message],
+        renderer: Renderer,
+        tools: list[dict[str, Any]] | None = None,
+        *,
+        by_marks: bool = False,
+        proposes: bool = True,
+    ) -> None:
+        self.by_marks, self.proposes = by_marks, proposes
+        self.messages, self.renderer, self.tools = messages, renderer, tools
+        self.text = text = renderer(messages, tools)
+        self.beginnings: dict[tuple[int, bool], str | None] = {}
+        self.prompted: dict[str, bool] = {}
+        self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
+
+    def spans(self, *, last_turn_only: bool = False) -> list[Span]:
+        """Where the assistant speaks in the text.
+
+        Args:
+            last_turn_only: Only the span of the last assistant turn.
+
+        Returns:
+            A span for each assistant turn with a weight other than 0: its content with the terminator of the template
+            (such as <|im_end|>), without white space after that.
+
+        Raises:
+            DataError: The template drops a part of a turn, or rewrites earlier turns so that one cannot be located
+                exactly.
+        """
+        turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
+        marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
+        # A template that marks a turn in pieces, or not at all, says less than what can be found.
+        marked = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
+        spans = []
+        for index in turns[-1:] if last_turn_only else turns:
+            weight = float(self.messages[index].get("weight", 1.0))
+            if weight != 0:
+                start, end = self._marked(index, marked[index]) if index in marked else self._bounds(index)
+                spans.append(Span(start, end, weight))
+        self._check_ends(spans)
+        if any(second.start < first.end for first, second in pairwise(spans)):
+            raise DataError(
+                "this chat template rewrites earlier turns: two turns overlap",
+                fix=self._way_out("overlap", _LAST_ONLY),
+                kind=_REWRITTEN,
+            )
+        return spans
+
+    def _check_ends(self, spans: list[Span]) -> None:
+        """An end of text right behind a turn is the turn's own: without it a model does not learn to stop."""
+        eos = str(self.renderer.tokenizer.eos_token or "\0")
+        if any(self.text[span.end :].lstrip().startswith(eos) for span in spans):
+            raise DataError(
+                f"this chat template writes {eos} behind a turn, and it cannot be told whether it ends the turn",
+                fix="Take it out of the record, or give another template with --chat_template.",
+                kind=_REWRITTEN,
+            )
+
+    def _marked(self, index: int, mark: Span) -> tuple[int, int]:
+        """The turn as the template marks it, with its terminator, which a mark may leave out."""
+        self._check_nothing_lost(index, self.text[mark.start : mark.end])
+        try:
+            _, end = self._bounds(index)
+        except DataError:
+            return mark.start, mark.end
+        return mark.start, end if self.text[mark.end : end].strip() else mark.end
+
+    def beginning(self, count: int, *, prompt: bool = False) -> str | None:
+        """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
+        key = count, prompt
+        if key not in self.beginnings:
+            self.beginnings[key] = self._try(self.messages[:count], prompt=prompt)
+        return self.beginnings[key]
+
+    def _bounds(self, index: int) -> tuple[int, int]:
+        """(start, end) of the assistant turn `index`, trimmed and checked."""
+        start, end = self._start_by_prefix(index), self._end_by_prefix(index)
+        if start is None or end is None:
+            body_start, body_end = self._by_probe(index)
+            start = body_start if start is None else start
+            end = body_end if end is None else end
+        if start is None or end is None or end <= start:
+            raise self._rewritten(index, "the turn is not where the conversation up to it ends")
+        end = self._trimmed(index, start, end)
+        self._check_nothing_lost(index, self.text[start:end])
+        return start, end
+
+    def _try(self, messages: list[Message], *, prompt: bool = False) -> str | None:
+        """Render a part of the conversation, or None where the template refuses that part alone."""
+        if not messages:
+            return None
+        try:
+            return self.renderer(messages, self.tools, add_generation_prompt=prompt)
+        except DataError:
+            return None
+
+    def _start_by_prefix(self, index: int) -> int | None:
+        """Where the generation prompt before the turn ends."""
+        prefix = self.beginning(index, prompt=True)
+        if prefix is None or not self.text.startswith(prefix):
+            return None
+        # Without a generation prompt the prefix would end before the turn's header, which must not be trained. Whether
+        # there is one depends on who spoke before (DeepSeek has none after a tool), so it is asked once for each role.
+        role = self.messages[index - 1]["role"]
+        if role not in self.prompted:
+            self.prompted[role] = prefix != self.beginning(index)
+        return len(prefix) if self.prompted[role] else None
+
+    def _end_by_prefix(self, index: int) -> int | None:
+        """Where the conversation through the turn ends."""
+        upto = self.beginning(index + 1)
+        return len(upto) if upto is not None and self.text.startswith(upto) else None
+
+    def _by_probe(self, index: int) -> tuple[int | None, int | None]:
+        """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
+        probe = {"role": "assistant", "content": self.probe}
+        replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
+        parts = (self._try(replaced) or "").split(self.probe)
+        if len(parts) != 2:
+            return None, None
+        before, after = parts
+        start = len(before) if self.text.startswith(before) else None
+        end = None
+        if self.text.endswith(after):
+            end = len(self.text) - len(after) + self._terminator(replaced[: index + 1], after)
+        return start, end
+
+    def _terminator(self, upto: list[Message], after: str) -> int:
+        """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
+        closing = (self._try(upto) or "").rpartition(self.probe)[2]
+        eos = str(self.renderer.tokenizer.eos_token or "")
+        for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
+            if candidate and after.startswith(candidate):
+                return len(candidate)
+        # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
+        # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
+        following = (self._try(upto, prompt=True) or "").rpartition(self.probe)[2]
+        shared = common_start(after, following)
+        known = [token for token in self.renderer.tokenizer.get_added_vocab() if token and shared.startswith(token)]
+        token = max(known, key=len, default="")
+        return len(token) if shared[len(token) :].strip() else 0
+
+    def _trimmed(self, index: int, start: int, end: int) -> int:
+        """`end` without white space after the terminator, but never inside the content itself."""
+        body = self.text[start:end]
+        closed = body.rstrip()
+        if closed.endswith(self.renderer.special_texts):
+            return start + len(closed)
+        content = self.messages[index]["content"]
+        found = body.rfind(content) if content.strip() else -1
+        content_end = found + len(content) if found >= 0 else 0
+        return start + max(len(body.rstrip()), content_end)
+
+    def _check_nothing_lost(self, index: int, body: str) -> None:
+        """Everything the turn says must be in its span; templates drop reasoning and calls they do not know."""
+        for name, part in _parts(self.messages[index]):
+            if part in body:
+                continue
+            if self._is_earlier(index):
+                raise self._rewritten(index, f"it drops the {name} of that turn")
+            raise DataError(
+                f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
+                fix=self._way_out(name, f"remove the {name} from the record"),
+                kind="turn cut by the chat template",
+            )
+
+    def _is_earlier(self, index: int) -> bool:
+        """Whether a user speaks after the turn, from where on templates may treat it as history."""
+        return any(message["role"] == "user" for message in self.messages[index:])
+
+    def _rewritten(self, index: int, why: str) -> DataError:
+        where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
+        if self._is_earlier(index):
+            fix = self._way_out(why, _LAST_ONLY)
+            return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
+        return DataError(
+            f"this chat template writes the last turn differently from its own generation prompt: {where}",
+            fix=self._way_out(why, "change the turn (often its reasoning)"),
+            kind=_REWRITTEN,
+        )
+
+    def _way_out(self, what: str, otherwise: str) -> str:
+        """What to do about a fault of this sort; "" where nobody asks."""
+        return self.renderer.choice.way_out(what, otherwise, self._found_with) if self.proposes else ""
+
+    def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether every turn of this conversation can be located with a tokenizer that has another template."""
+        try:
+            return bool(TurnFinder(self.messages, Renderer(tokenizer), self.tools, proposes=False).spans())
+        except DataError:
+            return False
+
+
+def common_start(left: str, right: str) -> str:
+    """What two texts begin with alike."""
+    low, high = 0, min(len(left), len(right))
+    # Halving, so that characters are compared in strides and not one by one.
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return left[:low]
+
+
+def _parts(message: Message) -> list[tuple[str, str]]:
+    """(name, text) of what an assistant turn says: reasoning, answer and the names of functions called."""
+    thinking, closed, answer = message["content"].rpartition("</think>")
+    reasoning = [thinking.rpartition("<think>")[2] if closed else "", str(message.get("reasoning_content") or "")]
+    calls = [call["function"]["name"] for call in message.get("tool_calls") or []]
+    parts = [("reasoning", text.strip()) for text in reasoning]
+    parts += [("content", answer.strip()), *(("function call", name) for name in calls)]
+    return [(name, text) for name, text in parts if text]

@@ -1,0 +1,1 @@
+"""Records to token ids and labels, in parallel, as Arrow files; and what became of each record."""

@@ -1,0 +1,166 @@
+"""Conversations to token ids and labels on what the assistant says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
+
+from hftune.arguments import SFTArguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.readers.files import Row
+from hftune.data.records.schemas import to_conversation
+from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.span_finder import SpanFinder
+from hftune.data.templates.spans import SpannedText
+from hftune.data.tokenizing.counts import Counts, check_length, require_fast
+from hftune.data.tokenizing.encoder import IDS, Encoder
+from hftune.data.tokenizing.labels import span_of_tokens
+from hftune.data.tokenizing.prefixes import PrefixEncoder
+from hftune.errors import ArgumentError, DataError
+
+NO_TARGET = "no trained token within max_length"
+
+
+class ChatEncoder(Encoder):
+    """Conversations for SFT, with labels on what the assistant says.
+
+    Each conversation is tokenised once, as a whole. What is longer than `max_length` loses its end; no EOS is added
+    there. A record without a trained token in what is left is dropped and counted.
+
+    Columns input_ids, labels (IGNORE_INDEX where not trained), at most `max_length` int32 each; length; trained; and
+    with `turn_weights` loss_weights (float32, one a token).
+
+    Args:
+        max_length: Tokens; None for no limit.
+        train_on_inputs: Train on every token instead.
+        last_turn_only: Train only on the last assistant turn.
+        turn_weights: A turn's `weight` scales its loss; else it may only be 0 or 1.
+        by_marks: Where a template marks what is generated, train that; without marks turns are located in the text.
+        borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
+
+    Raises:
+        ArgumentError: Everything and the last turn only at once, or a length below 2.
+        DataError: A tokenizer without character offsets, or without a chat template.
+    """
+
+    row_length = "max_length"
+    dummy_kind = "conversation"
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_length: int | None,
+        train_on_inputs: bool = False,
+        last_turn_only: bool = False,
+        turn_weights: bool = False,
+        by_marks: bool = True,
+        borders_in_text: str = "split",
+    ) -> None:
+        check_length(max_length, "--max_length")
+        if train_on_inputs and last_turn_only:
+            raise ArgumentError(
+                "train on everything, or on the last turn only?",
+                place="--train_on_inputs, --train_on_last_turn",
+                fix="Give one of them.",
+            )
+        require_fast(tokenizer)
+        require_chat_template(tokenizer)
+        self.tokenizer = tokenizer
+        self.max_length, self.turn_weights = max_length, turn_weights
+        self.finder = SpanFinder(
+            tokenizer,
+            whole=train_on_inputs,
+            last_turn_only=last_turn_only,
+            by_marks=by_marks,
+            borders_in_text=borders_in_text,
+        )
+        self.encodings = PrefixEncoder(tokenizer, max_length)
+        columns = {"input_ids": IDS, "labels": IDS, "length": pa.int32(), "trained": pa.int32()}
+        if turn_weights:
+            columns["loss_weights"] = pa.list_(pa.float32())
+        self.schema = pa.schema(columns)
+
+    @classmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: SFTArguments) -> ChatEncoder:
+        """As the flags of run_sft.py say."""
+        return cls(
+            tokenizer,
+            max_length=args.max_length,
+            train_on_inputs=args.train_on_inputs,
+            last_turn_only=args.train_on_last_turn,
+            turn_weights=args.turn_weights,
+            borders_in_text=args.borders_in_text,
+        )
+
+    def whole(self) -> ChatEncoder:
+        """Conversations as long as they are."""
+        return ChatEncoder(
+            self.tokenizer,
+            max_length=None,
+            train_on_inputs=self.finder.whole,
+            last_turn_only=self.finder.last_turn_only,
+            turn_weights=self.turn_weights,
+            by_marks=self.finder.by_marks,
+            borders_in_text=self.finder.guard.mode,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """For the fingerprint."""
+        return {
+            "encoder": "chat",
+            "max_length": self.max_length,
+            "train_on_inputs": self.finder.whole,
+            "last_turn_only": self.finder.last_turn_only,
+            "turn_weights": self.turn_weights,
+            "by_marks": self.finder.by_marks,
+            "borders_in_text": self.finder.guard.mode,
+        }
+
+    def parse(self, row: Row) -> SpannedText:
+        """The text of a row with its spans."""
+        conversation = to_conversation(row)
+        try:
+            found = self.finder(conversation.messages, conversation.tools)
+        except DataError as error:
+            raise error.at(conversation.origin) from error
+        fraction = next((span.weight for span in found.spans if span.weight != 1.0), None)
+        if fraction is not None and not self.turn_weights:
+            raise DataError(
+                f"a turn has the weight {fraction}",
+                place=row.origin,
+                fix="Add --turn_weights to scale the loss of turns, or write 0 or 1.",
+                kind="turn with a fractional weight",
+            )
+        return found
+
+    def encode(self, parsed: list[SpannedText], counts: Counts) -> dict[str, list[Any]]:
+        """Ids and labels of the first `max_length` tokens."""
+        columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
+        encodings = self.encodings([one.text for one in parsed])
+        for one, (encoding, covered) in zip(parsed, encodings, strict=True):
+            counts.note_texts([one.text])
+            ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            owner = span_of_tokens(encoding, one.spans, covered)[: len(ids)]
+            # The first token does not count: no token before it could predict it.
+            trained = int(np.count_nonzero(owner[1:] >= 0))
+            if not trained:
+                whole = self.tokenizer(one.text, add_special_tokens=False)["input_ids"]
+                counts.drop(NO_TARGET, needs=len(whole))
+                continue
+            counts.used += 1
+            counts.truncated += covered < len(one.text) or len(encoding) > len(ids)
+            counts.tokens += len(ids)
+            counts.trained_tokens += trained
+            columns["input_ids"].append(ids)
+            columns["labels"].append(np.where(owner >= 0, ids, IGNORE_INDEX).astype(np.int32))
+            columns["length"].append(len(ids))
+            columns["trained"].append(trained)
+            if self.turn_weights:
+                # The 0 at the end is what index -1 finds: tokens of no span.
+                weights = np.array([*(span.weight for span in one.spans), 0.0], dtype=np.float32)
+                columns["loss_weights"].append(weights[owner])
+        return columns

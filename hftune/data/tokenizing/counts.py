@@ -1,0 +1,132 @@
+"""What became of the records, and the checks that all kinds of tokenisation share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.templates.respelled_tokenizer import FLAG, turn_tokens_in
+from hftune.errors import ArgumentError, DataError, UserError
+
+_IF_ANY = frozenset(("bordered", "borders", "cut", "packing", "shortest_dropped"))
+
+
+@dataclass
+class Counts:
+    """What became of the rows: rows = used + all dropped.
+
+    `tokens` are those kept, `trained_tokens` those with a loss; `examples` says of each reason what was dropped first.
+    """
+
+    rows: int = 0
+    used: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    truncated: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    bordered: int = 0
+    borders: dict[str, int] = field(default_factory=dict)
+    """Records in whose text tokens are spelled that begin or end turns; and how many for each of these tokens."""
+    cut: dict[str, int] = field(default_factory=dict)
+    """Of the truncated records of a prompt and answers: how many lost a part of each."""
+    packing: dict[str, Any] | None = None
+    """`PackStats` and the settings, where the rows are packed."""
+
+    shortest_dropped: int = 0
+    """Tokens of the shortest record that was dropped for its length; 0 where none was."""
+
+    def drop(self, reason: str, example: UserError | None = None, *, needs: int = 0) -> None:
+        """Count one record as dropped; `needs` tokens would have saved it."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        self.shortest_dropped = _least(self.shortest_dropped, needs)
+        if example is not None:
+            self.examples.setdefault(reason, f"{example.place}: {example.cause}")
+
+    def note_cut(self, **parts: bool) -> None:
+        """Count one record as truncated if any of its parts, by their names, has lost something."""
+        self.truncated += any(parts.values())
+        for name in (name for name, is_cut in parts.items() if is_cut):
+            self.cut[name] = self.cut.get(name, 0) + 1
+
+    def note_texts(self, texts: Sequence[str]) -> None:
+        """Count a record, which is these texts, under each turn token that one of them spells in its contents."""
+        self.note_turn_tokens([token for text in texts for token in turn_tokens_in(text)])
+
+    def note_turn_tokens(self, tokens: Iterable[str]) -> None:
+        """Count one record under each turn token that its text spells."""
+        found = sorted({*tokens})
+        self.bordered += bool(found)
+        for token in found:
+            self.borders[token] = self.borders.get(token, 0) + 1
+
+    def add(self, other: Counts) -> None:
+        """Take in the counts of further records."""
+        for name in ("rows", "used", "truncated", "tokens", "trained_tokens", "bordered"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders), (self.cut, other.cut)):
+            for name, number in others.items():
+                mine[name] = mine.get(name, 0) + number
+        self.examples = other.examples | self.examples
+        self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the manifest and the cache; packing and turn borders only where there are some."""
+        return {name: value for name, value in asdict(self).items() if value or name not in _IF_ANY}
+
+
+def _least(first: int, second: int) -> int:
+    """The smaller of two numbers, of which 0 is none."""
+    return min(first, second) if first and second else first or second
+
+
+def check_length(value: int | None, flag: str, least: int = 2) -> None:
+    """Refuse a length below `least`; None means no limit.
+
+    Raises:
+        ArgumentError: Naming the flag.
+    """
+    if value is not None and value < least:
+        raise ArgumentError(f"{flag} is {value}", place=flag, fix=f"Give {least} or more.")
+
+
+def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that cannot say which characters a token stands for.
+
+    Raises:
+        DataError: It is not backed by the `tokenizers` library.
+    """
+    if not tokenizer.is_fast:
+        raise DataError(
+            f"{type(tokenizer).__name__} cannot say which characters a token stands for, so no turn can be masked",
+            place="--tokenizer_name_or_path",
+            fix="Use a tokenizer with a tokenizer.json.",
+        )
+
+
+def describe_turn_tokens(counts: Counts, mode: str) -> str:
+    """What was found and what becomes of it, in a line."""
+    which = ", ".join(f"{token} in {number}" for token, number in counts.borders.items())
+    became = "they stay text" if mode == "split" else "they are encoded as these tokens"
+    return (
+        f"{counts.bordered} of {counts.rows} records spell tokens in their text that begin or end turns or texts "
+        f"({which}); {became} ({FLAG} {mode})"
+    )
+
+
+def all_dropped(counts: Counts, flag: str) -> DataError:
+    """The error for a dataset of which nothing is left."""
+    reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
+    cause = f"all {counts.rows} records were dropped: {reasons}"
+    if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
+        first = next(iter(counts.examples.values()))
+        return DataError(
+            f"{cause}; the first is {first}",
+            place="the data",
+            fix="Bring such records into a form that is read; `hftune preview` shows what becomes of them.",
+        )
+    least = f": the shortest of these records needs {flag} {counts.shortest_dropped}" if counts.shortest_dropped else ""
+    return DataError(cause, place=flag, fix=f"Give a larger {flag}{least}.")

@@ -1,0 +1,196 @@
+"""Chunks of records to an Arrow file of token ids, in parallel and in constant memory.
+
+An `Encoder` says what a stage makes of its records. Everything else is the same for all stages: records are read and
+encoded in worker processes, batch by batch; what cannot be used stops the run, or is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.readers.columns import apply_columns, check_columns, columns_found
+from hftune.data.readers.files import Chunk, Row
+from hftune.data.tokenizing.counts import Counts, all_dropped
+from hftune.data.tokenizing.workers import in_order
+from hftune.errors import DataError
+
+Ragged = list[np.ndarray]
+IDS = pa.list_(pa.int32())
+_FILE = "data-00000-of-00001.arrow"
+
+
+class Encoder(ABC):
+    """What a stage makes of its records."""
+
+    tokenizer: PreTrainedTokenizerBase
+    schema: pa.Schema
+    """Columns of the result. `length` (tokens) and `trained` (those with a loss) are summed up for counts."""
+    length_flag: ClassVar[str] = "--max_length"
+    """What to raise if nothing is left."""
+    dummy_kind: ClassVar[str] = "text"
+    """What `--dummy_data` generates for it; one of `dummy.KINDS`."""
+    row_length: ClassVar[str | None] = None
+    """The training argument that says how long packed rows are; None where records are not packed."""
+
+    @classmethod
+    @abstractmethod
+    def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: Any) -> Encoder:
+        """The encoder that a stage's training arguments ask for."""
+
+    def whole(self) -> Encoder:
+        """This encoder without a limit on length, for records that are cut while packing."""
+        return self
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """All that decides the result beside the records and the tokenizer; plain values, for the fingerprint."""
+
+    @abstractmethod
+    def parse(self, row: Row) -> Any:
+        """One record, checked, as `encode` wants it.
+
+        Raises:
+            DataError: It cannot be used.
+        """
+
+    @abstractmethod
+    def encode(self, parsed: list[Any], counts: Counts) -> dict[str, list[Any]]:
+        """The columns of a batch of records; counts all of them as used or dropped."""
+
+    def finish(self, dataset: Dataset) -> Dataset:
+        """A last look at the whole dataset, memory-mapped; by default nothing."""
+        return dataset
+
+
+def write_tokenised(
+    chunks: Iterable[Chunk],
+    encoder: Encoder,
+    folder: Path,
+    *,
+    workers: int = 1,
+    on_bad_record: str = "error",
+    columns: Mapping[str, str] | None = None,
+    progress: bool = False,
+) -> Counts:
+    """Encode all chunks into `folder`, in the layout of `Dataset.save_to_disk`.
+
+    Args:
+        workers: Processes that read and encode.
+        on_bad_record: "error", or "drop" to count them and go on.
+        columns: From `parse_columns`.
+        progress: Show a bar on stderr if it takes longer than two seconds.
+
+    Returns:
+        What became of the records. `used` may be 0.
+
+    Raises:
+        DataError: A record that cannot be used, unless they are dropped.
+        ArgumentError: `columns` names what no record has.
+    """
+    counts, renamed = Counts(), set()
+    encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
+            for payload, found, seen in in_order(encode, chunks, workers):
+                counts.add(found)
+                renamed.update(seen)
+                bar.update(found.rows)
+                yield pa.ipc.read_record_batch(payload, encoder.schema)
+
+    write_batches(folder, encoder.schema, batches())
+    check_columns(columns or {}, renamed)
+    return counts
+
+
+def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    """Record batches as a folder that `datasets.load_from_disk` opens, one in memory at a time."""
+    with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    _describe(folder)
+
+
+def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
+    """A few rows, in this process and in memory.
+
+    Raises:
+        DataError: A record that cannot be used, or none left.
+    """
+    counts = Counts(rows=len(rows))
+    columns = encoder.encode([encoder.parse(row) for row in rows], counts)
+    if not counts.used:
+        raise all_dropped(counts, encoder.length_flag)
+    batch = _record_batch(columns, encoder.schema)
+    return without_counts(encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema)))), counts
+
+
+def without_counts(dataset: Dataset) -> Dataset:
+    """The dataset without its column `trained`, which only counting wants."""
+    return dataset.remove_columns("trained") if "trained" in dataset.column_names else dataset
+
+
+def _encode_chunk(
+    chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
+) -> tuple[pa.Buffer, Counts, set[str]]:
+    """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
+    counts, parsed = Counts(), []
+    renamed: set[str] = set()
+    for row in chunk.rows():
+        counts.rows += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            if columns:
+                renamed |= columns_found(row, columns)
+                row = apply_columns(row, columns)
+            parsed.append(encoder.parse(row))
+        except DataError as error:
+            if not drop:
+                raise
+            counts.drop(error.kind, error)
+    return _record_batch(encoder.encode(parsed, counts), encoder.schema).serialize(), counts, renamed
+
+
+def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [_array(columns[field.name], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return _ragged(values, kind) if isinstance(kind, pa.ListType) else pa.array(values, kind)
+
+
+def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
+    """Lists of numbers from one flat array, without an object for each number."""
+    ends = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in values], out=ends[1:])
+    flat = np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat, kind.value_type))
+
+
+def _describe(folder: Path) -> None:
+    """The two small files that `datasets.load_from_disk` wants beside the data."""
+    dataset = Dataset.from_file(str(folder / _FILE))
+    state: dict[str, Any] = {
+        "_data_files": [{"filename": _FILE}],
+        "_fingerprint": folder.name,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2))
+    dataset.info.write_to_directory(str(folder))

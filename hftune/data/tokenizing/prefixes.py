@@ -1,0 +1,103 @@
+"""Token ids of the first tokens of long texts: the quick way to them, which does not tokenise what lies beyond.
+
+The way that defines them is to tokenise the whole text and to cut. But a tokenizer cuts a text into words by looking at
+most a little ahead, and tokenises each word on its own. So the tokens of a text's beginning are those of the whole
+text, up to some words before the cut. Where a tokenizer has no such words (SentencePiece models without a
+pre-tokenizer), only the text between special tokens counts as one word, and more of the text is read. A property test
+holds both ways equal.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spelling
+
+_AHEAD = 2
+"""Characters that a tokenizer's word boundaries may depend on beyond the word."""
+_HEAD = 512
+"""Characters of a text by which its script is told."""
+
+
+class PrefixEncoder:
+    """Encodes texts that already hold their special tokens.
+
+    Args:
+        tokenizer: A fast tokenizer, or one that is spelled otherwise.
+        max_length: Tokens that are wanted of each text; None for all.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | RespelledTokenizer, max_length: int | None) -> None:
+        self.backend = tokenizer.backend_tokenizer
+        self.max_length = max_length
+        added = [token for token in tokenizer.get_added_vocab() if token]
+        self.longest, self.openings = max(map(len, added), default=0), {token[0] for token in added}
+        # Characters a token by UTF-8 bytes a character, as the texts before had them: Chinese has fewer than English.
+        # A wrong guess costs time, never a token.
+        self.density: dict[int, float] = {}
+        self.spelled: PrefixEncoder | None = None
+
+    def __call__(self, texts: list[str]) -> list[tuple[Encoding, int]]:
+        """(encoding, characters of the text that it covers) of each text.
+
+        The first `max_length` tokens are those of the whole text. Where the text is covered whole, all tokens are.
+        """
+        return by_spelling(texts, self._read, self._read_spelled)
+
+    def _read_spelled(self, texts: list[str], spelling: RespelledTokenizer) -> list[tuple[Encoding, int]]:
+        """The same by the tokenizer in which turn tokens have stand-ins."""
+        self.spelled = self.spelled or PrefixEncoder(spelling, self.max_length)
+        return self.spelled(texts)
+
+    def _read(self, texts: list[str]) -> list[tuple[Encoding, int]]:
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        if self.max_length is None:
+            return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
+        done: dict[int, tuple[Encoding, int]] = {}
+        reach = {index: self._reach(text, self.max_length) for index, text in enumerate(texts)}
+        while reach:
+            encodings = self._encode([texts[index][:end] for index, end in reach.items()])
+            missed = {}
+            for (index, end), found in zip(reach.items(), encodings, strict=True):
+                text = texts[index]
+                self._learn(text, end / max(1, len(found)))
+                if end == len(text) or self._is_final(found, text[:end]):
+                    done[index] = found, end
+                else:
+                    missed[index] = max(self._reach(text, self.max_length), min(len(text), end * 5 // 4 + 1))
+            reach = missed
+        return [done[index] for index in range(len(texts))]
+
+    def _reach(self, text: str, length: int) -> int:
+        """How many characters probably hold so many tokens and a margin."""
+        if len(text) <= length:
+            return len(text)  # rarely more than a token a character
+        return min(len(text), int(1.1 * length * self.density.get(_script(text), 3.0)) + 16)
+
+    def _learn(self, text: str, density: float) -> None:
+        before = self.density.get(_script(text), density)
+        self.density[_script(text)] = before + 0.1 * (density - before)
+
+    def _encode(self, texts: list[str]) -> list[Encoding]:
+        found: list[Encoding] = self.backend.encode_batch(texts, add_special_tokens=False)
+        return found
+
+    def _is_final(self, encoding: Encoding, prefix: str) -> bool:
+        """Whether the first `max_length` tokens cannot change with what follows the prefix."""
+        assert self.max_length is not None
+        if len(encoding) <= self.max_length:
+            return False
+        # A special token that the cut divides is read as words of its own, and may join the word before it.
+        tail = prefix[-self.longest :]
+        doubtful = len(tail) if self.openings.intersection(tail) else 0
+        edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
+        last = encoding.token_to_word(self.max_length - 1)
+        return edge is not None and last is not None and last + 2 <= edge
+
+
+def _script(text: str) -> int:
+    """UTF-8 bytes a character, judged by the beginning: 1 for English, 3 for Chinese."""
+    head = text[:_HEAD]
+    return round(len(head.encode("utf-8", "replace")) / max(1, len(head)))

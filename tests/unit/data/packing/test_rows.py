@@ -1,0 +1,246 @@
+"""Packed rows: nothing lost or doubled, no target across documents, whatever the strategy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from examples.base_model import prepare_base
+from hftune.arguments import parse_arguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.packing import rows as packing_module
+from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packings
+from hftune.data.readers.files import find_files, read_rows
+from hftune.data.tokenizing.counts import Counts
+from hftune.errors import ArgumentError, DataError
+from tests.unit.data.helpers import to_dataset, tokenize_chat
+
+LENGTH = 8
+DOCUMENTS = st.lists(st.integers(1, 20), min_size=1, max_size=25)
+Row = dict[str, list[int]]
+
+
+def documents(lengths: list[int], *, trained: bool = True) -> Dataset:
+    """Token ids say where they are from: 100 times the document plus the place in it."""
+    ids = [[100 * number + place for place in range(length)] for number, length in enumerate(lengths)]
+    return to_dataset({"input_ids": ids, "labels": ids if trained else [[IGNORE_INDEX] * len(row) for row in ids]})
+
+
+def segments(row: Row) -> list[list[tuple[int, int, int]]]:
+    """(token, label, position) of each document's part of a row."""
+    triples = list(zip(row["input_ids"], row["labels"], row["position_ids"], strict=True))
+    parts, at = [], 0
+    for length in row["seq_lengths"]:
+        parts.append(triples[at : at + length])
+        at += length
+    assert at == len(triples)
+    return parts
+
+
+def lengths_for(strategy: str, lengths: list[int]) -> list[int]:
+    """Documents that the strategy takes, with a token to train for sure."""
+    return [2, *(min(length, LENGTH) if strategy == "bfd" else length for length in lengths)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=40)
+@given(lengths=DOCUMENTS)
+def test_rows_hold_documents_apart(strategy: str, lengths: list[int]) -> None:
+    lengths = lengths_for(strategy, lengths)
+    rows, stats = pack(documents(lengths), LENGTH, strategy)
+    tokens: list[int] = []
+    targets = 0
+    for row in rows:
+        assert 1 <= len(row["input_ids"]) <= LENGTH
+        assert len(row["input_ids"]) == LENGTH or strategy != "wrapped" or row == rows[-1]
+        for part in segments(row):
+            ids, labels, positions = zip(*part, strict=True)
+            # A run of one document, from its own place 0 on.
+            assert [token - ids[0] for token in ids] == list(range(len(ids))) == list(positions)
+            assert ids[0] // 100 == ids[-1] // 100
+            assert labels == (IGNORE_INDEX, *ids[1:])
+            tokens += ids
+            targets += len(ids) - 1
+            if strategy == "bfd":
+                assert len(ids) == lengths[ids[0] // 100]
+    everything = [100 * number + place for number, length in enumerate(lengths) for place in range(length)]
+    left_out = sorted(set(everything) - set(tokens))
+    assert len(tokens) == len(set(tokens)) and len(left_out) == stats.untrained_tokens
+    assert stats.packs == len(rows)
+    assert stats.documents == len(lengths)
+    assert (stats.tokens, stats.trained_tokens) == (len(tokens), targets)
+    assert stats.fill == len(tokens) / (len(rows) * LENGTH)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(deadline=None, max_examples=15)
+@given(lengths=DOCUMENTS, at_once=st.integers(1, 60))
+def test_the_same_whatever_is_held_in_memory(strategy: str, lengths: list[int], at_once: int) -> None:
+    dataset = documents(lengths_for(strategy, lengths))
+    expected = pack(dataset, LENGTH, strategy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing_module, "TOKENS_AT_ONCE", at_once)
+        again = pack(dataset, LENGTH, strategy)
+    assert again[0].to_dict() == expected[0].to_dict()
+    assert again[1] == expected[1]
+
+
+def test_rows_by_hand() -> None:
+    rows, stats = pack(documents([3, 5, 4, 1]), 6, "bfd")
+    assert rows.to_dict() == {
+        "input_ids": [[0, 1, 2], [100, 101, 102, 103, 104, 300], [200, 201, 202, 203]],
+        "labels": [[-100, 1, 2], [-100, 101, 102, 103, 104, -100], [-100, 201, 202, 203]],
+        "position_ids": [[0, 1, 2], [0, 1, 2, 3, 4, 0], [0, 1, 2, 3]],
+        "seq_lengths": [[3], [5, 1], [4]],
+    }
+    assert {feature.feature.dtype for feature in rows.features.values()} == {"int32"}
+    assert stats.to_dict() == {
+        "max_length": 6, "packs": 3, "documents": 4, "split_documents": 0, "tokens": 13, "trained_tokens": 9,
+        "untrained_tokens": 0, "fill": 0.7222,
+    }  # fmt: skip
+
+
+def test_pieces_of_a_document_do_not_see_each_other() -> None:
+    rows, stats = pack(documents([3, 4]), 5, "wrapped")
+    assert rows["input_ids"][:] == [[0, 1, 2, 100, 101], [102, 103]]
+    assert rows["labels"][:] == [[-100, 1, 2, -100, 101], [-100, 103]]
+    assert rows["seq_lengths"][:] == [[3, 2], [2]]
+    assert stats.split_documents == 1
+
+
+def test_documents_may_see_each_other_where_asked() -> None:
+    rows, _ = pack(documents([3, 4]), 5, "wrapped", cross_document_attention=True)
+    assert rows["labels"][:] == [[-100, 1, 2, 100, 101], [-100, 103]]
+    assert rows["position_ids"][:] == [[0, 1, 2, 3, 4], [0, 1]]
+    assert rows["seq_lengths"][:] == [[5], [2]]
+
+
+def test_rows_without_a_target_are_left_out_and_counted() -> None:
+    rows, stats = pack(documents([5, 1]), 5, "bfd")
+    assert rows["input_ids"][:] == [[0, 1, 2, 3, 4]]
+    assert (stats.packs, stats.tokens, stats.untrained_tokens) == (1, 5, 1)
+    with pytest.raises(DataError, match="no token to train"):
+        pack(documents([5], trained=False), 5)
+
+
+def test_an_overlong_document_is_split_only_where_asked() -> None:
+    with pytest.raises(DataError, match="a document of 6 tokens does not fit into rows of 5") as caught:
+        pack(documents([2, 6]), 5, "bfd")
+    assert "bfd_split" in str(caught.value)
+    rows, stats = pack(documents([2, 6]), 5, "bfd_split")
+    assert sorted(length for row in rows["seq_lengths"][:] for length in row) == [1, 2, 5]
+    assert stats.split_documents == 1
+
+
+def test_selections_and_files_of_several_batches(tmp_path: Path) -> None:
+    """Arrow's buffers hold more than a selection shows, and a file's rows lie in several of them."""
+    dataset = documents([3, 5, 4, 2, 2, 1])
+    dataset.save_to_disk(tmp_path / "d", num_shards=3)
+    chunked = Dataset.load_from_disk(str(tmp_path / "d"))
+    assert len(chunked.data.column("input_ids").chunks) == 3
+    assert pack(chunked, 6)[0].to_dict() == pack(dataset, 6)[0].to_dict()
+    chosen = pack(chunked.select([4, 1, 2]), 6)[0]
+    assert chosen["input_ids"][:] == [[400, 401, 200, 201, 202, 203], [100, 101, 102, 103, 104]]
+    sliced = pack(dataset.select(range(1, 3)), 6)[0]
+    assert sliced["input_ids"][:] == [[100, 101, 102, 103, 104], [200, 201, 202, 203]]
+
+
+def test_the_file_goes_with_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
+    rows, _ = pack(documents([3]), 4)
+    assert len([entry for entry in tmp_path.iterdir() if entry.is_dir()]) == 1
+    del rows
+    assert not list(tmp_path.iterdir())
+
+
+def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
+    dataset, counts = documents([3, 4]), Counts(rows=3, used=2, dropped={"x": 1}, tokens=7, trained_tokens=5)
+    where: Any = {"cache_dir": str(tmp_path), "overwrite": False}
+    rows, changed = packed(dataset, counts, Packing(5, "wrapped"), "key", **where)
+    assert changed.packing is not None
+    assert (changed.rows, changed.used, changed.dropped) == (3, 2, {"x": 1})
+    assert (changed.tokens, changed.trained_tokens) == (7, 4)
+    assert (changed.packing["strategy"], changed.packing["packs"], changed.packing["fill"]) == ("wrapped", 2, 0.7)
+    # From the cache: nothing is read of what is given.
+    again, same = packed(documents([1]), Counts(), Packing(5, "wrapped"), "key", **where)
+    assert again.to_dict() == rows.to_dict() and same == changed
+    for other in (Packing(6, "wrapped"), Packing(5, "bfd"), Packing(5, "wrapped", cross_document_attention=True)):
+        assert packed(dataset, counts, other, "key", **where)[0].to_dict() != rows.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "train", "evaluation"),
+    [
+        ("sft", [], None, None),
+        ("sft", ["--packing"], Packing(1024), Packing(1024)),
+        ("sft", ["--greedy_intokens", "True", "--eval_packing", "False"], Packing(1024), None),
+        ("sft", ["--eval_packing", "True", "--max_length", "9"], None, Packing(9)),
+        ("sft", ["--packing", "--packing_strategy", "bfd_split"], Packing(1024, "bfd_split", False), ...),
+        ("pt", [], Packing(1024, "wrapped", False), ...),
+        ("pt", ["--packing", "False"], None, None),
+        ("pt", ["--cross_document_attention", "True"], Packing(1024, "wrapped", True), ...),
+    ],
+)
+def test_what_arguments_ask_for(stage: str, flags: list[str], train: Packing | None, evaluation: Any) -> None:
+    *_, args = parse_arguments(stage, [*flags, "--output_dir", "o"])
+    chosen = packings(args, "max_length" if stage == "sft" else "block_size")
+    assert chosen.get("train") == train
+    assert chosen.get("eval") == (train if evaluation is ... else evaluation)
+
+
+def test_what_is_cut_while_packing_is_not_truncated_before() -> None:
+    assert [Packing(9, strategy).cuts for strategy in ("bfd", "bfd_split", "wrapped")] == [False, True, True]
+
+
+def test_rows_need_a_length() -> None:
+    *_, args = parse_arguments("sft", ["--packing", "--output_dir", "o"])
+    for length, words in ((None, "how long rows are"), (1, "--max_length is 1")):
+        args.max_length = length
+        with pytest.raises(ArgumentError, match=words):
+            packings(args, "max_length")
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "words"),
+    [
+        ("sft", ["--packing_strategy", "wrapped"], "--packing_strategy has no effect without --packing"),
+        (
+            "pt",
+            ["--packing", "False", "--cross_document_attention", "True"],
+            "--cross_document_attention has no effect",
+        ),
+        ("sft", ["--packing", "--padding_free"], "--padding_free has no effect"),
+    ],
+)
+def test_settings_of_what_is_not_done_are_said(
+    stage: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(packing_module, "notice", said.append)
+    for chosen, expected in ((flags, 1), ([], 0)):
+        said.clear()
+        *_, args = parse_arguments(stage, [*chosen, "--output_dir", "o"])
+        packings(args, "max_length" if stage == "sft" else "block_size")
+        assert sum(words in line for line in said) == len(said) == expected
+
+
+@pytest.mark.slow
+def test_real_conversations_fill_rows(samples: Path) -> None:
+    """200 conversations, a third of them longer than a row, with the tokenizer of the model that examples train."""
+    folder = Path(__file__).parents[4] / "outputs" / "base" / "SmolLM2-135M-Instruct"
+    prepare_base(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = read_rows(find_files(str(samples / "sft" / "sharegpt_zh.jsonl"), "--train_file_dir"))
+    for strategy in STRATEGIES:
+        dataset, counts = tokenize_chat(rows, tokenizer, max_length=None if Packing(2048, strategy).cuts else 2048)
+        packs, stats = pack(dataset, 2048, strategy)
+        assert stats.fill >= 0.98, (strategy, stats)
+        # Every token that tokenising kept, and as few rows as can hold them.
+        assert stats.tokens == counts.tokens
+        assert len(packs) == -(-counts.tokens // 2048) or strategy == "bfd_split"

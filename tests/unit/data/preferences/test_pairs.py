@@ -1,0 +1,242 @@
+"""Preference pairs and prompts to token ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hftune.data.preferences.prompts import PromptEncoder
+from hftune.data.readers.files import find_files, read_rows
+from hftune.errors import ArgumentError, DataError
+from tests.unit.data.helpers import (
+    assistant,
+    call,
+    make_tokenizer,
+    prompts_dataset,
+    row,
+    template,
+    tokenize_pairs,
+    tokenize_reward_pairs,
+    user,
+)
+
+PAIR = {"prompt": "天气?", "chosen": "Thank you 🙂", "rejected": "\n\nno"}
+PROMPT = "<|im_start|>user\n天气?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def decoded(tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> dict[str, str]:
+    return {name: tokenizer.decode(ids) for name, ids in example.items() if name.endswith("_ids")}
+
+
+def test_answers_end_with_the_terminator(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_pairs([row(**PAIR)], chatml, max_length=999)
+    assert decoded(chatml, dataset[0]) == {
+        "prompt_ids": PROMPT, "chosen_ids": "Thank you 🙂<|im_end|>", "rejected_ids": "\n\nno<|im_end|>",
+    }  # fmt: skip
+    answers = len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
+    assert (counts.used, counts.truncated, counts.trained_tokens) == (1, 0, answers)
+    assert counts.tokens == answers + 2 * len(dataset[0]["prompt_ids"])
+
+
+def test_ids_are_those_of_the_whole_text(chatml: PreTrainedTokenizerFast) -> None:
+    """Also where the first token of an answer could join the line break before it."""
+    dataset, _ = tokenize_pairs([row(**PAIR)], chatml, max_length=999)
+    for name in ("chosen", "rejected"):
+        whole = chatml(PROMPT + PAIR[name] + "<|im_end|>", add_special_tokens=False)["input_ids"]
+        assert dataset[0]["prompt_ids"] + dataset[0][f"{name}_ids"] == whole
+
+
+def test_empty_thought_belongs_to_the_answers() -> None:
+    tokenizer = make_tokenizer(template("qwen3"))
+    dataset, _ = tokenize_pairs([row(**PAIR)], tokenizer, max_length=999)
+    shown = decoded(tokenizer, dataset[0])
+    assert shown["prompt_ids"] == PROMPT
+    assert shown["chosen_ids"] == "<think>\n\n</think>\n\nThank you 🙂<|im_end|>"
+
+
+def test_several_turns_and_a_system_text(chatml: PreTrainedTokenizerFast) -> None:
+    turns = [user("a"), assistant("b"), user("c")]
+    dataset, _ = tokenize_pairs([row(messages=turns, system="S", chosen="C", rejected="R")], chatml, max_length=999)
+    parts = [("system", "S"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in parts)
+    assert decoded(chatml, dataset[0]) == {
+        "prompt_ids": text + "<|im_start|>assistant\n", "chosen_ids": "C<|im_end|>", "rejected_ids": "R<|im_end|>",
+    }  # fmt: skip
+
+
+# A prompt of 12 tokens: <|im_start|> user \n a b c d <|im_end|> \n <|im_start|> assistant \n; answers of 9 and 5.
+LONG = {"prompt": "abcd", "chosen": "ABCDEFGH", "rejected": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "lengths"),
+    [
+        ({"max_length": 21}, (12, 9, 5)),
+        # The prompt gives way first ...
+        ({"max_length": 20}, (11, 9, 5)),
+        ({"max_length": 18}, (9, 9, 5)),
+        # ... down to half of max_length, then the answers.
+        ({"max_length": 16}, (8, 8, 5)),
+        ({"max_length": 8}, (4, 4, 4)),
+        ({"max_length": 2}, (1, 1, 1)),
+        ({"max_length": 99, "max_prompt_length": 3}, (3, 9, 5)),
+        ({"max_length": 99, "max_completion_length": 6}, (12, 6, 5)),
+        ({"max_length": 16, "max_completion_length": 6}, (10, 6, 5)),
+        ({"max_length": 9, "max_prompt_length": 3, "max_completion_length": 1}, (3, 1, 1)),
+    ],
+)
+def test_truncation(chatml: PreTrainedTokenizerFast, limits: dict[str, int], lengths: tuple[int, int, int]) -> None:
+    whole = tokenize_pairs([row(**LONG)], chatml, max_length=999)[0][0]
+    dataset, counts = tokenize_pairs([row(**LONG)], chatml, **limits)
+    prompt, chosen, rejected = lengths
+    # The prompt keeps its end, the answers their start.
+    assert dataset[0]["prompt_ids"] == whole["prompt_ids"][12 - prompt :]
+    assert dataset[0]["chosen_ids"] == whole["chosen_ids"][:chosen]
+    assert dataset[0]["rejected_ids"] == whole["rejected_ids"][:rejected]
+    assert counts.truncated == int(lengths != (12, 9, 5))
+
+
+def test_pairs_equal_after_truncation_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt="a", chosen="same 1", rejected="same 2"), row(prompt="a", chosen="1", rejected="2")]
+    dataset, counts = tokenize_pairs(rows, chatml, max_length=99, max_completion_length=2)
+    assert (len(dataset), counts.dropped) == (1, {"chosen and rejected are equal after truncation": 1})
+    with pytest.raises(DataError, match="all 1 records were dropped"):
+        tokenize_pairs(rows[:1], chatml, max_length=99, max_completion_length=2)
+
+
+def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_reward_pairs([row(**PAIR)], chatml, max_length=999)
+    assert decoded(chatml, dataset[0]) == {
+        "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>\n", "rejected_ids": PROMPT + "\n\nno<|im_end|>\n",
+    }  # fmt: skip
+    assert dataset.column_names == ["chosen_ids", "rejected_ids", "source", "length"]
+    assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
+
+
+def test_margin_is_a_column_if_any_row_has_one(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, _ = tokenize_reward_pairs([row(**PAIR, margin=2), row(**PAIR)], chatml, max_length=999)
+    assert dataset["margin"][:] == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "words"),
+    [
+        ({"messages": [user("a")], "chosen": [call("f"), {"role": "tool", "content": "1"}, assistant("1")],
+          "rejected": "R"}, "qwen2_5", ["an answer of 3 turns"]),
+        ({"prompt": "a", "chosen": [call("f")], "rejected": "R"}, "llama3", ["drops the function call"]),
+        ({"prompt": "a", "chosen": "C", "rejected": "R", "system": "S"}, "gemma", ["System role"]),
+        ({"messages": [user("a"), assistant("b")]}, "gemma", ["run_sft.py"]),
+    ],
+)  # fmt: skip
+def test_errors_name_the_record(value: dict[str, Any], name: str, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        tokenize_pairs([row(9, **value)], make_tokenizer(template(name)), max_length=99)
+    assert caught.value.place == "data.jsonl:9"
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("limits", [{"max_length": 1}, {"max_length": 9, "max_prompt_length": 0}])
+def test_lengths_are_refused(chatml: PreTrainedTokenizerFast, limits: dict[str, int]) -> None:
+    with pytest.raises(ArgumentError, match="--max_"):
+        tokenize_pairs([row(**PAIR)], chatml, **limits)
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_keep_the_columns_that_all_rows_have(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(question="a", answer="1", level=3), row(prompt=[user("b")], answer="2")]
+    dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=None)
+    assert dataset.to_dict() == {"prompt": [[user("a")], [user("b")]], "answer": ["1", "2"]}
+    # <|im_start|> user \n a <|im_end|> \n <|im_start|> assistant \n
+    assert (counts.rows, counts.used, counts.tokens, counts.trained_tokens) == (2, 2, 18, 0)
+
+
+def test_long_prompts_are_dropped_whole(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(prompt="a"), row(prompt="ab")]
+    dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=9)
+    assert (len(dataset), counts.dropped) == (1, {"prompt longer than max_prompt_length": 1})
+    # "a" is one token between 8 of the template: following the message keeps one record
+    with pytest.raises(DataError, match="the shortest of these records needs --max_prompt_length 9"):
+        prompts_dataset(rows, chatml, max_prompt_length=8)
+
+
+def test_a_system_message_for_prompts_without_one(chatml: PreTrainedTokenizerFast) -> None:
+    asked = {"role": "user", "content": "a"}
+    rows = [row(prompt="a"), row(messages=[{"role": "system", "content": "own"}, asked]), row(question="a", answer="4")]
+    dataset, counts = prompts_dataset(rows, chatml, max_prompt_length=None, system_prompt="S")
+    firsts = [messages[0] for messages in dataset["prompt"]]
+    assert [(first["role"], first["content"]) for first in firsts] == [
+        ("system", "S"),
+        ("system", "own"),
+        ("system", "S"),
+    ]
+    assert all(messages[1:] == [asked] for messages in dataset["prompt"])
+    _, plain = prompts_dataset(rows, chatml, max_prompt_length=None)
+    assert counts.tokens > plain.tokens
+    encoder = PromptEncoder(chatml, max_prompt_length=None, system_prompt="S")
+    assert encoder.settings() == PromptEncoder(chatml, max_prompt_length=None).settings() | {"system_prompt": "S"}
+
+
+def calling(arguments: Any) -> list[dict[str, Any]]:
+    """A conversation in which a function is called with these arguments, in the canonical form."""
+    called = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        user("a"),
+        {"role": "assistant", "content": "", "tool_calls": [called]},
+        {"role": "tool", "content": "1"},
+    ]
+
+
+ARGUMENTS = [{"x": 1}, {"x": "one"}, {"x": [1, "a", {"b": None}]}, {"y": {"z": 0.5}}, {}]
+
+
+@pytest.mark.parametrize("number", range(1, len(ARGUMENTS)))
+def test_arguments_of_tools_stay_as_they_are(number: int) -> None:
+    """Neither refused for their types nor filled with each other's keys, in prompts and in columns for rewards."""
+    given = [ARGUMENTS[0], ARGUMENTS[number]]
+    schemas = [[{"name": "f", "parameters": {"x": {"enum": [value]}}}] for value in (1, "a")]
+    rows = [row(messages=calling(one), tools=tools) for one, tools in zip(given, schemas, strict=True)]
+    dataset, _ = prompts_dataset(rows, make_tokenizer(template("qwen3")), max_prompt_length=None)
+    assert dataset["prompt"][:] == [calling(one) for one in given]
+    assert dataset["tools"][:] == schemas
+
+
+def test_columns_of_several_types_stay_as_they_are(chatml: PreTrainedTokenizerFast) -> None:
+    answers = [1, "x", None, 0.5, [1, "a"]]
+    rows = [row(prompt="a", answer=answer, level=level) for level, answer in enumerate(answers)]
+    dataset, _ = prompts_dataset(rows, chatml, max_prompt_length=None)
+    assert (dataset["answer"][:], dataset["level"][:]) == (answers, [0, 1, 2, 3, 4])
+    assert str(dataset.features["level"]) == "Value('int64')"
+
+
+def test_tools_that_the_model_is_not_shown_are_said(
+    chatml: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("hftune.data.preferences.prompts.notice", said.append)
+    prompts_dataset([row(prompt="a"), row(prompt="b", tools=[{"name": "f"}])], chatml, max_prompt_length=None)
+    assert any(line.startswith("1 of 2 prompts offer tools, which the model is not shown") for line in said)
+
+
+def test_samples(samples: Path) -> None:
+    rows = read_rows(find_files(str(samples / "preference"), "--train_file_dir"), max_samples=20)
+    tokenizer = make_tokenizer(template("qwen2_5"))
+    dataset, counts = tokenize_pairs(rows, tokenizer, max_length=4096)
+    assert counts.used == 20
+    assert all(tokenizer.decode(example["chosen_ids"]).endswith("<|im_end|>") for example in dataset)
+    assert len(prompts_dataset(rows, tokenizer, max_prompt_length=None)[0]) == 20
+
+
+def test_offsets_need_scores_that_agree(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(**PAIR, chosen_score=3, rejected_score=1), row(**PAIR)]
+    dataset, _ = tokenize_pairs(rows, chatml, max_length=99, offset=True)
+    assert dataset["margin"][:] == [2.0, 1.0]
+    with pytest.raises(DataError, match="not above the rejected"):
+        tokenize_pairs([row(**PAIR, margin=-1)], chatml, max_length=99, offset=True)
+    with pytest.raises(DataError, match="no record has scores"):
+        tokenize_pairs([row(**PAIR)], chatml, max_length=99, offset=True)
+    assert "margin" not in tokenize_pairs(rows, chatml, max_length=99)[0].column_names

@@ -1,0 +1,100 @@
+"""Pairs for a reward model: answers of several turns, differences of scores, sources, and their batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from hftune.data.batches.pairs import FlatPairCollator, PairCollator
+from hftune.errors import DataError
+from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_reward_pairs, user
+
+PAIR = {"prompt": "q", "chosen": "yes", "rejected": "no"}
+
+
+def texts(dataset: Any, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
+    return tuple(tokenizer.decode(dataset[0][side]) for side in ("chosen_ids", "rejected_ids"))
+
+
+def test_answers_of_several_turns(chatml: PreTrainedTokenizerFast) -> None:
+    chosen = [assistant("b"), user("c"), assistant("d")]
+    value = {"prompt": [user("a")], "chosen": chosen, "rejected": [assistant("x")]}
+    dataset, counts = tokenize_reward_pairs([row(**value)], chatml, max_length=999)
+    said = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert texts(dataset, chatml) == (
+        said + "b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\nd<|im_end|>\n",
+        said + "x<|im_end|>\n",
+    )
+    assert counts.truncated == 0
+
+
+def test_a_truncated_answer_of_several_turns_keeps_the_prompts_end(chatml: PreTrainedTokenizerFast) -> None:
+    value = {
+        "prompt": [user("a"), {**assistant("z"), "weight": 0}, user("q")],
+        "chosen": [assistant("b"), user("c"), assistant("d")],
+        "rejected": [assistant("x"), user("c"), assistant("y")],
+    }
+    dataset, counts = tokenize_reward_pairs([row(**value)], chatml, max_length=999, max_prompt_length=3)
+    assert texts(dataset, chatml)[0].startswith("<|im_start|>assistant\nb<|im_end|>")
+    assert counts.truncated == 1
+
+
+def test_calls_and_their_results() -> None:
+    """A whole trajectory is an answer; tools offered reach the template."""
+    tool = {"type": "function", "function": {"name": "f", "description": "does f", "parameters": {}}}
+    value = {
+        "messages": [user("a")],
+        "chosen": [call("f"), {"role": "tool", "content": "42"}, assistant("It is 42.")],
+        "rejected": [assistant("I cannot know.")],
+        "tools": [tool],
+    }
+    tokenizer = make_tokenizer(template("qwen2_5"))
+    dataset, _ = tokenize_reward_pairs([row(**value)], tokenizer, max_length=9999)
+    chosen, rejected = texts(dataset, tokenizer)
+    assert "does f" in chosen and "does f" in rejected
+    assert "42\n</tool_response>" in chosen and chosen.endswith("It is 42.<|im_end|>\n")
+
+
+def test_sources(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, _ = tokenize_reward_pairs([row(**PAIR, source="web"), row(**PAIR)], chatml, max_length=99)
+    assert dataset["source"][:] == ["web", "data.jsonl"]
+
+
+@pytest.mark.parametrize("how, expected", [("margin", [2.0, 4.0, 0.0]), ("weight", [2.0, 4.0, 3.0]), ("none", None)])
+def test_missing_differences(chatml: PreTrainedTokenizerFast, how: str, expected: list[float] | None) -> None:
+    rows = [row(**PAIR, margin=2), row(**PAIR, score_chosen=5, score_rejected=1), row(**PAIR)]
+    dataset, _ = tokenize_reward_pairs(rows, chatml, max_length=99, score_difference=how)
+    assert (dataset["margin"][:] if "margin" in dataset.column_names else None) == expected
+
+
+def test_a_negative_weight_is_refused(chatml: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(DataError, match="lower score, by 1") as caught:
+        tokenize_reward_pairs([row(3, **PAIR, margin=-1)], chatml, max_length=99, score_difference="weight")
+    assert caught.value.place == "data.jsonl:3"
+
+
+PAIRS = [
+    {"chosen_ids": [1, 2, 9], "rejected_ids": [3], "margin": 0.5, "index": 4},
+    {"chosen_ids": [4, 9, 9], "rejected_ids": [5, 6], "margin": 1.0, "index": 7},
+]
+
+
+def test_padded() -> None:
+    batch = PairCollator(0)(PAIRS)
+    assert batch["input_ids"].tolist() == [[1, 2, 9], [4, 9, 9], [3, 0, 0], [5, 6, 0]]
+    assert batch["index"].tolist() == [4, 7] and batch["margin"].tolist() == [0.5, 1.0]
+
+
+def test_flat() -> None:
+    batch = FlatPairCollator(9)(PAIRS)
+    #                                       chosen            rejected
+    assert batch["input_ids"].tolist() == [[1, 2, 9, 4, 9, 9, 3, 5, 6]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 0, 0, 1]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 6, 7, 9]
+    # The last token that is not the pad token, which is the end of text here.
+    assert batch["ends"].tolist() == [1, 3, 6, 8]
+    assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
+    assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)

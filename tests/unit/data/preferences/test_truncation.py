@@ -1,0 +1,240 @@
+"""Records beyond their lengths: cut on one side or both, or dropped; counted. MedicalGPT's budgets, stated again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from hftune.arguments import DPOArguments, RMArguments, parse_arguments
+from hftune.data.preferences.labelled import LabelledEncoder
+from hftune.data.preferences.pairs import PairEncoder
+from hftune.data.preferences.reward_pairs import RewardPairEncoder
+from hftune.data.preferences.truncation import TOO_LONG, TOO_LONG_IN_CHARACTERS, Limits, Pair, truncated_pair
+from hftune.data.splits import describe
+from hftune.data.tokenizing.counts import Counts
+from hftune.errors import ArgumentError
+from tests.unit.data.helpers import row, tokenize_pairs
+
+# A prompt of 12 tokens, answers of 9 and 5.
+LONG = {"prompt": "abcd", "chosen": "ABCDEFGH", "rejected": "1234"}
+
+
+@pytest.mark.parametrize(
+    ("too_long", "limits", "lengths"),
+    [
+        ("drop", {"max_length": 21}, (12, 9, 5)),
+        ("drop", {"max_length": 20}, None),
+        ("drop", {"max_length": 99, "max_prompt_length": 12, "max_completion_length": 9}, (12, 9, 5)),
+        ("drop", {"max_length": 99, "max_prompt_length": 11}, None),
+        ("drop", {"max_length": 99, "max_completion_length": 8}, None),
+        ("cut_prompt", {"max_length": 21}, (12, 9, 5)),
+        ("cut_prompt", {"max_length": 15}, (6, 9, 5)),
+        ("cut_prompt", {"max_length": 10}, (1, 9, 5)),
+        ("cut_prompt", {"max_length": 9}, None),  # no token of the prompt would stay
+        ("cut_prompt", {"max_length": 99, "max_prompt_length": 4}, (4, 9, 5)),
+        ("cut_prompt", {"max_length": 99, "max_completion_length": 8}, None),
+        ("cut_answer", {"max_length": 21}, (12, 9, 5)),
+        ("cut_answer", {"max_length": 15}, (12, 3, 3)),
+        ("cut_answer", {"max_length": 13}, (12, 1, 1)),
+        ("cut_answer", {"max_length": 12}, None),  # no token of an answer would stay
+        ("cut_answer", {"max_length": 99, "max_completion_length": 6}, (12, 6, 5)),
+        ("cut_answer", {"max_length": 99, "max_prompt_length": 11}, None),
+    ],
+)
+def test_three_choices(
+    chatml: PreTrainedTokenizerFast, too_long: str, limits: dict[str, int], lengths: tuple[int, int, int] | None
+) -> None:
+    whole = tokenize_pairs([row(**LONG)], chatml, max_length=999)[0][0]
+    encoder, counts = PairEncoder(chatml, too_long=too_long, **limits), Counts()
+    found = encoder.pairs([encoder.parse(row(**LONG))], counts)
+    if lengths is None:
+        assert (found, counts.dropped, counts.used, counts.truncated) == ([], {TOO_LONG: 1}, 0, 0)
+        return
+    prompt, chosen, rejected = lengths
+    assert found[0].prompt.tolist() == whole["prompt_ids"][12 - prompt :]
+    assert found[0].chosen.tolist() == whole["chosen_ids"][:chosen]
+    assert found[0].rejected.tolist() == whole["rejected_ids"][:rejected]
+    cut = {name: 1 for name, is_cut in (("prompt", prompt < 12), ("answer", (chosen, rejected) != (9, 5))) if is_cut}
+    assert (counts.cut, counts.truncated) == (cut, int(bool(cut)))
+
+
+def test_each_kind_is_counted_and_said(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [
+        row(**LONG),
+        row(prompt="abcdefghijkl", chosen="1", rejected="2"),
+        row(prompt="a", chosen="1", rejected="2"),
+    ]
+    _, counts = tokenize_pairs(rows, chatml, max_length=99, max_prompt_length=12, max_completion_length=8)
+    assert (counts.cut, counts.truncated) == ({"answer": 1, "prompt": 1}, 2)
+    assert "2 truncated (1 in the answer, 1 in the prompt)" in describe(counts)
+    _, counts = tokenize_pairs(rows, chatml, max_length=20, too_long="drop")
+    assert counts.dropped == {TOO_LONG: 2}
+    assert "2 dropped (longer than its lengths)" in describe(counts)
+    assert "cut" not in counts.to_dict()
+
+
+def numbered(prompt: int, chosen: int, rejected: int) -> Pair:
+    return Pair(np.arange(prompt), np.arange(100, 100 + chosen), np.arange(200, 200 + rejected), None)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, 20)] * 3),
+    st.integers(2, 45),
+    st.none() | st.integers(1, 25),
+    st.none() | st.integers(1, 25),
+    st.sampled_from(["cut", "cut_prompt", "cut_answer", "drop"]),
+)
+def test_whatever_stays_fits(
+    sizes: tuple[int, int, int], total: int, prompt: int | None, completion: int | None, too_long: str
+) -> None:
+    pair, counts = numbered(*sizes), Counts()
+    found = truncated_pair(pair, Limits(total, prompt, completion, too_long), 0, counts)
+    fits = pair.length <= total and sizes[0] <= (prompt or 99) and max(sizes[1:]) <= (completion or 99)
+    if found is None:
+        assert not fits and too_long != "cut" and counts.dropped == {TOO_LONG: 1}
+        return
+    assert found.length <= total and min(len(found.prompt), len(found.chosen), len(found.rejected)) >= 1
+    assert len(found.prompt) <= (prompt or 99) and found.answer <= (completion or 99)
+    assert found.prompt.tolist() == pair.prompt.tolist()[len(pair.prompt) - len(found.prompt) :]
+    assert found.chosen.tolist() == pair.chosen.tolist()[: len(found.chosen)]
+    cut = {*counts.cut}
+    assert cut <= {"drop": set(), "cut_prompt": {"prompt"}, "cut_answer": {"answer"}}.get(
+        too_long, {"prompt", "answer"}
+    )
+    assert bool(cut) == (not fits)
+
+
+def test_answers_with_a_label_are_cut_and_dropped_alike(chatml: PreTrainedTokenizerFast) -> None:
+    value = {"prompt": "abcd", "completion": "ABCDEFGH", "label": True}
+    for limits, used in (
+        ({"max_length": 20}, 0),
+        ({"max_length": 21}, 1),
+        ({"max_length": 99, "max_characters": 9}, 0),
+    ):
+        encoder = LabelledEncoder(chatml, too_long="drop", **limits)
+        counts = Counts()
+        encoder.encode([encoder.parse(row(**value))], counts)
+        assert counts.used == used
+
+
+# --- flags ----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_by_flags() -> None:
+    def args(stage: str, *flags: str) -> Any:
+        return parse_arguments(stage, ["--output_dir", "o", *flags])[-1]
+
+    both = ["--max_prompt_length", "100", "--max_completion_length", "20"]
+    for stage in ("rm", "dpo"):
+        assert (args(stage, *both).separate_limits, args(stage, *both).max_length) == ((100, 20), 120)
+        together = args(stage, *both, "--length_budget", "sum", "--too_long", "drop")
+        assert (together.separate_limits, together.max_length, together.most_characters) == ((None, None), 120, None)
+        counted = args(stage, *both, "--length_budget", "sum_of_characters", "--too_long", "drop")
+        assert (counted.separate_limits, counted.most_characters) == ((None, None), 120)
+        with pytest.raises(ArgumentError, match="sum of two lengths"):
+            args(stage, "--length_budget", "sum", "--max_prompt_length", "100")
+        with pytest.raises(ArgumentError, match="add --too_long drop"):
+            args(stage, *both, "--length_budget", "sum_of_characters")
+        with pytest.raises(ArgumentError, match="--too_long cannot be"):
+            args(stage, "--too_long", "forget")
+
+
+# --- MedicalGPT's rules, stated again -------------------------------------------------------------------------------
+
+
+def turns_of(record: dict[str, Any]) -> list[dict[str, str]]:
+    roles = {"human": "user", "gpt": "assistant", "system": "system"}
+    return [{"role": roles[turn["from"]], "content": turn["value"]} for turn in record["conversations"]]
+
+
+def prompt_of(record: dict[str, Any], tokenizer: Any) -> str:
+    return str(tokenizer.apply_chat_template(turns_of(record), tokenize=False, add_generation_prompt=True))
+
+
+def theirs_in_characters(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
+    """`0 < len(prompt + answer) <= max_source_length + max_target_length` for both answers, of the rendered prompt."""
+    prompt = prompt_of(record, tokenizer)
+    return all(0 < len(prompt + record[side]) <= budget for side in ("chosen", "rejected"))
+
+
+def theirs_in_tokens(record: dict[str, Any], tokenizer: Any, budget: int) -> bool:
+    """`0 < len(input_ids) <= max_source_length + max_target_length` for both conversations."""
+    turns = turns_of(record)
+    for side in ("chosen", "rejected"):
+        whole = [*turns, {"role": "assistant", "content": record[side]}]
+        text = tokenizer.apply_chat_template(whole, tokenize=False, add_generation_prompt=False)
+        if not 0 < len(tokenizer(text, add_special_tokens=False)["input_ids"]) <= budget:
+            return False
+    return True
+
+
+def kept_here(encoder: PairEncoder, records: list[dict[str, Any]]) -> tuple[list[bool], Counts]:
+    """Which records are kept, one by one, and the counts of all."""
+    every, kept = Counts(), []
+    for number, record in enumerate(records):
+        counts = Counts()
+        encoder.encode([encoder.parse(row(number + 1, **record))], counts)
+        kept.append(counts.used == 1)
+        every.add(counts)
+    return kept, every
+
+
+def of_theirs(stage: str, source: int, target: int) -> DPOArguments | RMArguments:
+    """The arguments of a command of MedicalGPT's."""
+    flags = ["--max_source_length", str(source), "--max_target_length", str(target), "--defaults", "medicalgpt"]
+    return parse_arguments(stage, ["--output_dir", "o", "--do_train", *flags])[-1]
+
+
+def check_the_same_records(records: list[dict[str, Any]], tokenizer: Any, budgets: list[tuple[int, int]]) -> None:
+    for source, target in budgets:
+        by_characters = [theirs_in_characters(record, tokenizer, source + target) for record in records]
+        assert 0 < sum(by_characters) < len(records)
+        kept, counts = kept_here(PairEncoder.from_arguments(tokenizer, of_theirs("dpo", source, target)), records)
+        # TRL then cuts what has more tokens than that at its end: of a longer prompt no answer would be left.
+        prompts = [len(tokenizer(prompt_of(record, tokenizer))["input_ids"]) for record in records]
+        assert kept == [fits and tokens < source + target for fits, tokens in zip(by_characters, prompts, strict=True)]
+        assert counts.cut.keys() <= {"answer"}
+        in_tokens = [theirs_in_tokens(record, tokenizer, source + target) for record in records]
+        assert counts.dropped[TOO_LONG_IN_CHARACTERS] == len(records) - sum(by_characters)
+        kept, counts = kept_here(RewardPairEncoder.from_arguments(tokenizer, of_theirs("rm", source, target)), records)
+        assert kept == in_tokens
+        assert counts.truncated == 0
+
+
+def test_the_same_records_are_kept(chatml: PreTrainedTokenizerFast) -> None:
+    """Prompts and answers of all lengths around the budget; one more character is one too many."""
+    records = [
+        {"conversations": [{"from": "human", "value": "a" * asked}], "chosen": "b" * said, "rejected": "c" * other}
+        for asked in (1, 20, 60)
+        for said in (1, 30, 31, 32, 33, 90)
+        for other in (2, 31, 32, 95)
+    ]
+    check_the_same_records(records, chatml, [(60, 40), (64, 64), (90, 30)])
+
+
+def test_the_same_records_of_pairs_in_the_wild(samples: Path, chatml: PreTrainedTokenizerFast) -> None:
+    file = samples / "preference" / "dpo_zh.jsonl"
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    check_the_same_records(records, chatml, [(256, 256), (512, 512), (1024, 512)])
+
+
+def test_one_budget_trains_whole_what_two_limits_cut(chatml: PreTrainedTokenizerFast) -> None:
+    """A short prompt leaves its room to a long answer."""
+    value = {"prompt": "ab", "chosen": "A" * 30, "rejected": "B" * 20}
+    lengths = ["--max_prompt_length", "30", "--max_completion_length", "20"]
+    apart, together = (
+        PairEncoder.from_arguments(chatml, parse_arguments("dpo", ["--output_dir", "o", *lengths, *more])[-1])
+        for more in ([], ["--length_budget", "sum"])
+    )
+    counts = [Counts(), Counts()]
+    for encoder, found in zip((apart, together), counts, strict=True):
+        encoder.encode([encoder.parse(row(**value))], found)
+    assert [found.cut for found in counts] == [{"answer": 1}, {}]

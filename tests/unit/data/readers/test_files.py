@@ -1,0 +1,229 @@
+"""Files to rows: what is found, which line each record has, and how broken files are refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from hftune.data.readers.files import find_files, read_rows
+from hftune.errors import DataError
+from hftune.logging import notices
+
+FLAG = "--train_file_dir"
+
+
+def write(folder: Path, name: str, content: bytes | str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_folder_is_searched_in_one_order(tmp_path: Path) -> None:
+    for name in (
+        "b.jsonl",
+        "a/z.txt",
+        "a.json",
+        "c.jsonl.gz",
+        "notes.md",
+        ".hidden.jsonl",
+        ".ipynb_checkpoints/x.json",
+    ):
+        write(tmp_path, name, "x")
+    found = find_files(str(tmp_path), FLAG)
+    assert [file.relative_to(tmp_path).as_posix() for file in found] == ["a.json", "a/z.txt", "b.jsonl", "c.jsonl.gz"]
+
+
+def test_single_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "one.JSONL", "{}")
+    assert find_files(str(path), FLAG) == [path]
+
+
+@pytest.mark.parametrize(
+    ("files", "target", "words"),
+    [
+        ({}, "absent", ["does not exist"]),
+        ({}, ".", ["found nothing", ".jsonl", ".parquet", "as .gz and .zst"]),
+        ({"data.xlsx": "x"}, ".", ["data.xlsx", ".txt, .json, .jsonl"]),
+        ({"data.md": "x"}, "data.md", ["data.md", ".txt, .json, .jsonl"]),
+        ({"a.jsonl": "{}", "b.jsonl": ""}, ".", ["b.jsonl is empty"]),
+    ],
+)
+def test_find_refuses(tmp_path: Path, files: dict[str, str], target: str, words: list[str]) -> None:
+    for name, content in files.items():
+        write(tmp_path, name, content)
+    with pytest.raises(DataError) as caught:
+        find_files(str(tmp_path / target), FLAG)
+    assert all(word in str(caught.value) for word in [*words, FLAG])
+
+
+def test_links_blanks_and_unicode_in_names(tmp_path: Path) -> None:
+    write(tmp_path, "far/real data.jsonl", "{}")
+    write(tmp_path, "in/数据 é.jsonl", "{}")
+    (tmp_path / "in" / "link.jsonl").symlink_to(tmp_path / "far" / "real data.jsonl")
+    (tmp_path / "in" / "folder").symlink_to(tmp_path / "far")
+    (tmp_path / "in" / "circle").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "root").symlink_to("/")
+    (tmp_path / "in" / "dangling.bin").symlink_to(tmp_path / "nowhere")
+    found = find_files(str(tmp_path / "in"), FLAG)
+    assert [file.relative_to(tmp_path / "in").as_posix() for file in found] == [
+        "folder/real data.jsonl",
+        "link.jsonl",
+        "数据 é.jsonl",
+    ]
+
+
+def test_files_of_other_kinds_are_said_but_companions_are_not(tmp_path: Path) -> None:
+    for name in (
+        "a.jsonl",
+        "licenses.txt",
+        "state.json",
+        "README.md",
+        "LICENSE",
+        "dataset_info.json",
+        ".gitattributes",
+        "b.xlsx",
+        "c.zip",
+    ):
+        write(tmp_path, name, "{}")
+    assert [file.name for file in find_files(str(tmp_path), FLAG)] == ["a.jsonl", "licenses.txt", "state.json"]
+    assert [said for said in notices() if str(tmp_path) in said] == [
+        f"2 file(s) in {tmp_path} are left out, because their names do not end as data: b.xlsx, c.zip"
+    ]
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    saved = Dataset.from_dict({"text": [f"row {number}" for number in range(10)]})
+    saved.save_to_disk(tmp_path / "one", num_shards=2)
+    # What `Dataset.map` leaves beside the data holds the same records again.
+    write(tmp_path / "one", "cache-1234.arrow", (tmp_path / "one" / "data-00000-of-00002.arrow").read_bytes())
+    rows = read_rows(find_files(str(tmp_path / "one"), FLAG))
+    assert [row.value["text"] for row in rows] == [f"row {number}" for number in range(10)]
+    assert rows[5].origin.endswith("data-00001-of-00002.arrow:1")
+
+    DatasetDict({"train": saved, "test": saved}).save_to_disk(tmp_path / "dict")
+    with pytest.raises(DataError, match="holds the splits test, train") as caught:
+        find_files(str(tmp_path / "dict"), FLAG)
+    assert str(tmp_path / "dict" / "train") in (caught.value.fix or "")
+    assert len(read_rows(find_files(str(tmp_path / "dict" / "test"), FLAG))) == 10
+
+
+def test_what_is_neither_file_nor_folder(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match=r"pipe.jsonl is a FIFO") as caught:
+        find_files(str(tmp_path / "pipe.jsonl"), FLAG)
+    assert caught.value.place == FLAG and caught.value.kind == "unreadable file"
+    with pytest.raises(DataError, match="does not exist"):
+        find_files("x" * 5000, FLAG)
+
+
+A, B = {"text": "é\u2028x"}, {"text": "世界 🙂"}
+LINES = json.dumps(A, ensure_ascii=False) + "\n\n" + json.dumps(B) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lines"),
+    [
+        ("a.jsonl", LINES, [1, 3]),
+        ("a.jsonl", LINES.replace("\n", "\r\n"), [1, 3]),
+        ("a.jsonl", b"\xef\xbb\xbf" + LINES.encode(), [1, 3]),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0), [1, 3]),
+        ("a.json", LINES, [1, 3]),
+        ("a.json", b"\xef\xbb\xbf" + json.dumps([A, B]).encode(), [1, 1]),
+        ("a.json", json.dumps([A, B], indent=1), [2, 5]),
+        ("a.json", "\n\n[\n\n" + json.dumps(A) + "\n\n,\r\n" + json.dumps(B) + "]\n", [5, 8]),
+        ("a.json", json.dumps(A, indent=2) + "\n" + json.dumps(B, indent=2), [1, 4]),
+    ],
+)
+def test_records_and_their_lines(tmp_path: Path, name: str, content: bytes | str, lines: list[int]) -> None:
+    path = write(tmp_path, name, content)
+    rows = read_rows([path])
+    assert [row.value for row in rows] == [A, B]
+    assert [row.origin for row in rows] == [f"{path}:{line}" for line in lines]
+
+
+def test_text_has_a_row_for_each_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", b"\xef\xbb\xbffirst\r\n\n  \n  indented\x0bstill the same\nlast")
+    rows = read_rows([path])
+    assert [(row.line, row.value["text"]) for row in rows] == [
+        (1, "first"),
+        (4, "  indented\x0bstill the same"),
+        (5, "last"),
+    ]
+
+
+def test_limit_counts_over_files_and_leaves_the_rest_unopened(tmp_path: Path) -> None:
+    first = write(tmp_path, "a.jsonl", LINES)
+    broken = write(tmp_path, "b.jsonl", "{broken")
+    assert len(read_rows([first, broken], max_samples=2)) == 2
+    assert len(read_rows([first], max_samples=1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "words"),
+    [
+        ("a.jsonl", '{"a": 1}\n{"a": 1\n{"a": 2}\n', 2, ["malformed JSON", "delimiter"]),
+        ("a.jsonl", '[{"a": 1}\n]', 1, ["malformed JSON", "rename it to a.json"]),
+        ("a.jsonl", '{"a": 1}\n[1]\n', 2, ["must be a JSON object", "list"]),
+        ("a.jsonl", '{"a": 1}\n{"a": "\\ud83d"}\n', 2, ["surrogate"]),
+        ("a.jsonl", b'{"a": 1}\n{"a": "\xff"}\n', 2, ["not UTF-8", "0xff", "iconv"]),
+        ("a.jsonl", '{"a": 1}\n\x00\x00\n', 2, ["NUL"]),
+        ("a.jsonl", "[" * 100_000, 1, ["malformed JSON"]),
+        ("a.txt", b"fine\n\xb0\xa1\n", 2, ["not UTF-8"]),
+        ("a.json", b'[{"a": 1},\n{"a": "\xff"}]', 2, ["not UTF-8"]),
+        ("a.json", '[{"a": 1},\n{"a": }]', 2, ["malformed JSON", "Expecting value"]),
+        ("a.json", '[{"a": 1}\n{"a": 2}]', 2, ["expected ','"]),
+        ("a.json", '[{"a": 1},\n\n]', 1, ["no record after"]),
+        ("a.json", '[{"a": 1},\n{"a": 2}\n', 3, ["no closing ']'"]),
+        ("a.json", '[{"a": 1}]\n{"a": 2}', 2, ["extra data"]),
+        ("a.json", '[{"a": 1},\n"text"]', 2, ["must be a JSON object", "str"]),
+        ("a.json", '{"a": 1}\n\n{"a": \n', 3, ["malformed JSON"]),
+        ("a.json", '[{"a": 1},\n{"a": "\x00"}]', 2, ["NUL"]),
+    ],
+)
+def test_broken_records_are_named(tmp_path: Path, name: str, content: bytes | str, line: int, words: list[str]) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(DataError) as caught:
+        read_rows([path])
+    assert caught.value.place == f"{path}:{line}"
+    assert caught.value.fix
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_bad_records_are_dropped_and_counted_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a": 1}\n{"a": 1\n[1]\n{"a": 2}\n{"a": 3,\n')
+    rows = read_rows([path], on_bad_record="drop")
+    assert [row.line for row in rows] == [1, 4]
+    said = f"3 bad records were dropped: 2 x malformed JSON (first: {path}:2); 1 x not an object (first: {path}:3)"
+    assert said in notices()
+    assert [row.line for row in read_rows([path], max_samples=1)] == [1]
+    assert read_rows([path], max_samples=0) == []
+    with pytest.raises(DataError, match="malformed"):
+        read_rows([path], max_samples=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.txt", "\n \n"), ("a.jsonl", "\n"), ("a.json", "[ ]"), ("a.json", " ")]
+)
+def test_file_without_a_record(tmp_path: Path, name: str, content: str) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(DataError, match="no record") as caught:
+        read_rows([path])
+    assert caught.value.place == str(path)
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(LINES.encode() * 99, mtime=0)[:-20]])
+def test_damaged_gzip(tmp_path: Path, content: bytes) -> None:
+    path = write(tmp_path, "a.jsonl.gz", content)
+    with pytest.raises(DataError, match="damaged gzip"):
+        read_rows([path])
+
+
+def test_samples(samples: Path) -> None:
+    counts = {file.name: len(read_rows([file])) for file in find_files(str(samples / "sft"), FLAG)}
+    assert counts == {"alpaca_en.json": 300, "sharegpt_zh.jsonl": 200, "toolcall_zh.jsonl": 60}

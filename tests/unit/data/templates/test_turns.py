@@ -1,0 +1,190 @@
+"""Spans of the assistant's turns on real templates, against literal text and against TRL's own markers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from hftune.data.templates.choice import require_chat_template
+from hftune.errors import DataError
+from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+RESULT = {"role": "tool", "name": "get", "content": '{"t": 20}'}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer", "description": "e"}}, "required": ["x"]}
+TOOLS = [{"type": "function", "function": {"name": "get", "description": "d", "parameters": SCHEMA}}]
+TWO = [user("你好?"), assistant("First 🙂."), user("b?"), assistant("第二\n\n done")]
+WITH_CALL = [user("a?"), call("get", x=1), RESULT, assistant("20"), user("b?"), assistant("bye")]
+THOUGHT = "<think>\nhm\n</think>\n\n"
+
+
+def spoken(name: str | None, messages: list[dict[str, Any]], text: str | None = None, **settings: Any) -> list[str]:
+    """The spans of a conversation as strings, on one of TRL's templates or on the one given."""
+    tokenizer = make_tokenizer(template(name) if name else text)
+    rendered, spans = render_with_spans(messages, tokenizer, **settings)
+    return [rendered[start:end] for start, end in spans]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "expected"),
+    [
+        ("qwen2_5", TWO, ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
+        ("qwen2_5", [SYSTEM, *TWO], ["First 🙂.<|im_end|>", "第二\n\n done<|im_end|>"]),
+        ("llama3", [SYSTEM, *TWO], ["First 🙂.<|eot_id|>", "第二\n\n done<|eot_id|>"]),
+        ("gemma", TWO, ["First 🙂.<end_of_turn>", "第二\n\n done<end_of_turn>"]),
+        # The last turn only is closed with EOS, or another token.
+        ("phi3", TWO, ["First 🙂.<|end|>", "第二\n\n done<|end|>\n<|endoftext|>"]),
+        ("gptoss", TWO,
+         ["<|channel|>final<|message|>First 🙂.<|end|>", "<|channel|>final<|message|>第二\n\n done<|return|>"]),
+        # Its generation prompt opens a thought, which a turn without one does not have.
+        ("deepseekv3", TWO, ["First 🙂.<｜end▁of▁sentence｜>", "第二\n\n done<｜end▁of▁sentence｜>"]),
+        # No terminator at all.
+        ("glm4moe", TWO, ["\n<think></think>\nFirst 🙂.", "\n<think></think>\n第二\n\n done"]),
+        # An empty thought before the last turn, none before earlier ones.
+        ("qwen3", TWO, ["First 🙂.<|im_end|>", "<think>\n\n</think>\n\n第二\n\n done<|im_end|>"]),
+        ("qwen3", [user("a"), assistant(THOUGHT + "b")], [THOUGHT + "b<|im_end|>"]),
+        ("qwen3", [user("a"), assistant("b", reasoning_content="hm")], [THOUGHT + "b<|im_end|>"]),
+        # A conversation that the assistant opens, two turns in a row, trailing user turn, white space kept in a turn.
+        ("qwen2_5", [assistant("Hi"), *TWO[:2]], ["Hi<|im_end|>", "First 🙂.<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant("b"), assistant("c")], ["b<|im_end|>", "c<|im_end|>"]),
+        ("qwen2_5", TWO[:3], ["First 🙂.<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant(" b \n")], [" b \n<|im_end|>"]),
+        ("llama3", [user("a"), assistant(" b \n")], ["b<|eot_id|>"]),
+        ("qwen2_5", [user("same"), assistant("same"), user("same"), assistant("same")], ["same<|im_end|>"] * 2),
+        ("qwen3", [user("same"), assistant("same"), user("same"), assistant("x")],
+         ["same<|im_end|>", "<think>\n\n</think>\n\nx<|im_end|>"]),
+        ("qwen2_5", [user("a"), assistant("b", weight=0), user("c"), assistant("d", weight=1)], ["d<|im_end|>"]),
+    ],
+)  # fmt: skip
+def test_spans(name: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
+    assert spoken(name, messages) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
+        ("qwen3", '<tool_call>\n{"name": "get", "arguments": {"x": 1}}\n</tool_call><|im_end|>'),
+        ("llama3_1", '{"name": "get", "parameters": {"x": 1}}<|eot_id|>'),
+    ],
+)
+def test_function_calls_are_trained_and_results_are_not(name: str, first: str) -> None:
+    spans = spoken(name, WITH_CALL, tools=TOOLS)
+    assert len(spans) == 3
+    assert spans[0] == first
+    assert not any('{"t": 20}' in span for span in spans)
+
+
+NO_PROMPT = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST] "
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+BARE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "messages", "expected"),
+    [
+        (NO_PROMPT, TWO, ["First 🙂.", "第二\n\n done"]),
+        # The user says what the template writes before the assistant.
+        (NO_PROMPT, [user("assistant: b"), assistant("b")], ["b"]),
+        (LLAMA2, TWO, ["First 🙂.<|endoftext|>", "第二\n\n done<|endoftext|>"]),
+        # No terminator: white space at the end is the turn's own.
+        (BARE, [user("a"), assistant("b \n"), user("c"), assistant("d\n")], ["b \n", "d\n"]),
+    ],
+)
+def test_templates_without_a_generation_prompt(text: str, messages: list[dict[str, Any]], expected: list[str]) -> None:
+    assert spoken(None, messages, text) == expected
+
+
+def test_last_turn_only() -> None:
+    thoughts = [user("a"), assistant(THOUGHT + "b"), user("c"), assistant(THOUGHT + "d")]
+    assert spoken("qwen3", thoughts, last_turn_only=True) == [THOUGHT + "d<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "words"),
+    [
+        ("qwen3", [user("a"), assistant(THOUGHT + "b"), user("c"), assistant("d")],
+         ["rewrites earlier turns", "turn 2", "reasoning", "last turn only", "split", "--chat_template"]),
+        ("deepseek_r1_distill", [user("a"), assistant(THOUGHT + "b")], ["drops the reasoning of turn 2"]),
+        ("qwen2_5", [user("a"), assistant("b", reasoning_content="hm")], ["drops the reasoning of turn 2"]),
+        ("llama3", [user("a"), call("get", x=1)], ["drops the function call of turn 2"]),
+        ("qwen3_5_nothink", [user("a"), assistant(THOUGHT + "b")], ["its own generation prompt", "turn 2"]),
+        ("gemma", [SYSTEM, *TWO], ["refuses this conversation", "System role not supported"]),
+        ("gemma", [user("a"), user("b"), assistant("c")], ["refuses", "user user assistant", "alternate"]),
+        ("deepseekv3", [user("a"), call("get", x=1)], ["refuses", "concatenate"]),
+        ("smolvlm", TWO, ["drops the content"]),
+    ],
+)  # fmt: skip
+def test_refused(name: str, messages: list[dict[str, Any]], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        spoken(name, messages)
+    assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+    assert caught.value.fix
+
+
+def test_turns_are_never_taken_from_elsewhere() -> None:
+    """A template that writes earlier answers in another case: the content is nowhere, so it must be refused."""
+    shouting = (
+        "{% for m in messages %}{{ '<' + m.role + '>' }}"
+        "{{ (m.content if loop.last else m.content | upper) + '\n' }}{% endfor %}"
+    )
+    with pytest.raises(DataError, match="rewrites earlier turns"):
+        spoken(None, [user("b"), assistant("b"), user("c"), assistant("d")], shouting)
+
+
+TRAINING = sorted(path.stem for path in TEMPLATES.glob("*_training.jinja"))
+CONVERSATIONS = {
+    "two": TWO,
+    "system": [SYSTEM, *TWO],
+    "call": WITH_CALL,
+    "thought": [user("a"), assistant(THOUGHT + "b")],
+}
+# Templates for images want content as a list of parts.
+IMAGES = {"idefics3_training", "llava_next_training", "smolvlm_training"}
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+@pytest.mark.parametrize("name", [name for name in TRAINING if name not in IMAGES])
+def test_agrees_with_the_markers_of_training_templates(name: str, kind: str) -> None:
+    """TRL marks what is trained with {% generation %}; ours may leave out only what the generation prompt holds."""
+    messages, tokenizer = CONVERSATIONS[kind], make_tokenizer(template(name))
+    tools = TOOLS if kind == "call" else None
+    try:
+        text, ours = render_with_spans(messages, tokenizer, tools)
+    except DataError as error:
+        assert any(word in str(error) for word in ("refuses", "drops", "generation prompt"))
+        return
+    settings = {"tools": tools, "chat_template": tokenizer.chat_template, **tokenizer.special_tokens_map}
+    rendered, marked = render_jinja_template([messages], return_assistant_tokens_mask=True, **settings)
+    assert rendered[0] == text
+    theirs = {place for start, end in marked[0] for place in range(start, end)}
+    mine = {place for start, end in ours for place in range(start, end)}
+    # Gemma 4 opens the tool's answer at the end of a call; the model does write that token.
+    extra = "".join(text[place] for place in sorted(mine - theirs)).replace("<|tool_response>", "")
+    assert not extra.strip()
+    # What they train and we do not stands at the start of a turn, or is white space after it.
+    starts = {start for start, _ in ours}
+    for place in theirs - mine:
+        rest = place
+        while rest in theirs - mine:
+            rest += 1
+        assert rest in starts or not text[place:rest].strip()
+
+
+def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
+    require_chat_template(chatml)
+    with pytest.raises(DataError, match="no chat template") as caught:
+        require_chat_template(make_tokenizer(None))
+    assert "--chat_template" in str(caught.value)
+
+
+def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:
+    """A template without any terminator, and a user who writes one."""
+    with pytest.raises(DataError, match=r"writes <\|endoftext\|> behind a turn"):
+        spoken(None, [user("a"), assistant("b"), user("<|endoftext|>c"), assistant("d")], BARE)

@@ -1,0 +1,171 @@
+"""Conversations to token ids: masks token by token, truncation, counts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.readers.files import Row, find_files, read_rows
+from hftune.errors import ArgumentError, DataError
+from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, user
+
+EOS = "<|endoftext|>"
+
+
+def pieces(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[str]:
+    """Each token as text; tokens that hold a part of a character are joined by the caller."""
+    return [tokenizer.decode([token]) for token in ids]
+
+
+def trained(tokenizer: PreTrainedTokenizerFast, example: dict[str, Any]) -> str:
+    """The text of all trained tokens; each label must be the token itself."""
+    pairs = list(zip(example["input_ids"], example["labels"], strict=True))
+    assert all(label in (token, IGNORE_INDEX) for token, label in pairs)
+    return tokenizer.decode([label for _, label in pairs if label != IGNORE_INDEX])
+
+
+# --- conversations ----------------------------------------------------------------------------------------------
+
+
+def test_mask_token_by_token(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_chat([row(messages=[user("hi"), assistant("Thank you.")])], chatml, max_length=99)
+    example = dataset[0]
+    shown = [
+        (piece, label != IGNORE_INDEX)
+        for piece, label in zip(pieces(chatml, example["input_ids"]), example["labels"], strict=True)
+    ]
+    assert shown == [
+        ("<|im_start|>", False), ("user", False), ("\n", False), ("h", False), ("i", False), ("<|im_end|>", False),
+        ("\n", False), ("<|im_start|>", False), ("assistant", False), ("\n", False),
+        ("Thank", True), (" you", True), (".", True), ("<|im_end|>", True), ("\n", False),
+    ]  # fmt: skip
+    assert counts.to_dict() == {
+        "rows": 1, "used": 1, "dropped": {}, "truncated": 0, "tokens": 15, "trained_tokens": 4, "examples": {},
+    }  # fmt: skip
+
+
+TURNS = [user("天气?"), assistant("好🙂\n\n!"), user("b?"), assistant(" ok ")]
+
+
+@pytest.mark.parametrize("trim_offsets", [False, True])
+@pytest.mark.parametrize("name", ["qwen2_5", "llama3", "phi3", "gemma"])
+def test_all_of_each_turn_and_nothing_else_is_trained(name: str, trim_offsets: bool) -> None:
+    """Also with tokenizers that report white space with a range of zero width (`trim_offsets`)."""
+    tokenizer = make_tokenizer(template(name), trim_offsets=trim_offsets)
+    dataset, _ = tokenize_chat([row(messages=TURNS)], tokenizer, max_length=999)
+    ends = {"qwen2_5": "<|im_end|>", "llama3": "<|eot_id|>", "phi3": "<|end|>", "gemma": "<end_of_turn>"}
+    last = " ok " if name in ("qwen2_5", "phi3") else "ok"
+    closing = "\n" + EOS if name == "phi3" else ""
+    assert trained(tokenizer, dataset[0]) == f"好🙂\n\n!{ends[name]}{last}{ends[name]}{closing}"
+
+
+def test_text_is_tokenised_as_one(chatml: PreTrainedTokenizerFast) -> None:
+    text = chatml.apply_chat_template(TURNS, tokenize=False)
+    dataset, _ = tokenize_chat([row(messages=TURNS)], chatml, max_length=999)
+    assert dataset[0]["input_ids"] == chatml(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"last_turn_only": True}, " ok <|im_end|>"),
+        ({"train_on_inputs": True}, None),
+    ],
+)
+def test_what_is_trained(chatml: PreTrainedTokenizerFast, settings: dict[str, bool], expected: str | None) -> None:
+    dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=999, **settings)
+    example = dataset[0]
+    if expected is None:
+        assert example["labels"] == example["input_ids"]
+        # The first token is predicted by nothing.
+        assert counts.trained_tokens == len(example["input_ids"]) - 1
+    else:
+        assert trained(chatml, example) == expected
+
+
+def test_weight_zero_is_not_trained(chatml: PreTrainedTokenizerFast) -> None:
+    turns = [user("a"), assistant("no", weight=0), user("b"), assistant("yes")]
+    dataset, _ = tokenize_chat([row(messages=turns)], chatml, max_length=999)
+    assert trained(chatml, dataset[0]) == "yes<|im_end|>"
+
+
+def test_function_call_is_trained() -> None:
+    tokenizer = make_tokenizer(template("qwen2_5"))
+    turns = [user("a"), call("f", x="北京"), {"role": "tool", "content": "20"}, assistant("20")]
+    dataset, _ = tokenize_chat([row(messages=turns, tools=[{"name": "f"}])], tokenizer, max_length=999)
+    call_text = '<tool_call>\n{"name": "f", "arguments": {"x": "北京"}}\n</tool_call><|im_end|>'
+    assert trained(tokenizer, dataset[0]) == call_text + "20<|im_end|>"
+
+
+def test_truncation_keeps_the_start_and_adds_nothing(chatml: PreTrainedTokenizerFast) -> None:
+    whole = tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0][0]
+    for length in range(2, len(whole["input_ids"]) + 1):
+        if all(label == IGNORE_INDEX for label in whole["labels"][1:length]):
+            continue
+        dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=length)
+        assert dataset[0]["input_ids"] == whole["input_ids"][:length]
+        assert dataset[0]["labels"] == whole["labels"][:length]
+        assert counts.truncated == int(length < len(whole["input_ids"]))
+        assert counts.tokens == length
+
+
+def test_conversations_to_be_split_are_not_truncated(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_chat([row(messages=TURNS)], chatml, max_length=None)
+    assert dataset.to_dict() == tokenize_chat([row(messages=TURNS)], chatml, max_length=999)[0].to_dict()
+    assert counts.truncated == 0
+
+
+def test_records_without_a_trained_token_are_dropped(chatml: PreTrainedTokenizerFast) -> None:
+    rows = [row(1, messages=[user("a"), assistant("b")]), row(2, messages=[user("hello " * 30), assistant("b")])]
+    dataset, counts = tokenize_chat(rows, chatml, max_length=20)
+    assert (len(dataset), counts.rows, counts.used, counts.truncated) == (1, 2, 1, 0)
+    assert counts.dropped == {"no trained token within max_length": 1}
+    with pytest.raises(DataError, match="all 1 records were dropped: 1 x no trained token") as caught:
+        tokenize_chat(rows[1:], chatml, max_length=20)
+    assert caught.value.place == "--max_length"
+    needed = re.search(r"the shortest of these records needs --max_length (\d+)", str(caught.value.fix))
+    assert needed and tokenize_chat(rows[1:], chatml, max_length=int(needed[1]))[1].truncated == 0
+    with pytest.raises(DataError, match=f"needs --max_length {needed[1]}"):
+        tokenize_chat([row(messages=[user("hello " * 90), assistant("b")]), rows[1]], chatml, max_length=20)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name", "words"),
+    [
+        ([row(1, messages=TURNS), row(9, text="t")], "qwen2_5", ["run_pt.py"]),
+        ([row(9, messages=[{"role": "system", "content": "S"}, *TURNS])], "gemma", ["System role not supported"]),
+        ([row(9, messages=[user("a"), call("f")])], "llama3", ["drops the function call"]),
+    ],
+)
+def test_errors_name_the_record(rows: list[Row], name: str, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        tokenize_chat(rows, make_tokenizer(template(name)), max_length=99)
+    assert caught.value.place == "data.jsonl:9"
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_settings_are_refused(chatml: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ArgumentError, match="--max_length is 1"):
+        tokenize_chat([row(messages=TURNS)], chatml, max_length=1)
+    with pytest.raises(ArgumentError, match="--train_on_inputs, --train_on_last_turn"):
+        tokenize_chat([row(messages=TURNS)], chatml, max_length=9, train_on_inputs=True, last_turn_only=True)
+    with pytest.raises(DataError, match="no chat template"):
+        tokenize_chat([row(messages=TURNS)], make_tokenizer(None), max_length=9)
+
+
+def test_samples(samples: Path) -> None:
+    rows = [
+        kept
+        for file in find_files(str(samples / "sft"), "--train_file_dir")
+        for kept in read_rows([file], max_samples=12)
+    ]
+    for name in ("qwen2_5", "qwen3"):
+        tokenizer = make_tokenizer(template(name))
+        dataset, counts = tokenize_chat(rows, tokenizer, max_length=4096)
+        assert counts.used + sum(counts.dropped.values()) == counts.rows == 36
+        assert all(trained(tokenizer, example) for example in dataset)

@@ -1,0 +1,95 @@
+"""Chunks to an Arrow file: the same in one process and in several, memory-mapped, in order."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from datasets import load_from_disk
+from transformers import PreTrainedTokenizerFast
+
+from hftune.data.readers.files import chunks, find_files, first_rows
+from hftune.data.tokenizing import workers
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.encoder import write_tokenised
+from hftune.errors import DataError
+from tests.unit.data.helpers import assistant, tokenize_chat, user
+
+
+def write(file: Path, count: int, bad: int = -1) -> Path:
+    records = [{"messages": [user(str(n)), assistant(f"n {n} 天气" * (1 + n % 7))]} for n in range(count)]
+    lines = [json.dumps(record) if n != bad else '{"messages": [' for n, record in enumerate(records)]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_workers_give_the_same(chatml: PreTrainedTokenizerFast, tmp_path: Path, count: int) -> None:
+    file = write(tmp_path / "d.jsonl", 100)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    counts = write_tokenised(chunks([file], 8), ChatEncoder(chatml, max_length=20), folder, workers=count)
+    dataset = load_from_disk(str(folder))
+    rows = [row for chunk in chunks([file]) for row in chunk.rows()]
+    expected, expected_counts = tokenize_chat(rows, chatml, max_length=20)
+    assert dataset.remove_columns("trained").to_dict() == expected.to_dict()
+    assert counts == expected_counts
+    assert counts.truncated and counts.used == 100
+    assert dataset.cache_files
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bad_record_stops_or_is_counted(chatml: PreTrainedTokenizerFast, tmp_path: Path, count: int) -> None:
+    file = write(tmp_path / "d.jsonl", 100, bad=61)
+    encoder = ChatEncoder(chatml, max_length=20)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="malformed JSON") as caught:
+        write_tokenised(chunks([file], 8), encoder, tmp_path / "a", workers=count)
+    assert caught.value.place == f"{file}:62" and "62" in str(caught.value)
+    counts = write_tokenised(chunks([file], 8), encoder, tmp_path / "b", workers=count, on_bad_record="drop")
+    assert (counts.rows, counts.used, counts.dropped) == (100, 99, {"malformed JSON": 1})
+    assert counts.examples["malformed JSON"].startswith(f"{file}:62: malformed JSON")
+
+
+def test_first_rows(tmp_path: Path) -> None:
+    files = [write(tmp_path / "a.jsonl", 5), write(tmp_path / "b.jsonl", 5)]
+    found = first_rows(chunks(find_files(str(tmp_path), "--train_file_dir"), 2), 7)
+    rows = [row for chunk in found for row in chunk.rows()]
+    assert [(row.file, row.line) for row in rows] == [
+        *((str(files[0]), line) for line in range(1, 6)),
+        *((str(files[1]), line) for line in range(1, 3)),
+    ]
+
+
+def _where(item: int) -> tuple[int, int]:
+    if item == 50:
+        raise DataError("fifty", place="here:50", fix="Nothing.", kind="fifty")
+    return item, os.getpid()
+
+
+def test_workers_keep_order_and_read_no_more_than_they_need() -> None:
+    read = []
+
+    def items() -> object:
+        for number in range(50):
+            read.append(number)
+            yield number
+
+    found = []
+    for number, process in workers.in_order(_where, items(), 2):
+        found.append(number)
+        assert process != os.getpid()
+        assert len(read) <= len(found) + workers.WORTH_WORKERS + 2 * workers.AHEAD
+    assert found == list(range(50))
+
+
+def test_errors_keep_their_place_on_the_way_from_a_worker() -> None:
+    seen = []
+    with pytest.raises(DataError) as caught:
+        for number, _ in workers.in_order(_where, iter(range(60)), 2):
+            seen.append(number)
+    assert seen == list(range(50))
+    assert (caught.value.place, caught.value.fix, caught.value.kind) == ("here:50", "Nothing.", "fifty")

@@ -37,8 +37,10 @@ def main() -> None:
     read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(read_model(), adapter_args, training_args)
     starts = adapter_args.starts_as_base
-    extra = {"judges": judges, "tools": tools, "starts_as_base": starts, "read_again": read_model}
-    trainer = rl_trainer(model, training_args, tokenizer, data, rewards, **extra)
+    trainer = rl_trainer(
+        model, training_args, tokenizer, data, rewards,
+        judges=judges, tools=tools, starts_as_base=starts, read_again=read_model,
+    )  # fmt: skip
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest
 
 

@@ -162,7 +162,7 @@ def handed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def modelled(argv: list[str]) -> dict[str, float]:
-    """What `preflight/planning/timing.py` takes a step to gather and reduce."""
+    """What `tools/planning/timing.py` takes a step to gather and reduce."""
     from hftune.tools.planning.timing import exchanged
 
     choice, size, *_ = planned("pt", argv, 2)

@@ -26,8 +26,9 @@ from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
 MODULES = (
-    *("merging.export.run", "merging.export.adapter", "merging.export.extract", "merging.merge", "merging.trial"),
-    *("cli", "pipeline.command", "reporting.page", "scoring.ask", "scoring.run", "vocabulary.command"),
+    *("cli", "merging.merge", "merging.trial", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
+    *("tools.pipeline.command", "tools.reporting.page", "tools.scoring.ask", "tools.scoring.run"),
+    "tools.vocabulary.command",
 )
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1

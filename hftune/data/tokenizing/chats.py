@@ -152,7 +152,7 @@ class ChatEncoder(Encoder):
                 counts.drop(NO_TARGET, needs=len(whole))
                 continue
             counts.used += 1
-            counts.truncated += covered < len(one.text) or len(encoding) > len(ids)
+            counts.truncated += len(encoding) > len(ids)
             counts.tokens += len(ids)
             counts.trained_tokens += trained
             columns["input_ids"].append(ids)

@@ -17,13 +17,13 @@ from hftune.arguments import DPOArguments
 from hftune.data.splits import Splits
 from hftune.models.answer_head import add_answer_head
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import plainly
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.isolation import plainly
 from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
 from hftune.trainers.pair_loss import PairLossTrainer, settings_of
 from hftune.trainers.pair_metrics import PairMetrics
 from hftune.trainers.references import ReferenceMixin
 from hftune.trainers.shared_proof import prove_alike
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 
 class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):

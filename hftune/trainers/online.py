@@ -16,12 +16,12 @@ from hftune.distributed import phases, ranks
 from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.model_files import read_checked
-from hftune.trainers.base import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.dynamic_sampling import groups_that_differ
+from hftune.trainers.features.phases import passes_heard
 from hftune.trainers.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards import Rewards
+from hftune.trainers.stage_trainer import HftuneTrainerMixin, innermost_sampler
 from hftune.trainers.text_keeping import KeepsTextMixin
-from hftune.trainers.watching import passes_heard
 
 SAMPLES_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""

@@ -15,10 +15,10 @@ from hftune.arguments import RMArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.splits import Splits
 from hftune.data.steps import StepCollator
-from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
 from hftune.trainers.reward_losses import step_loss
 from hftune.trainers.scales import ScaleMixin, numbered
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 
 class _StepLoss:

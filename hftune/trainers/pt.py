@@ -11,12 +11,12 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 
 from hftune.arguments import PTArguments
 from hftune.data.splits import Splits
-from hftune.trainers.answer_loss import AnswerLossMixin
-from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.blocks import BlocksMixin
-from hftune.trainers.evaluation import TokenLossMixin
+from hftune.trainers.features.answer_loss import AnswerLossMixin
+from hftune.trainers.features.blocks import BlocksMixin
+from hftune.trainers.features.held_out_loss import TokenLossMixin
+from hftune.trainers.features.streams import StreamMixin
 from hftune.trainers.metrics import load_metric
-from hftune.trainers.streams import StreamMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin, causal_collator
 
 
 class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, Trainer):

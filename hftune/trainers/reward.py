@@ -17,11 +17,11 @@ from hftune.arguments import RMArguments
 from hftune.data.reward_pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import plainly, prove_apart
-from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
+from hftune.trainers.isolation import plainly, prove_apart
 from hftune.trainers.reward_losses import bradley_terry, centring
 from hftune.trainers.scales import ScaleMixin, numbered
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 
 class _PairLoss:

@@ -17,7 +17,6 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.dynamic_sampling import DynamicSamplingMixin
 from hftune.trainers.online import OnlineMixin
 from hftune.trainers.online_dpo import OnlineDPOTrainer
@@ -31,6 +30,7 @@ from hftune.trainers.ppo.critic import (
 )
 from hftune.trainers.ppo.trainer import PPOTrainer
 from hftune.trainers.rewards import Rewards, load_reward_model
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTrainer"
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments

@@ -19,8 +19,8 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, shuffle_sequence_dict, split_tensor_dict, use_adapter
 
 from hftune.distributed import phases
-from hftune.trainers.base import HftuneTrainerMixin
 from hftune.trainers.online import OnlineMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 Batch = dict[str, Any]
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import SFTArguments
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import Splits
-from hftune.trainers.answer_loss import AnswerLossMixin
-from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
-from hftune.trainers.streams import StreamMixin
+from hftune.trainers.features.answer_loss import AnswerLossMixin
+from hftune.trainers.features.held_out_loss import TokenLossMixin, weighted_mean
+from hftune.trainers.features.streams import StreamMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin, causal_collator
 
 
 class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, trl.SFTTrainer):

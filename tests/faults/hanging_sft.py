@@ -16,7 +16,7 @@ import run_pt
 import run_sft
 from hftune.distributed import ranks
 from hftune.errors import run_script
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 from hftune.visible import say
 
 original = HftuneTrainerMixin.training_step

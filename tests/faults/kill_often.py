@@ -120,7 +120,7 @@ def run_once(script: str, argv: list[str], processes: int, plan: Plan | None, lo
 def work(script: str, argv: list[str]) -> None:
     """The script's main, saying what it is doing."""
     from hftune.errors import run_script
-    from hftune.trainers.checkpoints import CheckpointMixin
+    from hftune.trainers.features.checkpoints import CheckpointMixin
     from hftune.trainers.preemption import PreemptionCallback
 
     begin, save = PreemptionCallback.on_train_begin, CheckpointMixin._save_checkpoint

@@ -19,9 +19,9 @@ from hftune.errors import run_script
 
 def main() -> None:
     """The script's own main, slowed down."""
-    from hftune.trainers.checkpoints import CheckpointMixin
-    from hftune.trainers.totals import TotalsMixin
-    from hftune.trainers.watching import PhaseMixin
+    from hftune.trainers.features.checkpoints import CheckpointMixin
+    from hftune.trainers.features.phases import PhaseMixin
+    from hftune.trainers.features.totals import TotalsMixin
     from hftune.visible import say
 
     slow = dict(part.split("=") for part in os.environ.get("SLOW", "").split(",") if part)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import run_sft
 from hftune.distributed import ranks
 from hftune.errors import run_script
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 
 original = HftuneTrainerMixin.training_step
 

@@ -21,7 +21,7 @@ from hftune.merging import merge
 from hftune.merging.export import hub
 from hftune.preflight.hub_checks import check_hub
 from hftune.publishing.uploads import choose, push_folder
-from hftune.trainers.leaving import LeavingMixin
+from hftune.trainers.hub import LeavingMixin
 
 SECRET = "Zq7/hush+v3ry=quiet"
 BELONGS = (

@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from hftune.arguments import parse_arguments
 from hftune.models.adapters import add_adapter
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 from tests.unit.models.adapting import load, logits
 
 pytestmark = pytest.mark.long

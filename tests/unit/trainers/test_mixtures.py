@@ -17,9 +17,9 @@ from hftune.arguments import parse_arguments
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
-from hftune.trainers.base import innermost_sampler
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.rl import rl_trainer
+from hftune.trainers.stage_trainer import innermost_sampler
 from tests.unit.data.helpers import make_tokenizer
 
 FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]

@@ -9,7 +9,7 @@ import pytest
 from hftune.errors import ArgumentError
 from hftune.publishing.folder import make_work
 from hftune.trainers import result
-from hftune.trainers.checkpoints import _publish
+from hftune.trainers.features.checkpoints import _publish
 from hftune.trainers.result import LOCK_NAME, hold_output, release_output
 from tests.unit.checkpoints.test_resume import make
 

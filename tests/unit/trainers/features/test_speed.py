@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from hftune.trainers.speed import Cost, Meter, lengths_of
+from hftune.trainers.features.speed import Cost, Meter, lengths_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

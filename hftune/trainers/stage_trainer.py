@@ -18,26 +18,26 @@ from hftune.errors import ArgumentError, DataError, UserError
 from hftune.models.heads import without_tied
 from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import plainly, prove_apart
-from hftune.trainers.checkpoints import CheckpointMixin
-from hftune.trainers.dropout import DropoutMixin
-from hftune.trainers.epochs import WholeEpochMixin, innermost_sampler
-from hftune.trainers.experts import ExpertParallelMixin
-from hftune.trainers.finite import FiniteMixin
-from hftune.trainers.grad_norms import GradNormMixin
-from hftune.trainers.leaving import LeavingMixin
+from hftune.trainers.features.adapter_precision import AdapterPrecisionMixin
+from hftune.trainers.features.checkpoints import CheckpointMixin
+from hftune.trainers.features.dropout import DropoutMixin
+from hftune.trainers.features.expert_parallel import ExpertParallelMixin
+from hftune.trainers.features.gradient_norms import GradNormMixin
+from hftune.trainers.features.nan_guard import FiniteMixin
+from hftune.trainers.features.optimizers import OptimizerMixin
+from hftune.trainers.features.phases import PhaseMixin
+from hftune.trainers.features.router_loss import RouterLossMixin
+from hftune.trainers.features.sequence_parallel import SequenceMixin
+from hftune.trainers.features.shared_rows import SharedRowsMixin
+from hftune.trainers.features.speed import SpeedMixin
+from hftune.trainers.features.stopping import StoppingMixin
+from hftune.trainers.features.tiling import TilingMixin
+from hftune.trainers.features.totals import TotalsMixin
+from hftune.trainers.features.whole_epochs import WholeEpochMixin, innermost_sampler
+from hftune.trainers.hub import LeavingMixin
+from hftune.trainers.isolation import plainly, prove_apart
 from hftune.trainers.metrics import load_metric
-from hftune.trainers.optimizers import OptimizerMixin
-from hftune.trainers.precision import AdapterPrecisionMixin
-from hftune.trainers.resuming import ResumeMixin
-from hftune.trainers.routers import RouterLossMixin
-from hftune.trainers.sequences import SequenceMixin
-from hftune.trainers.shared_rows import SharedRowsMixin
-from hftune.trainers.speed import SpeedMixin
-from hftune.trainers.stopping import StoppingMixin
-from hftune.trainers.tiling import TilingMixin
-from hftune.trainers.totals import TotalsMixin
-from hftune.trainers.watching import PhaseMixin
+from hftune.trainers.resharding import ResumeMixin
 
 
 class HftuneTrainerMixin(

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hftune import interrupts
+from hftune.trainers.features.stopping import StoppingMixin, _begin_worker
 from hftune.trainers.preemption import EvaluationStopped
-from hftune.trainers.stopping import StoppingMixin, _begin_worker
 
 
 class Plain:

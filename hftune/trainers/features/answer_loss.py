@@ -10,7 +10,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.slices import shifted
 from hftune.models.answer_head import AnswerOutput, add_answer_head
-from hftune.trainers.tiling import plain_model
+from hftune.trainers.features.tiling import plain_model
 
 OF_LABELS = ("labels", "shift_labels", "loss_weights")
 """What of a batch does not go to the model."""

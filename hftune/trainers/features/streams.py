@@ -16,7 +16,7 @@ from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
-from hftune.trainers.blocks import LOADER_STATE_NAME, read_state, telling_faults
+from hftune.trainers.features.blocks import LOADER_STATE_NAME, read_state, telling_faults
 
 
 class StreamMixin:

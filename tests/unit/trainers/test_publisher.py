@@ -11,9 +11,9 @@ from transformers import Trainer, TrainerCallback
 
 from hftune.arguments import parse_arguments
 from hftune.checkpoints.integrity import what_is_wrong
-from hftune.trainers import checkpoints
-from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.publishing import Publisher
+from hftune.trainers.features import checkpoints
+from hftune.trainers.publisher import Publisher
+from hftune.trainers.stage_trainer import HftuneTrainerMixin
 from tests.unit.models.adapting import load
 
 ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.trainers import totals
-from hftune.trainers.answer_loss import TokenSums
+from hftune.trainers.features import totals
+from hftune.trainers.features.answer_loss import TokenSums
+from hftune.trainers.features.totals import NAME, TotalsMixin
 from hftune.trainers.pair_metrics import PairMetrics
-from hftune.trainers.totals import NAME, TotalsMixin
 
 
 class Accelerator:

@@ -13,7 +13,7 @@ from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import pack
 from hftune.data.splits import Splits
-from hftune.trainers.evaluation import filled_up
+from hftune.trainers.features.held_out_loss import filled_up
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset

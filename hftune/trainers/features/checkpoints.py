@@ -21,7 +21,7 @@ from hftune.models.initialisation import started_from, trained_factors
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, is_there
 from hftune.publishing.folder import make_work
-from hftune.trainers.publishing import Publisher
+from hftune.trainers.publisher import Publisher
 from hftune.weight_files import weight_files
 
 

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.distributed.parallel import Mesh
-from hftune.trainers import epochs
-from hftune.trainers.epochs import ROWS, WholeEpochMixin, WithRows, ignore_rows
+from hftune.trainers.features import whole_epochs
+from hftune.trainers.features.whole_epochs import ROWS, WholeEpochMixin, WithRows, ignore_rows
 
 
 def record(number: int) -> dict[str, list[int]]:
@@ -28,7 +28,7 @@ def labels_seen(
     """Numbers of the records whose labels are trained in an epoch, over all ranks, after `done` batches a rank."""
     seen: list[int] = []
     for rank in range(processes):
-        monkeypatch.setattr(epochs, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes))
+        monkeypatch.setattr(whole_epochs, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes))
         trainer: Any = WholeEpochMixin()
         trainer.args = SimpleNamespace(mesh=Mesh(world=processes))
         trainer._records, trainer._place, trainer._train_batch_size = records, done, size

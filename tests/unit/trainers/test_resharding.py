@@ -13,7 +13,7 @@ from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.pieces import from_optimizer
 from hftune.distributed.zero_state import Part, Slot, filled, filled_whole
 from hftune.errors import ManifestError
-from hftune.trainers.resuming import check_pieces, deal_out
+from hftune.trainers.resharding import check_pieces, deal_out
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
 
 

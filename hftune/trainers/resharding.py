@@ -10,14 +10,12 @@ holds.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.trainer
 from torch import Tensor
 
 from hftune.checkpoints.consolidate import exported_name
@@ -31,89 +29,47 @@ from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.initialisation import started_from, trained_factors
 from hftune.opening.safetensors_file import opened
-from hftune.opening.torch_file import load_torch, loading
+from hftune.opening.torch_file import load_torch
+from hftune.trainers.features.feature import Run
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 
 
-class ResumeMixin:
-    """Put before a `Trainer` subclass."""
+def reshard(run: Run, checkpoint: str) -> None:
+    """Fill this rank's share of weights and optimizer state from a checkpoint of another world."""
+    engine = run.model_wrapped if run.is_deepspeed_enabled else None
+    optimizer = engine.optimizer if engine is not None else run.optimizer.optimizer
+    check_layout(engine, optimizer, checkpoint)
+    names = {parameter: name for name, parameter in run.model.named_parameters()}
+    pieces = open_pieces(run, checkpoint, optimizer, names)
+    check_pieces(pieces, optimizer, names, checkpoint)
+    now = f"ZeRO-{run.args.zero_stage}" if run.is_deepspeed_enabled else "no DeepSpeed"
+    notice(
+        f"{checkpoint} was written by {describe(pieces)}; its weights and optimizer state are dealt out "
+        f"anew to {ranks.world_size()} process(es) with {now}"
+    )
+    deal_out(pieces, optimizer, names, rates=list(scheduler_state(checkpoint)["_last_lr"]))
+    for name, value in pieces.buffers.items():
+        run.model.get_buffer(name).copy_(value)
+    if engine is not None:
+        for counter, value in pieces.counters.items():
+            setattr(engine, counter, value)
 
-    def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`, from any checkpoint."""
-        with self._loading_anywhere():
-            return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
 
-    @contextmanager
-    def _loading_anywhere(self: Any) -> Iterator[None]:
-        """Let the Trainer's one call of DeepSpeed's loader pass through here."""
-        loader = transformers.trainer.deepspeed_load_checkpoint
-
-        def load_anywhere(engine: Any, checkpoint: str, **kwargs: Any) -> None:
-            if is_of_this_world(engine, checkpoint):
-                with loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
-                    loader(engine, checkpoint, **kwargs)
-            else:
-                self._deal_out(checkpoint)
-
-        transformers.trainer.deepspeed_load_checkpoint = load_anywhere
-        try:
-            yield
-        finally:
-            transformers.trainer.deepspeed_load_checkpoint = loader
-
-    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
-        """As the Trainer's; without DeepSpeed, a checkpoint of DeepSpeed's is dealt out first."""
-        if checkpoint is None or self.is_deepspeed_enabled or engine_folder(checkpoint) is None:
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-            return
-        self._deal_out(checkpoint)
-        self.lr_scheduler.load_state_dict(_scheduler(checkpoint))
-
-    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
-        """As the Trainer's; processes that the checkpoint does not know keep the state of the seed."""
-        super()._load_rng_state(checkpoint)  # type: ignore[misc]
-        known = written_by(checkpoint) if checkpoint else ranks.world_size()
-        if known != ranks.world_size() and ranks.is_main():
-            notice(
-                f"{checkpoint} has random states of {known} process(es): dropout and other noise are drawn anew; the "
-                "order of the data does not depend on them"
-            )
-
-    def _deal_out(self: Any, checkpoint: str) -> None:
-        """Fill this rank's share of weights and optimizer state."""
-        engine = self.model_wrapped if self.is_deepspeed_enabled else None
-        optimizer = engine.optimizer if engine is not None else self.optimizer.optimizer
-        check_layout(engine, optimizer, checkpoint)
-        names = {parameter: name for name, parameter in self.model.named_parameters()}
-        pieces = self._open(checkpoint, optimizer, names)
-        check_pieces(pieces, optimizer, names, checkpoint)
-        now = f"ZeRO-{self.args.zero_stage}" if self.is_deepspeed_enabled else "no DeepSpeed"
-        notice(
-            f"{checkpoint} was written by {describe(pieces)}; its weights and optimizer state are dealt out "
-            f"anew to {ranks.world_size()} process(es) with {now}"
-        )
-        deal_out(pieces, optimizer, names, rates=list(_scheduler(checkpoint)["_last_lr"]))
-        for name, value in pieces.buffers.items():
-            self.model.get_buffer(name).copy_(value)
-        if engine is not None:
-            for counter, value in pieces.counters.items():
-                setattr(engine, counter, value)
-
-    def _open(self: Any, checkpoint: str, optimizer: Any, names: dict[Tensor, str]) -> Pieces:
-        """Pieces of ZeRO's, or of a torch optimizer, whose numbers mean the groups that this run has as well."""
-        folder = engine_folder(checkpoint)
-        if folder is not None and ((folder / UNIVERSAL).is_dir() or any(folder.glob("*_optim_states.pt"))):
-            return open_engine(folder)
-        grouped = [[names[parameter] for parameter in group] for group in optimizer_members(optimizer)]
-        if folder is not None:
-            about = load(folder / MODEL_FILE)
-            pieces = from_optimizer(about["optimizer"], grouped, _from_module(about["module"]))
-            pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps")}
-            return pieces
-        state = load_torch(Path(checkpoint) / OPTIMIZER, mmap=True)
-        return from_optimizer(state, grouped, _exported(checkpoint, self.model, grouped))
+def open_pieces(run: Run, checkpoint: str, optimizer: Any, names: dict[Tensor, str]) -> Pieces:
+    """Pieces of ZeRO's, or of a torch optimizer, whose numbers mean the groups that this run has as well."""
+    folder = engine_folder(checkpoint)
+    if folder is not None and ((folder / UNIVERSAL).is_dir() or any(folder.glob("*_optim_states.pt"))):
+        return open_engine(folder)
+    grouped = [[names[parameter] for parameter in group] for group in optimizer_members(optimizer)]
+    if folder is not None:
+        about = load(folder / MODEL_FILE)
+        pieces = from_optimizer(about["optimizer"], grouped, _from_module(about["module"]))
+        pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps")}
+        return pieces
+    state = load_torch(Path(checkpoint) / OPTIMIZER, mmap=True)
+    return from_optimizer(state, grouped, _exported(checkpoint, run.model, grouped))
 
 
 def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
@@ -244,7 +200,12 @@ def describe(pieces: Pieces) -> str:
     return f"{pieces.world_size} process(es) under ZeRO-{pieces.stage}"
 
 
-def _scheduler(checkpoint: str) -> dict[str, Any]:
+def scheduler_state(checkpoint: str) -> dict[str, Any]:
+    """Where the learning rate stood.
+
+    Raises:
+        ManifestError: The checkpoint does not say.
+    """
     file = Path(checkpoint) / SCHEDULER
     if not file.is_file():
         raise ManifestError(

@@ -9,7 +9,9 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.slices import shifted
+from hftune.distributed import ranks
 from hftune.models.answer_head import AnswerOutput, add_answer_head
+from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.features.tiling import plain_model
 
 OF_LABELS = ("labels", "shift_labels", "loss_weights")
@@ -40,36 +42,40 @@ class TokenSums:
         return {"entropy": entropy / count, "mean_token_accuracy": hits / count}, round(read)
 
 
-class AnswerLossMixin:
-    """Put right before a `Trainer` whose loss is the mean negative log-likelihood of labelled tokens.
+class AnswerLoss(Feature):
+    """For trainers whose loss is the mean negative log-likelihood of labelled tokens.
 
     The model is called with the places of the labels (`models/answer_head.py`). A batch may have `loss_weights`
     (batch, length), a factor of each label. What needs logits (label smoothing, a loss of one's own) keeps to the
     trainer's own way.
+
+    Args:
+        measures_tokens: Whether entropy and accuracy of the trained tokens are wanted.
+
+    Attributes:
+        sums: Of training ("train") and evaluation ("eval").
     """
 
-    measures_tokens = False
-    """Whether entropy and accuracy of the trained tokens are wanted."""
+    def __init__(self, *, measures_tokens: bool) -> None:
+        self.measures_tokens = measures_tokens
+        self.sums: dict[str, TokenSums] = {}
 
-    def __init__(self: Any, *positional: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, **kwargs)
-        add_answer_head(plain_model(self.model))
-        self.token_sums = {mode: TokenSums(self.args.device) for mode in ("train", "eval")}
+    def on_built(self, run: Run) -> None:
+        """Have the model take the places of labels."""
+        add_answer_head(plain_model(run.model))
+        self.sums = {mode: TokenSums(run.args.device) for mode in ("train", "eval")}
 
-    def compute_loss(
-        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """A float32 scalar: sum of weights times -log p, over `num_items_in_batch`, or over the labels of the batch."""
-        if not self._finds_answers(inputs):
-            parent = super().compute_loss  # type: ignore[misc]
-            return parent(model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch)
+    def make_loss(self, run: Run, model: Any, inputs: Inputs, counted: Any) -> tuple[torch.Tensor, Any] | None:
+        """A float32 scalar: sum of weights times -log p, over `counted`, or over the labels of the batch."""
+        if not finds_answers(run, inputs):
+            return None
         labels = next_tokens(inputs).reshape(-1)
         at = (labels != IGNORE_INDEX).nonzero().squeeze(1)
-        count = max(len(at), 1) if num_items_in_batch is None else num_items_in_batch
+        count = max(len(at), 1) if counted is None else counted
         factors = torch.ones(at.shape, device=at.device) / count
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+        if run.args.average_tokens_across_devices and counted is not None:
             # The count is that of all processes, and gradients are averaged over them.
-            factors = factors * (self.accelerator.num_processes // self.get_tp_size())
+            factors = factors * (run.accelerator.num_processes // run.get_tp_size())
         if "loss_weights" in inputs:
             factors = factors * next_values(inputs, "loss_weights", 0.0).reshape(-1)[at]
         others = {name: value for name, value in inputs.items() if name not in OF_LABELS}
@@ -78,22 +84,21 @@ class AnswerLossMixin:
             answer_at=at,
             answer_ids=labels[at],
             answer_factors=factors,
-            answer_dft=getattr(self.args, "loss_type", None) == "dft",
-            answer_detail=1 if self.measures_tokens or not self.model.training else 0,
+            answer_dft=getattr(run.args, "loss_type", None) == "dft",
+            answer_detail=1 if self.measures_tokens or not run.model.training else 0,
         )
         if self.measures_tokens:
-            self.token_sums["train" if self.model.training else "eval"].add(outputs, _tokens_of(inputs))
-        return (outputs.loss, outputs) if return_outputs else outputs.loss
+            self.sums["train" if run.model.training else "eval"].add(outputs, _tokens_of(inputs))
+        assert outputs.loss is not None, "factors were given"
+        return outputs.loss, outputs
 
-    def prediction_step(
-        self: Any, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> Any:
-        """As the Trainer's; in place of logits the tokens foretold, as far as is known: -1 for a wrong one."""
-        if prediction_loss_only or not self._finds_answers(inputs):
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+    def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
+        """In place of logits the tokens foretold, as far as is known: -1 for a wrong one."""
+        if loss_only or not finds_answers(run, inputs):
+            return None
+        inputs = run._prepare_inputs(inputs)
+        with torch.no_grad(), run.compute_loss_context_manager():
+            loss, outputs = run.compute_loss(model, inputs, return_outputs=True)
         labels = next_tokens(inputs)
         foretold = torch.full_like(labels, -1)
         scored = labels != IGNORE_INDEX
@@ -104,14 +109,29 @@ class AnswerLossMixin:
         pad = torch.nn.functional.pad
         return loss.detach(), pad(foretold, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 
-    def _finds_answers(self: Any, inputs: dict[str, Any]) -> bool:
-        """Whether this batch's loss can be had from the places of its labels."""
-        return (
-            "labels" in inputs
-            and self.label_smoother is None
-            and self.compute_loss_func is None
-            and not getattr(getattr(self.model, "active_peft_config", None), "is_prompt_learning", False)
-        )
+    def counts(self, run: Run) -> dict[str, Any]:
+        """Sums since the last log, over all ranks: what `resume_counts` takes."""
+        sums = self.sums["train"]
+        own = torch.zeros(4, dtype=torch.float64, device=sums.device) if sums.sums is None else sums.sums.clone()
+        whole = run.accelerator.reduce(own, "sum").tolist()
+        return {"sums": whole if any(whole) else None}
+
+    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+        """Sums over all processes are given to one of them."""
+        if saved["sums"] is not None:
+            sums = self.sums["train"]
+            whole = torch.tensor(saved["sums"], dtype=torch.float64, device=sums.device)
+            sums.sums = whole if ranks.is_main() else torch.zeros_like(whole)
+
+
+def finds_answers(run: Run, inputs: Inputs) -> bool:
+    """Whether this batch's loss can be had from the places of its labels."""
+    return (
+        "labels" in inputs
+        and run.label_smoother is None
+        and run.compute_loss_func is None
+        and not getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False)
+    )
 
 
 def next_tokens(inputs: dict[str, Any]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A Trainer on a `BlockDataset`: where it stands goes into every checkpoint, and comes out of it in any world."""
+"""Training on a `BlockDataset`: where it stands goes into every checkpoint, and comes out of it in any world."""
 
 from __future__ import annotations
 
@@ -18,59 +18,75 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError, shown
 from hftune.logging import get_logger, notice
 from hftune.opening.model_files import read_checked
+from hftune.trainers.features.feature import Feature, Run
 
 LOADER_STATE_NAME = "loader_state.json"
 """The file of a checkpoint that says which documents have been trained. The same for all ranks."""
 
 
-class BlocksMixin:
-    """Put before a `Trainer` subclass. Does nothing unless the training data are a `BlockDataset`.
+class Blocks(Feature):
+    """Does nothing unless the training data are a `BlockDataset`.
 
-    The Trainer's own machinery deals the blocks out: its batch sampler gives each rank its batches of a step, and on
-    resuming it passes over the numbers (not the data) of the blocks that an epoch has behind it. What is added: whole
-    steps at the end of an epoch, the state in the checkpoint, and the origin of the numbers where a checkpoint was
-    made with another batch size, so that the next block is the one after the last that was trained.
+    The Trainer's own machinery gives the blocks to ranks: its batch sampler gives each rank its batches of a step, and
+    on resuming it passes over the numbers (not the data) of the blocks that an epoch has behind it. What is added:
+    whole steps at the end of an epoch, the state in the checkpoint, and the origin of the numbers where a checkpoint
+    was made with another batch size, so that the next block is the one after the last that was trained.
     """
 
-    _origin = 0
-    """The block that step 0 would have begun at, had all steps been of today's size."""
+    def __init__(self) -> None:
+        self._origin = 0  # the block that step 0 would have begun at, had all steps been of today's size
 
-    def train(self: Any, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As `Trainer.train`; a folder to resume from is read before the number of steps is fixed."""
-        if isinstance(self.train_dataset, BlockDataset):
-            self._begin_blocks(resume_from_checkpoint)
-        elif resume_from_checkpoint and not isinstance(self.train_dataset, StreamingDataset):
-            _refuse_state(str(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """A folder to resume from is read before the number of steps is fixed."""
+        if isinstance(run.train_dataset, BlockDataset):
+            self._begin(run, checkpoint)
+        elif checkpoint and not isinstance(run.train_dataset, StreamingDataset):
+            _refuse_state(checkpoint)
 
-    def blocks_trained(self: Any) -> int:
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+        """Blocks are mixed by the data set itself."""
+        return InOrder(len(dataset), self._origin) if isinstance(dataset, BlockDataset) else None
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """How far each source has been gone through."""
+        if isinstance(run.train_dataset, BlockDataset) and ranks.is_main():
+            state = run.train_dataset.state(self.trained(run))
+            (folder / LOADER_STATE_NAME).write_text(json.dumps(state, indent=1), encoding="utf-8")
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """How often each source has been gone through, next to the training loss."""
+        data = run.train_dataset
+        if isinstance(data, BlockDataset) and "loss" in logs:
+            epochs = data.epochs(self.trained(run))
+            logs |= {f"data_epoch/{name}": round(epoch, 4) for name, epoch in epochs.items()}
+
+    def trained(self, run: Run) -> int:
         """Blocks of the run that have been trained by now, over all ranks and interruptions."""
-        return self._origin + self.state.global_step * self.get_total_train_batch_size(self.args)
+        return self._origin + run.state.global_step * run.get_total_train_batch_size(run.args)
 
-    def count_trained_tokens(self: Any) -> int | None:
+    def trained_tokens(self, run: Run) -> int | None:
         """Tokens with a loss so far: all but the first of each document and of each block. None for other data.
 
         Too low by the blocks that happen to begin with a document, about one in the mean length of a document.
         """
-        data = self.train_dataset
+        data = run.train_dataset
         if not isinstance(data, BlockDataset):
             return None
-        blocks = self.blocks_trained()
+        blocks = self.trained(run)
         epochs = data.epochs(blocks)
         documents = sum(
             len(source.documents) * epochs[name] for name, source in zip(data.names, data.sources, strict=True)
         )
         return max(0, round(sum(data.positions(blocks).values()) - documents - blocks))
 
-    def _begin_blocks(self: Any, checkpoint: str | bool | None) -> None:
-        data, step_size = self.train_dataset, self.get_total_train_batch_size(self.args)
+    def _begin(self, run: Run, checkpoint: str | None) -> None:
+        data, step_size = run.train_dataset, run.get_total_train_batch_size(run.args)
         data.fill_steps(step_size)
-        if self.args.ignore_data_skip:
+        if run.args.ignore_data_skip:
             notice("--ignore_data_skip has no effect: the position in tokenised data is found without reading them")
-            self.args.ignore_data_skip = False
+            run.args.ignore_data_skip = False
         if not checkpoint:
             return
-        assert isinstance(checkpoint, str), "finish_run names the folder"
         state, steps = read_state(checkpoint)
         with telling_faults(checkpoint):
             changes = list(data.resume(state))
@@ -78,51 +94,31 @@ class BlocksMixin:
             notice(f"going on with changed data: {change}")
         self._origin = state["blocks"] - steps * step_size
         if self._origin != 0 or state["block_size"] != data.block_size:
-            self._fix_steps(state, steps, step_size)
+            fix_steps(run, state, steps, step_size)
         epochs = ", ".join(f"{name} {epoch:.3f}" for name, epoch in data.epochs(state["blocks"]).items())
         get_logger().info("data: block %s of the run is next; epochs so far: %s", f"{state['blocks']:,}", epochs)
 
-    def _fix_steps(self: Any, state: dict[str, Any], steps: int, step_size: int) -> None:
-        """Steps of another size than before: as many as the tokens that are left to `--num_train_epochs` need."""
-        if self.args.max_steps > 0:
-            return
-        data = self.train_dataset
-        trained = sum(source["position"] for source in state["sources"].values())
-        wanted = self.args.num_train_epochs * data.epoch_blocks * data.block_size
-        left = math.ceil((wanted - trained) / (step_size * data.block_size))
-        if left <= 0:
-            # The Trainer would make a step before it looks at their number.
-            raise ArgumentError(
-                f"{trained:,} tokens were trained by the checkpoint, which are the epochs asked for",
-                place=f"--num_train_epochs {self.args.num_train_epochs:g}",
-                fix="Ask for more, or leave the batch size as it was.",
-            )
-        self.args.max_steps = steps + left
-        notice(
-            f"a step is now {step_size} blocks of {data.block_size} tokens; {steps} steps were made before, and {left} "
-            f"are left to {self.args.num_train_epochs:g} epoch(s)"
+
+def fix_steps(run: Run, state: dict[str, Any], steps: int, step_size: int) -> None:
+    """Steps of another size than before: as many as the tokens that are left to `--num_train_epochs` need."""
+    if run.args.max_steps > 0:
+        return
+    data = run.train_dataset
+    trained = sum(source["position"] for source in state["sources"].values())
+    wanted = run.args.num_train_epochs * data.epoch_blocks * data.block_size
+    left = math.ceil((wanted - trained) / (step_size * data.block_size))
+    if left <= 0:
+        # The Trainer would make a step before it looks at their number.
+        raise ArgumentError(
+            f"{trained:,} tokens were trained by the checkpoint, which are the epochs asked for",
+            place=f"--num_train_epochs {run.args.num_train_epochs:g}",
+            fix="Ask for more, or leave the batch size as it was.",
         )
-
-    def _get_train_sampler(self: Any, train_dataset: Any = None) -> Sampler | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if isinstance(dataset, BlockDataset):
-            return InOrder(len(dataset), self._origin)
-        return super()._get_train_sampler(train_dataset)  # type: ignore[misc]
-
-    def _save_beside(self: Any, folder: Path) -> None:
-        """How far each source has been gone through."""
-        super()._save_beside(folder)  # type: ignore[misc]
-        if isinstance(self.train_dataset, BlockDataset) and ranks.is_main():
-            state = self.train_dataset.state(self.blocks_trained())
-            (folder / LOADER_STATE_NAME).write_text(json.dumps(state, indent=1), encoding="utf-8")
-
-    def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As `Trainer.log`, with how often each source has been gone through beside the training loss."""
-        data = self.train_dataset
-        if isinstance(data, BlockDataset) and "loss" in logs:
-            epochs = data.epochs(self.blocks_trained())
-            logs |= {f"data_epoch/{name}": round(epoch, 4) for name, epoch in epochs.items()}
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+    run.args.max_steps = steps + left
+    notice(
+        f"a step is now {step_size} blocks of {data.block_size} tokens; {steps} steps were made before, and {left} "
+        f"are left to {run.args.num_train_epochs:g} epoch(s)"
+    )
 
 
 def _refuse_state(checkpoint: str) -> None:

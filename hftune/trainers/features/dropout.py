@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from peft import PeftModel
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments import StageArguments
 from hftune.logging import notice
 from hftune.models.dropout import Dropouts, Probabilities, find_dropouts, to_place
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.tiling import plain_model
 
 
 class DropoutWarmup(TrainerCallback):
@@ -39,17 +40,17 @@ class DropoutWarmup(TrainerCallback):
             places.set(self.full.scaled(share * (number / len(self.layers) if self.layerwise else 1.0)))
 
 
-class DropoutMixin:
-    """Put before a `Trainer` subclass: sets the dropouts asked for, wherever the architecture has or lacks them."""
+class DropoutSettings(Feature):
+    """Sets the dropouts asked for, wherever the architecture has or lacks them."""
 
-    def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
-        if not args.asks_for_dropout:
+    def on_built(self, run: Run) -> None:
+        """After the stage's own constructor, which may switch dropout off."""
+        if not run.args.asks_for_dropout:
             return
-        notice(describe(args))
-        plain = model.get_base_model() if isinstance(model, PeftModel) else model
-        if left := to_place(plain.config, args):
-            self.add_callback(DropoutWarmup(find_dropouts(plain, left), left, args))
+        notice(describe(run.args))
+        plain = plain_model(run.model)
+        if left := to_place(plain.config, run.args):
+            run.add_callback(DropoutWarmup(find_dropouts(plain, left), left, run.args))
 
 
 def describe(args: StageArguments) -> str:

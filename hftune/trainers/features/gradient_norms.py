@@ -7,31 +7,33 @@ from typing import Any
 
 import torch
 
+from hftune.trainers.features.feature import Feature, Inputs, Run
 
-class GradNormMixin:
-    """Put before a `Trainer` subclass: at ZeRO stage 0 in float32, DeepSpeed clips and forgets the norm (0.19).
+
+class GradientNorms(Feature):
+    """At ZeRO stage 0 in float32, DeepSpeed clips and forgets the norm (0.19).
 
     And it divides a loss by the number of accumulated batches, though it is told not to, where that is the very tensor
     that the model returned: its hook on outputs then runs before the one that says that all is scaled already
     (`_backward_prologue_per_tensor`, 0.19.8).
     """
 
-    def training_step(self: Any, model: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's, with an engine that remembers what it clips."""
-        if self.is_deepspeed_enabled and self.args.zero_stage == 0 and "clip_fp32_gradients" not in vars(model):
-            model.clip_fp32_gradients = partial(_clip_and_remember, model)
-        step: torch.Tensor = super().training_step(model, *args, **kwargs)  # type: ignore[misc]
-        return step
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """Have the engine remember what it clips."""
+        if unpartitioned(run) and "clip_fp32_gradients" not in vars(model):
+            model.clip_fp32_gradients = partial(clip_and_remember, model)
 
-    def compute_loss(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the trainer's; a tensor of its own where DeepSpeed would take it for an output of the model."""
-        result = super().compute_loss(model, *args, **kwargs)  # type: ignore[misc]
-        if not (self.is_deepspeed_enabled and self.args.zero_stage == 0 and self.model.training):
-            return result
-        return (result[0].clone(), *result[1:]) if isinstance(result, tuple) else result.clone()
+    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """A tensor of its own where DeepSpeed would take it for an output of the model."""
+        return loss.clone() if unpartitioned(run) and run.model.training else loss
 
 
-def _clip_and_remember(engine: Any) -> None:
+def unpartitioned(run: Run) -> bool:
+    """Whether DeepSpeed is at work and leaves optimizer states whole."""
+    return run.is_deepspeed_enabled and run.args.zero_stage == 0
+
+
+def clip_and_remember(engine: Any) -> None:
     """What the engine's own method does, with the norm kept where `get_global_grad_norm` looks for it."""
     from deepspeed.runtime.utils import clip_grad_norm_
 

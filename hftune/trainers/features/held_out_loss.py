@@ -8,62 +8,68 @@ from typing import Any
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from torch.utils.data import DataLoader
 
 from hftune.constants import IGNORE_INDEX
+from hftune.trainers.features.feature import Feature, Inputs, Run
 
 
-class TokenLossMixin:
-    """Put before a `Trainer` subclass whose loss is a mean over trained tokens.
+class HeldOutLoss(Feature):
+    """For trainers whose loss is a mean over trained tokens.
 
     transformers averages the means of batches, which is another number for each way to form batches, and repeats
     records so that every rank has a full last batch. Here sums are added up, and repeated records train nothing.
+
+    Attributes:
+        tokens_per_batch: Trained tokens of each batch of the last evaluation, over all ranks.
     """
 
-    _measures = False
-    tokens_per_batch: tuple[float, ...] = ()
-    """Trained tokens of each batch of the last evaluation, over all ranks."""
-
-    def get_eval_dataloader(self: Any, eval_dataset: Any = None) -> DataLoader:
-        """As the Trainer's, with as many records as fill every rank's last batch."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]  # one of several, by its name
-        if isinstance(dataset, Dataset):
-            dataset = filled_up(dataset, self.args.eval_batch_size * self.args.data_parallel_size)
-        return super().get_eval_dataloader(dataset)  # type: ignore[misc]
-
-    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, with the loss over all tokens."""
-        self._sums: list[tuple[float, int]] = []
-        self._measures = True
-        output = super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.tokens_per_batch: tuple[float, ...] = ()
         self._measures = False
-        sums = torch.tensor(self._sums, dtype=torch.float64, device=self.args.device).view(-1, 2)
-        losses, tokens = self.accelerator.reduce(sums, "sum").T.tolist()
-        self.tokens_per_batch = tuple(tokens)
-        for name in output.metrics:
-            if name.endswith("_loss") and sum(tokens):
-                output.metrics[name] = sum(losses) / sum(tokens)
-        return output
+        self._sums: list[tuple[float, int]] = []  # loss and tokens of each batch on this rank
+        self._tokens = 0  # of the batch that is being evaluated
 
-    def _get_num_items_in_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's in training. A held-out batch's loss is the mean over its own tokens on its own rank.
+    def evaluation_data(self, run: Run, dataset: Any) -> Any:
+        """As many records as fill every rank's last batch."""
+        if isinstance(dataset, Dataset):
+            return filled_up(dataset, run.args.eval_batch_size * run.args.data_parallel_size)
+        return dataset
+
+    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+        """Begin to add up."""
+        self._sums, self._measures = [], True
+
+    def after_evaluation_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """The loss over all tokens."""
+        self._measures = False
+        sums = torch.tensor(self._sums, dtype=torch.float64, device=run.args.device).view(-1, 2)
+        losses, tokens = run.accelerator.reduce(sums, "sum").T.tolist()
+        self.tokens_per_batch = tuple(tokens)
+        for name in metrics:
+            if name.endswith("_loss") and sum(tokens):
+                metrics[name] = sum(losses) / sum(tokens)
+
+    def counts_labels(self, run: Run) -> bool:
+        """In training. A held-out batch's loss is the mean over its own tokens on its own rank.
 
         transformers 5.23 counts those of all ranks there, and what is measured is no mean where ranks have unlike many.
         """
-        return None if self._measures else super()._get_num_items_in_batch(*args, **kwargs)  # type: ignore[misc]
+        return not self._measures
 
-    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; the batch's loss and tokens are added up on the way."""
+    def before_prediction(self, run: Run, model: Any, inputs: Inputs) -> Inputs:
+        """Count the batch's labels."""
         # The first label of a row has no token before it.
         predicted = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
-        tokens = int((predicted != IGNORE_INDEX).sum())
-        result = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        self._sums.append((float(result[0]) * tokens if tokens else 0.0, tokens))
-        if not tokens and not math.isfinite(float(result[0])):
+        self._tokens = int((predicted != IGNORE_INDEX).sum())
+        return inputs
+
+    def after_prediction(self, run: Run, inputs: Inputs, result: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Add up loss and labels."""
+        loss, tokens = result[0], self._tokens
+        self._sums.append((float(loss) * tokens if tokens else 0.0, tokens))
+        if not tokens and not math.isfinite(float(loss)):
             # 0 / 0 of a batch of filling; the Trainer takes the mean of all of these before we replace it.
-            result = (torch.zeros_like(result[0]), *result[1:])
+            return (torch.zeros_like(loss), *result[1:])
         return result
 
 

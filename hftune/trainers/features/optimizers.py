@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from hftune.distributed import ranks
 from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
+from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
 from hftune.trainers.muon import muon_class, must_run_eagerly, tag
 from hftune.trainers.schedules import make_schedule
@@ -22,20 +24,26 @@ SMALLEST_8BIT = 4096
 """bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
 
 
-class OptimizerMixin:
-    """Put before a `Trainer` subclass: groups, optimizer and schedule in the places where the Trainer makes its own."""
+class Optimizers(Feature):
+    """Parameter groups, optimizer and schedule in the places where the Trainer makes its own.
 
-    groups: list[Group] | None = None  # none where an optimizer was handed to the trainer
+    Attributes:
+        groups: None where an optimizer was handed to the trainer.
+    """
 
-    def get_optimizer_cls_and_kwargs(self: Any, args: StageArguments, model: nn.Module | None = None) -> Any:
-        """As the Trainer's, with hftune's groups as the `params` that it then hands to the optimizer."""
+    def __init__(self) -> None:
+        self.groups: list[Group] | None = None
+
+    def choose_optimizer(self, run: Run, model: Any, upstream: Callable[[], Any]) -> Any:
+        """The class, and hftune's groups as the `params` that the Trainer then hands to it."""
         assert model is not None, "groups are made of a model's parameters"
-        chosen, kwargs, options = self._optimizer_class(args, model)
+        args = run.args
+        chosen, kwargs, options = optimizer_class(args, upstream)
         if is_8bit(args.optim):
             chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
         for key, more in expert_options(model).items():
             options.setdefault(key, {}).update(more)
-        self.groups = parameter_groups(model, args, set(self.get_decay_parameter_names(model)), options)
+        self.groups = parameter_groups(model, args, set(run.get_decay_parameter_names(model)), options)
         for group in self.groups:
             for _, parameter in group.members:
                 tag(parameter, use_muon=group.rule == MUON)
@@ -43,46 +51,39 @@ class OptimizerMixin:
             say(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
         return chosen, {**kwargs, "params": [group.as_dict() for group in self.groups]}
 
-    def _optimizer_class(self: Any, args: StageArguments, model: nn.Module) -> tuple[Any, dict[str, Any], dict]:
-        if args.optim == MUON:
-            notice(
-                f"muon: learning rate x {args.muon_extra_scale_factor} x {args.muon_scale_mode} for the matrices of "
-                "the layers, AdamW for all other weights"
-            )
-            return muon_class(eager=must_run_eagerly(on_cpu=args.use_cpu)), {}, {}
-        chosen, kwargs = super().get_optimizer_cls_and_kwargs(args, model)  # type: ignore[misc]
-        # GaLore and APOLLO come with groups of their own, of which only the options are kept.
-        return chosen, kwargs, _options(kwargs.pop("params", []))
-
-    def create_scheduler(self: Any, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+    def make_scheduler(self, run: Run, steps: int, optimizer: Any) -> Any:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
-        if self.lr_scheduler is None:
-            used = self.optimizer if optimizer is None else optimizer
-            if self.groups is not None and self.args.tensor_parallel_size > 1:
-                renew_members(self.groups, self.model)
+        if run.lr_scheduler is None:
+            used = run.optimizer if optimizer is None else optimizer
+            if self.groups is not None and run.args.tensor_parallel_size > 1:
+                renew_members(self.groups, run.model)
             lost = lost_groups(self.groups, used) if self.groups is not None else None
             assert lost is None, lost
-            self.lr_scheduler = make_schedule(self.args, used, num_training_steps)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
+            run.lr_scheduler = make_schedule(run.args, used, steps)
+            run._created_lr_scheduler = True
+        return run.lr_scheduler
 
-    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's, of the weights that are evaluated."""
-        self._show_averages()
-        super().save_model(*args, **kwargs)  # type: ignore[misc]
+    def before_save(self, run: Run) -> None:
+        """Save the weights that are evaluated, and with them an optimizer state of the same mode.
 
-    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's; weights and optimizer state must be of the same mode."""
-        self._show_averages()
-        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
-
-    def _show_averages(self: Any) -> None:
-        """Schedule-free optimizers (arXiv:2405.15682) train at one point and mean another, to which they switch here.
-
+        Schedule-free optimizers (arXiv:2405.15682) train at one point and mean another, to which they switch here.
         The Trainer does so for an evaluation, but not to save; each training step switches back.
         """
-        if str(self.args.optim_name).startswith("schedule_free") and self.optimizer is not None:
-            self.optimizer.eval()
+        if str(run.args.optim_name).startswith("schedule_free") and run.optimizer is not None:
+            run.optimizer.eval()
+
+
+def optimizer_class(args: StageArguments, upstream: Callable[[], Any]) -> tuple[Any, dict[str, Any], dict]:
+    """The class of `--optim`, its arguments, and options of single parameters by their id."""
+    if args.optim == MUON:
+        notice(
+            f"muon: learning rate x {args.muon_extra_scale_factor} x {args.muon_scale_mode} for the matrices of "
+            "the layers, AdamW for all other weights"
+        )
+        return muon_class(eager=must_run_eagerly(on_cpu=args.use_cpu)), {}, {}
+    chosen, kwargs = upstream()
+    # GaLore and APOLLO come with groups of their own, of which only the options are kept.
+    return chosen, kwargs, _options(kwargs.pop("params", []))
 
 
 def renew_members(groups: list[Group], model: nn.Module) -> None:

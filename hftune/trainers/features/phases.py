@@ -1,9 +1,9 @@
-"""A trainer that says what it is doing, for the watchdog."""
+"""What a trainer is doing, for the watchdog."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hftune.distributed import phases
+from hftune.trainers.features.feature import Feature, Inputs, Run
 
 
 class EvaluationBatches(TrainerCallback):
@@ -25,70 +26,65 @@ class EvaluationBatches(TrainerCallback):
         phases.enter(phases.EVALUATION)
 
 
-class PhaseMixin:
-    """Put before a `Trainer` subclass, outermost: every phase of a step begins with one assignment."""
+class Phases(Feature):
+    """Every phase of a step begins with one assignment, which the watchdog reads."""
 
-    _engine_step_heard = False
+    def __init__(self) -> None:
+        self._engine_step_heard = False
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.add_callback(EvaluationBatches())
+    def on_built(self, run: Run) -> None:
+        """Hear the batches of evaluations."""
+        run.add_callback(EvaluationBatches())
 
-    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As `Trainer.train`, timed."""
-        with phases.timed("starting"):
-            return super().train(*args, **kwargs)  # type: ignore[misc]
+    def training(self, run: Run) -> AbstractContextManager[None]:
+        """What comes before the first step is timed as well."""
+        return phases.timed("starting")
 
-    def get_batch_samples(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's."""
-        phases.enter(phases.DATA, self.state.global_step)
-        samples = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
+    @contextmanager
+    def fetching(self, run: Run) -> Iterator[None]:
+        """Waiting for data, then working on them."""
+        phases.enter(phases.DATA, run.state.global_step)
+        yield
         phases.enter(phases.FORWARD)
-        return samples
 
-    def training_step(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's."""
-        if not self._engine_step_heard and self.is_deepspeed_enabled:
-            self._hear_engine_step()
-        phases.enter(phases.FORWARD, self.state.global_step)
-        step: Callable[..., torch.Tensor] = super().training_step  # type: ignore[misc]
-        loss = step(*args, **kwargs)
-        phases.enter(phases.OPTIMIZER)
-        return loss
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """The forward pass begins."""
+        if not self._engine_step_heard and run.is_deepspeed_enabled:
+            self._engine_step_heard = True
+            hear_engine_step(run.model_wrapped)
+        phases.enter(phases.FORWARD, run.state.global_step)
 
-    def compute_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; while training, what follows it is the backward pass."""
-        result = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """While training, what follows the loss is the backward pass."""
         if torch.is_grad_enabled():
             phases.enter(phases.BACKWARD)
-        return result
+        return loss
 
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the Trainer's."""
-        phases.enter(phases.EVALUATION, self.state.global_step)
-        metrics: dict[str, float] = super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        return metrics
+    def after_step(self, run: Run, inputs: Inputs, loss: torch.Tensor) -> None:
+        """The optimizer's step may follow."""
+        phases.enter(phases.OPTIMIZER)
 
-    def save_model(self: Any, *args: Any, **kwargs: Any) -> None:
-        """As the Trainer's."""
-        phases.enter(phases.SAVE, self.state.global_step)
-        super().save_model(*args, **kwargs)  # type: ignore[misc]
+    def before_evaluate(self, run: Run) -> None:
+        """An evaluation begins."""
+        phases.enter(phases.EVALUATION, run.state.global_step)
 
-    def _save_checkpoint(self: Any, *args: Any, **kwargs: Any) -> None:
-        phases.enter(phases.SAVE, self.state.global_step)
-        super()._save_checkpoint(*args, **kwargs)  # type: ignore[misc]
+    def before_save(self, run: Run) -> None:
+        """Saving begins."""
+        phases.enter(phases.SAVE, run.state.global_step)
 
-    def _hear_engine_step(self: Any) -> None:
-        """DeepSpeed's engine makes the optimizer's step at the end of accelerate's `backward` (accelerate 1.15)."""
-        self._engine_step_heard = True
-        engine = self.model_wrapped
-        step = engine.step
 
-        def heard(*args: Any, **kwargs: Any) -> Any:
-            phases.enter(phases.OPTIMIZER)
-            return step(*args, **kwargs)
+def hear_engine_step(engine: Any) -> None:
+    """Enter a phase at each step of the optimizer.
 
-        engine.step = heard
+    DeepSpeed's engine makes it at the end of accelerate's `backward` (accelerate 1.15), inside a training step.
+    """
+    step = engine.step
+
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        phases.enter(phases.OPTIMIZER)
+        return step(*args, **kwargs)
+
+    engine.step = heard
 
 
 @contextmanager

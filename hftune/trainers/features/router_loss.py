@@ -15,12 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from peft import PeftModel
 
+from hftune.arguments import StageArguments
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.experts import is_mixture, routers_of, scores_of
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.sequence_parallel import SequenceParallel
+from hftune.trainers.features.tiling import plain_model
 from hftune.trainers.router_losses import balance_loss, z_loss
 
 
@@ -105,78 +108,99 @@ class RouterListener:
         self.passes[-1].chosen.append(chosen)
 
 
-class RouterLossMixin:
-    """Put before a `Trainer` subclass: adds the routers' losses in training, and logs them.
+class RouterLoss(Feature):
+    """Adds the routers' losses in training, and logs them.
 
     Logged are `aux_loss` (as TRL calls the balance loss) and `z_loss`, before their coefficients: means over the steps
     since the last log and over ranks.
+
+    Args:
+        sequence: Knows the processes that share rows, over which the losses are computed.
     """
 
-    _listener: RouterListener | None = None
+    def __init__(self, sequence: SequenceParallel) -> None:
+        self._sequence = sequence
+        self._balance_by, self._z_by = 0.0, 0.0
+        self._listener: RouterListener | None = None
+        self._passes: list[_Pass] | None = None  # of the loss that is being computed
+        self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)
 
-    def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
-        plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    @contextmanager
+    def building(self, model: Any, args: StageArguments) -> Iterator[None]:
+        """Keep transformers' own losses and TRL's off, which would come on top."""
+        plain = plain_model(model)
         asked, text = args.router_aux_loss_coef, plain.config.get_text_config()
         mixture = is_mixture(plain.config)
         own = getattr(text, "router_aux_loss_coef", None) if mixture else None
-        self._aux_coef = float(asked if asked is not None else own or 0.0)
-        self._z_coef = float(args.moe_z_loss_coef)
-        self._router_sums: dict[str, list[torch.Tensor]] = defaultdict(list)
-        if asked is None and self._aux_coef and _recomputes_reentrantly(args):
+        self._balance_by = float(asked if asked is not None else own or 0.0)
+        self._z_by = float(args.moe_z_loss_coef)
+        if asked is None and self._balance_by and _recomputes_reentrantly(args):
             notice("the model's own load-balancing loss is off: reentrant checkpointing gives it no gradient")
-            self._aux_coef = 0.0
+            self._balance_by = 0.0
         if hasattr(text, "output_router_logits"):
             text.output_router_logits = False
         args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
+        yield
         args.router_aux_loss_coef = asked
         if own is not None:
             text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved
-        if self._aux_coef or self._z_coef:
-            self._listener = RouterListener(plain)
-            notice(f"router losses: load balancing x {self._aux_coef:g}, z-loss x {self._z_coef:g}")
 
-    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the trainer's, with the routers' losses in training."""
-        compute = super().compute_loss  # type: ignore[misc]
-        if self._listener is None or not self.model.training:
-            return compute(model, inputs, *args, **kwargs)
-        with self._listener.open() as passes:
-            result = compute(model, inputs, *args, **kwargs)
-        extra = self._router_loss(passes)
-        counted = args[1] if len(args) > 1 else kwargs.get("num_items_in_batch")
-        if self._is_mean_over_accumulation(counted):
-            extra = extra / self.current_gradient_accumulation_steps
-        return (result[0] + extra, *result[1:]) if isinstance(result, tuple) else result + extra
+    def on_built(self, run: Run) -> None:
+        """Listen to the routers."""
+        if self._balance_by or self._z_by:
+            self._listener = RouterListener(plain_model(run.model))
+            notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
 
-    def _is_mean_over_accumulation(self: Any, counted: Any) -> bool:
-        """Whether the Trainer leaves the mean over accumulated batches to the loss (`Trainer.training_step`)."""
-        scaled = getattr(self, "loss_is_scaled_for_ga", None)
-        if scaled is not None:
-            return bool(scaled)
-        return bool(self.model_accepts_loss_kwargs and counted is not None) or self.compute_loss_func is not None
+    def hear_sharded(self, router: Any) -> None:
+        """Listen to a router of AutoEP's, which took the place of another."""
+        if self._listener is not None:
+            self._listener.listen_to_dealt(router)
 
-    def _router_loss(self: Any, passes: list[_Pass]) -> torch.Tensor:
-        balance, z = self._listener.losses(passes, self._sequence)
+    @contextmanager
+    def forward(self, run: Run) -> Iterator[None]:
+        """Hear the routers while a training loss is computed."""
+        self._passes = None
+        if self._listener is None or not run.model.training:
+            yield
+            return
+        with self._listener.open() as self._passes:
+            yield
+
+    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """Add what the passes of this loss have said."""
+        if self._passes is None or self._listener is None:
+            return loss
+        passes, self._passes = self._passes, None
+        balance, z = self._listener.losses(passes, self._sequence.group)
         if not balance.requires_grad:
             raise ArgumentError(
                 "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",
                 place="--router_aux_loss_coef / --moe_z_loss_coef",
                 fix="add --gradient_checkpointing False, or set both to 0",
             )
-        self._router_sums["aux_loss"].append(balance.detach())
-        self._router_sums["z_loss"].append(z.detach())
-        return self._aux_coef * balance + self._z_coef * z
+        self._sums["aux_loss"].append(balance.detach())
+        self._sums["z_loss"].append(z.detach())
+        extra = self._balance_by * balance + self._z_by * z
+        if is_mean_over_accumulation(run, counted):
+            extra = extra / run.current_gradient_accumulation_steps
+        return loss + extra
 
-    def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As `Trainer.log`, with the routers' losses beside the training loss."""
-        if "loss" in logs and self._router_sums:
-            for name, values in self._router_sums.items():
-                logs[name] = float(self.accelerator.reduce(torch.stack(values).mean(), "mean"))
-            self._router_sums.clear()
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The routers' losses, next to the training loss."""
+        if "loss" in logs and self._sums:
+            for name, values in self._sums.items():
+                logs[name] = float(run.accelerator.reduce(torch.stack(values).mean(), "mean"))
+            self._sums.clear()
 
 
-def _recomputes_reentrantly(args: Any) -> bool:
+def is_mean_over_accumulation(run: Run, counted: Any) -> bool:
+    """Whether the Trainer leaves the mean over accumulated batches to the loss (`Trainer.training_step`)."""
+    scaled = getattr(run, "loss_is_scaled_for_ga", None)
+    if scaled is not None:
+        return bool(scaled)
+    return bool(run.model_accepts_loss_kwargs and counted is not None) or run.compute_loss_func is not None
+
+
+def _recomputes_reentrantly(args: StageArguments) -> bool:
     plan = args.recomputation
     return bool(plan and plan.takes_routers and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))

@@ -1,4 +1,4 @@
-"""A Trainer whose processes share the tokens of rows: the same rows for a group, and of each row a slice for each.
+"""Training in which processes share the tokens of rows: the same rows for a group, and of each row a slice for each.
 
 The Trainer's own arithmetic does the rest. The loss of a step is the sum over the labels of all processes divided by
 their number, and gradients are means over processes of a loss that was multiplied by their number: a slice is to it
@@ -25,95 +25,92 @@ from hftune.distributed.parallel import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
 from hftune.models.ulysses import stretch_by_whole_rows
+from hftune.trainers.features.feature import Feature, Inputs, Run
 
 
-class SequenceMixin:
-    """Put before a `Trainer` subclass. Does nothing unless `--sequence_parallel_size` is above 1."""
+class SequenceParallel(Feature):
+    """Does nothing unless `--sequence_parallel_size` is above 1.
 
-    _sequence: SequenceGroup | None = None
-    _rows_compared = False
-    _micro, _micro_of = 0, -1
-    """Micro batches of the step so far, and that step."""
+    Attributes:
+        group: This process's; None without sequence parallelism.
+    """
 
-    def __init__(self: Any, *positional: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, **kwargs)
-        if self._sequence is None:
-            return
-        stretch_by_whole_rows(self.model)
-        if self.neftune_noise_alpha:
-            # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
-            self.neftune_noise_alpha /= math.sqrt(self._sequence.size)
+    def __init__(self) -> None:
+        self.group: SequenceGroup | None = None
+        self._rows_compared = False
+        # Micro batches of the step so far, and that step.
+        self._micro, self._micro_of = 0, -1
 
-    def create_accelerator_and_postprocess(self: Any) -> None:
-        """As the Trainer's; loaders give the processes of a group the same rows."""
-        super().create_accelerator_and_postprocess()  # type: ignore[misc]
-        mesh = self.args.mesh
+    def on_accelerator(self, run: Run) -> None:
+        """Loaders give the processes of a group the same rows."""
+        mesh = run.args.mesh
         if mesh.sequence == 1:
             return
-        self._sequence = sequence_parallel.join(mesh)
-        self.accelerator.prepare_data_loader = partial(_prepare_shared, self.accelerator, mesh)
+        self.group = sequence_parallel.join(mesh)
+        run.accelerator.prepare_data_loader = partial(_prepare_shared, run.accelerator, mesh)
         # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
-        self.accelerator.gather_for_metrics = partial(_gather_all, self.accelerator)
+        run.accelerator.gather_for_metrics = partial(_gather_all, run.accelerator)
         notice(
             f"sequence parallel: {mesh.sequence} processes share the tokens of each row, {mesh.data} group(s) have "
             "rows of their own"
         )
 
-    def get_total_train_batch_size(self: Any, args: Any) -> int:
-        """Rows of a step: a group of processes counts once."""
-        rows: int = super().get_total_train_batch_size(args)  # type: ignore[misc]
-        return rows // (self._sequence.size if self._sequence else 1)
+    def on_built(self, run: Run) -> None:
+        """The model is told of whole rows."""
+        if self.group is None:
+            return
+        stretch_by_whole_rows(run.model)
+        if run.neftune_noise_alpha:
+            # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
+            run.neftune_noise_alpha /= math.sqrt(self.group.size)
 
-    def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, of slices: labels are counted where they are trained."""
-        if self._sequence is not None:
-            epoch_iterator = map(self._slice, epoch_iterator)
-        return super().get_batch_samples(epoch_iterator, *args, **kwargs)  # type: ignore[misc]
+    def rows_per_step(self, run: Run, rows: int) -> int:
+        """A group of processes counts once."""
+        return rows // (self.group.size if self.group else 1)
 
-    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, once a group is known to have the same rows."""
+    def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """Slices: labels are counted where they are trained."""
+        return batches if self.group is None else (self._slice(run, batch) for batch in batches)
+
+    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+        """Whether a group has the same rows is looked at again."""
         self._rows_compared = False
-        return super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
 
-    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, of a slice."""
-        if self._sequence is not None:
-            inputs = self._slice(inputs)
-        return super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
+    def before_prediction(self, run: Run, model: Any, inputs: Inputs) -> Inputs:
+        """A slice."""
+        return inputs if self.group is None else self._slice(run, inputs)
 
-    def training_step(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's, with random numbers of its own in each process: it has other tokens and other heads."""
-        with self._own_randomness():
-            step: torch.Tensor = super().training_step(*args, **kwargs)  # type: ignore[misc]
-        return step
-
-    def _own_randomness(self: Any) -> AbstractContextManager[None]:
-        if self._sequence is None:
+    def stepping(self, run: Run) -> AbstractContextManager[None]:
+        """Random numbers of its own in each process: it has other tokens and other heads."""
+        if self.group is None:
             return nullcontext()
-        step = self.state.global_step
+        step = run.state.global_step
         self._micro = self._micro + 1 if step == self._micro_of else 0
         self._micro_of = step
-        place = (step * self.args.gradient_accumulation_steps + self._micro) * self.args.world_size
-        return _drawn_from(self.args.seed * 1_000_003 + place + ranks.rank())
+        place = (step * run.args.gradient_accumulation_steps + self._micro) * run.args.world_size
+        # A prime keeps the seeds of two runs apart for a million micro batches.
+        return _drawn_from(run.args.seed * 1_000_003 + place + ranks.rank())
 
-    def _slice(self: Any, batch: dict[str, Any]) -> dict[str, Any]:
-        group: SequenceGroup = self._sequence
+    def read_row(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """The logits (1, tokens, vocabulary) of a whole row, on every process."""
+        assert self.group is not None
+        tokens = inputs["input_ids"].shape[1]
+        own = sliced(
+            {**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}, self.group.slice_of, self.group.size
+        )
+        del own["labels"], own["shift_labels"]
+        return self.group.whole(model(**own).logits, tokens)
+
+    def _slice(self, run: Run, batch: Inputs) -> Inputs:
+        assert self.group is not None
         if not self._rows_compared:
             # Nothing later would notice: exchanges of slices of two rows work as well.
             ids = batch["input_ids"].flatten()
             places = torch.arange(1, len(ids) + 1, device=ids.device)
-            same = group.same((ids * places).sum().to(self.args.device))
+            same = self.group.same((ids * places).sum().to(run.args.device))
             assert same, "the processes of a group have different rows"
             self._rows_compared = True
-        return sliced(batch, group.slice_of, group.size)
-
-    def _read_row(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """The logits (1, tokens, vocabulary) of a whole row, on every process."""
-        group: SequenceGroup = self._sequence
-        tokens = inputs["input_ids"].shape[1]
-        own = sliced({**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}, group.slice_of, group.size)
-        del own["labels"], own["shift_labels"]
-        return group.whole(model(**own).logits, tokens)
+        return sliced(batch, self.group.slice_of, self.group.size)
 
 
 def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = False) -> Any:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from hftune.distributed import zero
 from hftune.models.experts import experts_of
 from hftune.preflight.planning.devices import known_gpu
+from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.progress import peak_memory
 
 
@@ -90,42 +91,41 @@ def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
     return None
 
 
-class SpeedMixin:
-    """Put before a `Trainer` subclass.
+class Speed(Feature):
+    """Logs `tokens_per_second`, over all processes and without evaluation and saving, and `mfu`.
 
-    Logs `tokens_per_second`, over all processes and without evaluation and saving, and `mfu` where the device's data
-    sheet is known; at the end `train_tokens_per_second` over all of training, and `train_peak_memory_gb`.
+    `mfu` is there where the device's data sheet is known. At the end: `train_tokens_per_second` over all of training,
+    and `train_peak_memory_gb`.
     """
 
-    _meter: Meter | None = None
-    _cost: Cost | None = None
+    def __init__(self) -> None:
+        self._meter: Meter | None = None
+        self._cost: Cost | None = None
 
-    def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's; what a token costs is counted before processes share matrices or experts."""
-        self._cost = Cost.of(self.model)
-        return super().train(*args, **kwargs)  # type: ignore[misc]
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """What a token costs is counted before processes share matrices or experts."""
+        self._cost = Cost.of(run.model)
 
-    def training_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's, with the batch counted."""
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """Count the batch."""
         if self._meter is None:
-            self._meter = Meter(self.args.device)
+            self._meter = Meter(run.args.device)
         self._meter.add(inputs)
-        result: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        return result
 
-    def log(self: Any, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As `Trainer.log`, with the speed beside the training loss."""
-        if "loss" in logs and self._meter is not None and self._meter.began is not None:
-            tokens, squares, seconds = self._meter.take(self.accelerator)
-            copies = self.args.world_size // self.args.data_parallel_size  # which see the same rows
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The speed, next to the training loss."""
+        if self._meter is None:
+            return
+        args = run.args
+        copies = args.world_size // args.data_parallel_size  # processes which see the same rows
+        if "loss" in logs and self._meter.began is not None:
+            tokens, squares, seconds = self._meter.take(run.accelerator)
             logs["tokens_per_second"] = round(tokens / copies / seconds, 1)
-            tflops = known_gpu().tflops if self.args.device.type == "cuda" else None
-            if tflops is not None:
+            tflops = known_gpu().tflops if args.device.type == "cuda" else None
+            if tflops is not None and self._cost is not None:
                 work = self._cost.per_token * tokens + self._cost.per_square * squares
-                logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * self.args.world_size), 4)
-        if "train_runtime" in logs and self._meter is not None:
+                logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * args.world_size), 4)
+        if "train_runtime" in logs:
             logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)
             if self._meter.all_tokens and logs["train_runtime"]:
-                copies = self.args.world_size // self.args.data_parallel_size
                 logs["train_tokens_per_second"] = round(self._meter.all_tokens / copies / logs["train_runtime"], 1)
-        super().log(logs, *args, **kwargs)  # type: ignore[misc]

@@ -9,19 +9,20 @@ from peft import PeftModel
 from hftune.logging import notice
 from hftune.models.configs import row_length
 from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.trainers.features.feature import Feature, Run
 
 
-class TilingMixin:
-    """Put before a `Trainer` subclass: tiles the MLPs of its model where `--tiled_mlp` asks for it."""
+class Tiling(Feature):
+    """Tiles the MLPs of the model where `--tiled_mlp` asks for it."""
 
-    def __init__(self: Any, *positional: Any, model: Any, args: Any, **kwargs: Any) -> None:
-        super().__init__(*positional, model=model, args=args, **kwargs)  # type: ignore[call-arg]
-        if not args.tiled_mlp:
+    def on_built(self, run: Run) -> None:
+        """After the stage's constructor, which sees the model as it is."""
+        if not run.args.tiled_mlp:
             return
-        plain = plain_model(self.model)
-        longest = row_length(args)
+        plain = plain_model(run.model)
+        longest = row_length(run.args)
         assert longest, "preflight asks for a length"
-        tokens = longest_batch(args, longest)
+        tokens = longest_batch(run.args, longest)
         tiles = tiles_for(tokens, plain.config.get_text_config().hidden_size)
         count = tile_mlps(plain, tiles)
         notice(f"--tiled_mlp: {count} MLPs are computed in {tiles} piece(s) of at most {-(-tokens // tiles)} tokens")

@@ -3,71 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from transformers.trainer_utils import has_length
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
+from hftune.errors import DataError
+from hftune.trainers.features.feature import Epoch, Feature, Run
+from hftune.trainers.features.record_order import innermost_sampler
 
 ROWS = "row_lengths"
 
 
-class WholeEpochMixin:
-    """Put before a `Trainer` subclass. Does nothing unless records are collated for a token loss.
+class WholeEpochs(Feature):
+    """Does nothing unless records are collated for a token loss.
 
     Processes need as many batches each, so accelerate completes the last ones with records from the epoch's beginning.
     Here those rows lose their labels. The loss is a sum over the labels of a step, over all processes, divided by
     their number, so that it and its gradient are those of one process that sees the rest of the records alone.
     """
 
-    _place = 0
-    _records = 0
+    def __init__(self) -> None:
+        self._place = 0  # micro batches of the epoch that this process has read
+        self._records = 0  # of an epoch; 0 where their number or their way to the processes is not known
 
-    def get_train_dataloader(self: Any) -> DataLoader:
-        """As the Trainer's; batches without padding say where their rows begin."""
-        collator = self.data_collator
+    @contextmanager
+    def making_train_loader(self, run: Run) -> Iterator[None]:
+        """Batches without padding say where their rows begin."""
+        collator = run.data_collator
         if isinstance(collator, FlatCollator):
-            self.data_collator = WithRows(collator)
+            run.data_collator = WithRows(collator)
         try:
-            return super().get_train_dataloader()  # type: ignore[misc]
+            yield
         finally:
-            self.data_collator = collator
+            run.data_collator = collator
 
-    def _run_epoch(self: Any, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
-        """As the Trainer's; from here on batches are counted."""
-        sampler = innermost_sampler(train_dataloader)
-        self._records = len(sampler) if hasattr(sampler, "__len__") and self._dealt_out_in_turn() else 0
-        goes_on = kwargs["resume_from_checkpoint"] is not None and epoch == kwargs["epochs_trained"]
-        self._place = kwargs["steps_trained_in_current_epoch"] if goes_on and not self.args.ignore_data_skip else 0
-        return super()._run_epoch(train_dataloader=train_dataloader, epoch=epoch, **kwargs)  # type: ignore[misc]
+    def on_steps(self, run: Run, loader: DataLoader) -> None:
+        """Refuse an empty loader, which the Trainer goes through and calls that training.
 
-    def _dealt_out_in_turn(self: Any) -> bool:
-        """Whether each process, or group of them, gets batches of its own: not split, not sent by one."""
-        alone = self._train_batch_size * self.args.gradient_accumulation_steps * self.args.data_parallel_size
-        split = self.accelerator.split_batches or self.accelerator.dispatch_batches
-        return not split and self.get_total_train_batch_size(self.args) == alone
+        Raises:
+            DataError: There is no whole batch.
+        """
+        if has_length(loader) and len(loader) == 0:
+            raise no_batch(run)
 
-    def get_batch_samples(self: Any, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer's, without the labels of what has been seen in this epoch."""
-        batches = self._without_repeats(epoch_iterator)
-        return super().get_batch_samples(batches, *args, **kwargs)  # type: ignore[misc]
+    def before_epoch(self, run: Run, epoch: Epoch) -> None:
+        """From here on batches are counted."""
+        sampler = innermost_sampler(epoch.loader)
+        self._records = len(sampler) if hasattr(sampler, "__len__") and each_reads_its_own(run) else 0
+        self._place = 0 if run.args.ignore_data_skip else epoch.done
 
-    def _without_repeats(self: Any, batches: Iterator[Any]) -> Iterator[Any]:
-        mesh = self.args.mesh
+    def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """Without the labels of what has been seen in this epoch."""
+        mesh = run.args.mesh
         for batch in batches:
             lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
-            if isinstance(getattr(self.data_collator, "inner", self.data_collator), CausalCollator | FlatCollator):
-                size = self._train_batch_size
-                # accelerate deals batches out one by one, in turn; a group of processes gets the same.
+            if isinstance(getattr(run.data_collator, "inner", run.data_collator), CausalCollator | FlatCollator):
+                size = run._train_batch_size
+                # accelerate gives batches to processes one by one, in turn; a group of processes gets the same.
                 first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
                 new = max(0, self._records - first) if self._records and mesh.data > 1 else size
                 if new < size:
                     ignore_rows(batch["labels"], new, lengths)
             self._place += 1
             yield batch
+
+
+def each_reads_its_own(run: Run) -> bool:
+    """Whether each process, or group of them, gets batches of its own: not split, not sent by one."""
+    alone = run._train_batch_size * run.args.gradient_accumulation_steps * run.args.data_parallel_size
+    split = run.accelerator.split_batches or run.accelerator.dispatch_batches
+    return not split and run.get_total_train_batch_size(run.args) == alone
+
+
+def no_batch(run: Run) -> DataError:
+    """The error for training records that fill no batch."""
+    args, records = run.args, len(run.train_dataset)
+    dropping = ", --dataloader_drop_last" if args.dataloader_drop_last else ""
+    return DataError(
+        f"{records} training records fill no batch of {args.train_batch_size}, so that nothing would be trained",
+        place=f"--per_device_train_batch_size{dropping}",
+        fix="give more records or smaller batches" + (", or leave --dataloader_drop_last out" if dropping else ""),
+    )
 
 
 class WithRows:
@@ -93,11 +115,3 @@ def ignore_rows(labels: torch.Tensor, kept: int, lengths: list[int] | None) -> N
         labels[kept:] = IGNORE_INDEX
     else:
         labels[:, sum(lengths[:kept]) :] = IGNORE_INDEX
-
-
-def innermost_sampler(dataloader: DataLoader) -> Any:
-    """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
-    batches: Any = getattr(dataloader, "batch_sampler", None)
-    while hasattr(batches, "batch_sampler"):
-        batches = batches.batch_sampler
-    return getattr(batches, "sampler", None)

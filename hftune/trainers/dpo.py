@@ -103,7 +103,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         )
         # Routers' losses are a feature's; metrics are kept by another, and TRL's `log` finds none to add.
         self.router_aux_loss_coef, self.aux_loss_enabled = 0.0, False
-        self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._total_train_tokens, self._tp_size = 0, args.tensor_parallel_size
         self._precompute_model_hash, self._precompute_engine = None, None
 

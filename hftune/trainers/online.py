@@ -28,7 +28,8 @@ class OnlineTrainer(StageTrainer):
     """
 
     scores: torch.Tensor
-    _keeper: Any = None
+    processing_class: Any
+    _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
     def make_features(self) -> list[Feature]:
         """Before all others: prompts have an order, guards a state, answers a file of their own."""

@@ -64,7 +64,7 @@ class StageTrainer(Base):
 
     def __init__(self, *, model: Any, args: StageArguments, **kwargs: Any) -> None:
         self.record_order, self.sequence, self.totals = RecordOrder(), SequenceParallel(), Totals()
-        self.checkpoints = Checkpoints(self.save_feature_state)
+        self.checkpoints, self.optimizers = Checkpoints(self.save_feature_state), Optimizers()
         self.evaluations = EvaluationFigures(perplexity=self.reports_perplexity)
         self.features = Features(self.make_features())
         with self.features.around(Feature.building, model, args):
@@ -104,7 +104,7 @@ class StageTrainer(Base):
             ExpertParallel(routers),
             # Before SequenceParallel: rows lose their labels while they are whole.
             WholeEpochs(),
-            Optimizers(),
+            self.optimizers,
             # Around GradientNorms: what it adds makes a new tensor anyway.
             routers,
             DropoutSettings(),
@@ -157,7 +157,12 @@ class StageTrainer(Base):
 
     def counts(self) -> dict[str, Any]:
         """What has been counted since the run began or since the last log, over all ranks; every rank must ask."""
-        found = {"tokens": getattr(self, "_total_train_tokens", 0), "seen": 0, "sums": None, "pairs": {}}
+        found: dict[str, Any] = {
+            "tokens": getattr(self, "_total_train_tokens", 0),
+            "seen": 0,
+            "sums": None,
+            "pairs": {},
+        }
         for feature in self.features.first_to_last(Feature.counts):
             found |= feature.counts(self)
         return found

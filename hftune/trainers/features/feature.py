@@ -26,7 +26,7 @@ class Run(Protocol):
         model_wrapped: What a training step calls: DeepSpeed's engine, DDP, or the model.
     """
 
-    args: StageArguments
+    args: Any  # the stage's own class: mypy does not see the fields that these inherit from transformers
     state: TrainerState
     control: TrainerControl
     accelerator: Any

@@ -113,7 +113,7 @@ def test_the_innermost_sampler_is_found_below_any_wrapper() -> None:
 
 
 def test_accelerate_still_does_not_reach_it() -> None:
-    """If this fails, accelerate hands the epoch through, and `HftuneTrainerMixin._run_epoch` can go."""
+    """If this fails, accelerate hands the epoch through, and `StageTrainer._run_epoch` can go."""
     sampler = MixtureSampler(MIXTURE, seed=0)
     resumed_on_two_processes(sampler).set_epoch(3)
     assert sampler.epoch == 0

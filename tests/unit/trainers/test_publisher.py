@@ -13,13 +13,13 @@ from hftune.arguments import parse_arguments
 from hftune.checkpoints.integrity import what_is_wrong
 from hftune.trainers.features import checkpoints
 from hftune.trainers.publisher import Publisher
-from hftune.trainers.stage_trainer import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load
 
 ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]
 
 
-class PlainTrainer(HftuneTrainerMixin, Trainer):
+class PlainTrainer(StageTrainer, Trainer):
     pass
 
 
@@ -50,14 +50,14 @@ def test_training_goes_on_while_a_checkpoint_is_published(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer, seen = _trainer(tiny_model, tmp_path, "--async_save", "True")
-    publish, waited = checkpoints._publish, []
+    publish, waited = checkpoints.publish_checkpoint, []
 
     def publish_late(aside: Path, final: Path, about: dict[str, Any]) -> None:
         if final.name == "checkpoint-2":
             waited.append(seen.third.wait(60))
         publish(aside, final, about)
 
-    monkeypatch.setattr(checkpoints, "_publish", publish_late)
+    monkeypatch.setattr(checkpoints, "publish_checkpoint", publish_late)
     trainer.train()
     assert waited == [True], "the third step ended before the second's checkpoint was published"
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
@@ -66,8 +66,10 @@ def test_training_goes_on_while_a_checkpoint_is_published(
 
 def test_without_it_training_waits(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, seen = _trainer(tiny_model, tmp_path)
-    publish, at = checkpoints._publish, []
-    monkeypatch.setattr(checkpoints, "_publish", lambda *given: at.append(list(seen.steps)) or publish(*given))
+    publish, at = checkpoints.publish_checkpoint, []
+    monkeypatch.setattr(
+        checkpoints, "publish_checkpoint", lambda *given: at.append(list(seen.steps)) or publish(*given)
+    )
     trainer.train()
     assert at == [[1, 2], [1, 2, 3, 4]] and threading.active_count() >= 1
 
@@ -75,14 +77,14 @@ def test_without_it_training_waits(tiny_model: Path, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("name", ["checkpoint-2", "checkpoint-4"])
 def test_a_full_disk_ends_the_run(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     trainer, seen = _trainer(tiny_model, tmp_path, "--async_save", "True")
-    publish = checkpoints._publish
+    publish = checkpoints.publish_checkpoint
 
     def fails(aside: Path, final: Path, about: dict[str, Any]) -> None:
         if final.name == name:
             raise OSError(28, "No space left on device")
         publish(aside, final, about)
 
-    monkeypatch.setattr(checkpoints, "_publish", fails)
+    monkeypatch.setattr(checkpoints, "publish_checkpoint", fails)
     with pytest.raises(OSError, match="No space left"):
         trainer.train()
     assert seen.steps[-1] == 4, "it is raised by the next save, or by the end of training"

@@ -35,7 +35,7 @@ def test_training_on_none_that_is_cut_is_said(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("hftune.trainers.online.notice", said.append)
+    monkeypatch.setattr("hftune.trainers.features.reward_guards.notice", said.append)
     flags = (*COMMON, "--mask_truncated_completions", "--max_completion_length", "1", "--max_steps", "1")
     trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
     trainer.train()

@@ -39,9 +39,9 @@ def trainer(tiny_model: Path, tmp_path: Path) -> Any:
 def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     made = trainer("--optim", optim, "--layerwise_lr_decay_bound", "0.5", "--learning_rate", "1e-3")
     optimizer = made.create_optimizer()
-    assert lost_groups(made.groups, optimizer) is None
+    assert lost_groups(made.optimizers.groups, optimizer) is None
     trained = [name for name, parameter in made.model.named_parameters() if parameter.requires_grad]
-    assert sorted(name for group in made.groups for name, _ in group.members) == sorted(trained)
+    assert sorted(name for group in made.optimizers.groups for name, _ in group.members) == sorted(trained)
     assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
 
 
@@ -51,11 +51,11 @@ def test_lost_groups_are_noticed(trainer: Any) -> None:
     for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
         changed = copy.copy(optimizer)
         changed.param_groups = [{**optimizer.param_groups[0], name: value}, *optimizer.param_groups[1:]]
-        assert f"was given {name}" in str(lost_groups(made.groups, changed))
+        assert f"was given {name}" in str(lost_groups(made.optimizers.groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
-    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.groups, changed))
+    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.optimizers.groups, changed))
     changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
-    assert "other members" in str(lost_groups(made.groups, changed))
+    assert "other members" in str(lost_groups(made.optimizers.groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0
     with pytest.raises(AssertionError, match=r"uses 7\.0"):
         made.create_scheduler(10)
@@ -121,7 +121,7 @@ def test_small_tensors_and_embeddings_keep_32_bits(trainer: Any) -> None:
     made = trainer("--optim", "adamw_8bit", "--max_steps", "1")
     made.train()
     states = {id(parameter): state for parameter, state in innermost(made.optimizer).state.items()}
-    for group in made.groups:
+    for group in made.optimizers.groups:
         for name, parameter in group.members:
             whole = "embed" in name or parameter.numel() < 4096
             assert states[id(parameter)]["state1"].dtype == (torch.float32 if whole else torch.uint8), name

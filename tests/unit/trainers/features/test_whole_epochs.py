@@ -13,7 +13,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from hftune.data.collators import CausalCollator, FlatCollator
 from hftune.distributed.parallel import Mesh
 from hftune.trainers.features import whole_epochs
-from hftune.trainers.features.whole_epochs import ROWS, WholeEpochMixin, WithRows, ignore_rows
+from hftune.trainers.features.whole_epochs import ROWS, WholeEpochs, WithRows, ignore_rows
+from tests.unit.trainers.features import made_up
 
 
 def record(number: int) -> dict[str, list[int]]:
@@ -29,15 +30,14 @@ def labels_seen(
     seen: list[int] = []
     for rank in range(processes):
         monkeypatch.setattr(whole_epochs, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes))
-        trainer: Any = WholeEpochMixin()
-        trainer.args = SimpleNamespace(mesh=Mesh(world=processes))
-        trainer._records, trainer._place, trainer._train_batch_size = records, done, size
-        trainer.data_collator = collator
+        feature = WholeEpochs()
+        feature._records, feature._place = records, done
+        run = made_up.run(args={"mesh": Mesh(world=processes)}, _train_batch_size=size, data_collator=collator)
         collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator
         inner = BatchSampler(SequentialSampler(range(records)), size, drop_last=False)
         batches = list(BatchSamplerShard(inner, processes, rank))[done:] if processes > 1 else list(inner)[done:]
         collated = (collate([record(number) for number in batch]) for batch in batches)
-        for batch in trainer._without_repeats(collated):
+        for batch in feature.batches(run, collated):
             assert ROWS not in batch
             seen += {int(label) - 1 for label in batch["labels"].flatten() if label != -100}
     return sorted(seen)

@@ -247,7 +247,7 @@ def plan_of(case: Case, flags: list[str]) -> Any:
     from hftune.arguments import parse_arguments
     from hftune.models.configs import model_config
     from hftune.models.skeleton import skeleton
-    from hftune.preflight.planning.planner import Planner
+    from hftune.tools.planning.planner import Planner
 
     model_args, _, adapter_args, training_args = parse_arguments(case.stage, flags)
     bare = skeleton(model_config(model_args, training_args), training_args, scores=case.stage == "rm")

@@ -162,8 +162,8 @@ def handed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def modelled(argv: list[str]) -> dict[str, float]:
-    """What `preflight/planning/timing.py` takes a step to gather and reduce."""
-    from hftune.preflight.planning.timing import exchanged
+    """What `tools/planning/timing.py` takes a step to gather and reduce."""
+    from hftune.tools.planning.timing import exchanged
 
     choice, size, *_ = planned("pt", argv, 2)
     gathered, reduced = exchanged(size, choice.setup, choice.work)
@@ -176,8 +176,8 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
     from hftune.distributed import ranks
     from hftune.models.configs import model_config
     from hftune.models.skeleton import skeleton
-    from hftune.preflight.planning.devices import cluster_here, cluster_of
-    from hftune.preflight.planning.planner import Planner
+    from hftune.preflight.devices import cluster_here, cluster_of
+    from hftune.tools.planning.planner import Planner
 
     cluster = cluster_of(gpus, nodes) if gpus else cluster_here()
     imagined = ranks.Imagined(processes, cluster.per_node if gpus else processes, on_cpu=gpus is None)
@@ -191,7 +191,7 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
 
 def reckon() -> list[dict[str, Any]]:
     """Speed and memory a GPU of full bf16 training under ZeRO-3, at a share of the data sheet's arithmetic."""
-    from hftune.preflight.planning import timing
+    from hftune.tools.planning import timing
 
     rows = []
     settings = [

@@ -66,9 +66,9 @@ def hftune(*words: str, **values: str) -> int:
 
 def show(folder: Path) -> None:
     """The tables that say most: stages, rewards and answers."""
-    from hftune.reporting.answers import answer_sections
-    from hftune.reporting.stages import ASKED, read_stages
-    from hftune.reporting.tables import stages_section
+    from hftune.tools.reporting.answers import answer_sections
+    from hftune.tools.reporting.stages import ASKED, read_stages
+    from hftune.tools.reporting.tables import stages_section
 
     stages = read_stages(folder)
     trained = [stage.summary for stage in stages if stage.manifest["stage"] not in ("merge", ASKED)]

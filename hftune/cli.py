@@ -119,12 +119,12 @@ def tokenize(argv: list[str]) -> None:
 def plan(argv: list[str]) -> None:
     """What a script would need to run."""
     if not argv or {"-h", "--help"} & {*argv}:
-        from hftune.preflight.planning.devices import DEVICES
+        from hftune.preflight.devices import DEVICES
 
         say(PLAN.format(devices=", ".join(DEVICES)))
         return
     stage, rest = _stage(argv, "plan")
-    from hftune.preflight.planning.command import plan as show
+    from hftune.tools.planning.command import plan as show
 
     show(stage, rest)
 
@@ -141,8 +141,8 @@ def explain(argv: list[str]) -> None:
 def export(argv: list[str]) -> None:
     """A finished model in the form that another tool wants."""
     from hftune.arguments.parser import HftuneParser
-    from hftune.merging.export.run import FORMATS
-    from hftune.merging.export.run import export as write
+    from hftune.tools.export.run import FORMATS
+    from hftune.tools.export.run import export as write
 
     if not argv or argv[0] not in FORMATS:
         raise ArgumentError(
@@ -171,7 +171,7 @@ def score(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.scoring.run import score as run
+    from hftune.tools.scoring.run import score as run
 
     given = ["--input", *argv] if argv and not argv[0].startswith("-") else argv
     (args,) = HftuneParser([ScoreArguments]).parse(given)
@@ -185,8 +185,8 @@ def ask(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.reporting.answers import answer_sections
-    from hftune.scoring.ask import ask as run
+    from hftune.tools.reporting.answers import answer_sections
+    from hftune.tools.scoring.ask import ask as run
 
     (args,) = HftuneParser([AskArguments]).parse(argv)
     found = run(args, argv)
@@ -227,7 +227,7 @@ def vocab(argv: list[str]) -> None:
     from hftune.distributed import launch
 
     launch.prepare_environment()
-    from hftune.vocabulary import command
+    from hftune.tools.vocabulary import command
 
     name, rest = (argv[0], argv[1:]) if argv else ("help", [])
     if name in ("-h", "--help", "help"):
@@ -244,21 +244,21 @@ def vocab(argv: list[str]) -> None:
 
 def pipeline(argv: list[str]) -> None:
     """All stages from one file."""
-    from hftune.pipeline.command import main as run
+    from hftune.tools.pipeline.command import main as run
 
     run(argv)
 
 
 def launch(argv: list[str]) -> None:
     """A script under its launcher, without what launchers say and with the exit code of the processes."""
-    from hftune.pipeline.launching import launch as run
+    from hftune.tools.pipeline.launching import launch as run
 
     run(argv)
 
 
 def lineage(argv: list[str]) -> None:
     """The chain from base to a model."""
-    from hftune.reporting.lineage import draw, trace
+    from hftune.tools.reporting.lineage import draw, trace
 
     folders = [word for word in argv if not word.startswith("-")]
     strangers = [word for word in argv if word.startswith("-") and word != "--json"]
@@ -272,7 +272,7 @@ def lineage(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Curves, counts, answers and commands on one page."""
-    from hftune.reporting.page import write_pages
+    from hftune.tools.reporting.page import write_pages
 
     if len(argv) != 1 or argv[0].startswith("-"):
         raise ArgumentError("`hftune report` needs one folder", fix="hftune report outputs/lora")
@@ -284,7 +284,7 @@ def doctor(argv: list[str]) -> None:
     from hftune.imports import without_quantisers
 
     with without_quantisers():  # asked for in a process of their own
-        from hftune.doctor.command import main as run
+        from hftune.tools.doctor.command import main as run
 
     run(argv)
 

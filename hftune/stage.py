@@ -21,6 +21,7 @@ from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import record_result
 from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import begins_anew, find_checkpoint, say_if_done, set_aside_checkpoints
 from hftune.checkpoints.warm import settle_warm_start
 from hftune.constants import LOG_NAME, SAMPLES_NAME
@@ -38,7 +39,6 @@ from hftune.preflight.checks import check_run
 from hftune.preflight.vocabulary_checks import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
-from hftune.reporting.model_card import model_card
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.profiling import ProfileSteps

@@ -14,6 +14,7 @@ import re
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -27,6 +28,7 @@ DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
+    "builtins.getattr",  # of enumerations alone: `_member`
 )
 """What a checkpoint of DeepSpeed's needs beyond tensors: plain values without code of their own."""
 RANDOM_STATES = (
@@ -157,8 +159,21 @@ def _first_line(problem: BaseException) -> str:
 
 def _allowing(allow: Iterable[str]) -> Any:
     """A context in which torch's restricted unpickler knows these classes, too."""
-    parts = (name.rpartition(".") for name in allow)
-    return torch.serialization.safe_globals([getattr(importlib.import_module(home), last) for home, _, last in parts])
+    parts = [name.rpartition(".") for name in allow if name != "builtins.getattr"]
+    known: list[Any] = [getattr(importlib.import_module(home), last) for home, _, last in parts]
+    return torch.serialization.safe_globals(
+        [*known, (_member, "builtins.getattr")] if "builtins.getattr" in allow else known
+    )
+
+
+def _member(kind: Any, name: Any) -> Any:
+    """A member of an enumeration, in place of `getattr`, by which Python 3.11.0 to 3.11.3 pickle one.
+
+    The real `getattr` would lead from a harmless class to anything: https://github.com/python/cpython/pull/26658
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError("an attribute that is no member of an enumeration")
+    return kind.__members__[name]
 
 
 def _refuse(file: str | Path, cause: str, why: BaseException | None = None) -> NoReturn:

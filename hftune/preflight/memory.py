@@ -9,7 +9,7 @@ allocator wastes are not counted, so what is refused here would fail for certain
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 GIB = 2**30
 
@@ -61,6 +61,10 @@ class ModelSize:
     packed: int = 0
     reference: int = 0
     adapter: int = 0
+
+    def shared(self, processes: int) -> ModelSize:
+        """What one of so many processes has that split every matrix (tensor parallelism); nearly, for some are not."""
+        return ModelSize(*(getattr(self, one.name) // processes for one in fields(self)))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
+from functools import partial
 
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
@@ -15,6 +17,7 @@ from hftune.arguments import (
     RMArguments,
     StageArguments,
 )
+from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention import causal_class
@@ -25,9 +28,10 @@ from hftune.models.experts import is_mixture, scores_of
 from hftune.models.reward_rows import reward_class
 from hftune.models.skeleton import skeleton
 from hftune.models.stored import check_stored
+from hftune.preflight.activations import activation_bytes
 from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import estimate, shortfall, table
-from hftune.preflight.planning.beforehand import say_plan
+from hftune.preflight.memory import ModelSize, estimate, shortfall, table
+from hftune.preflight.memory_line import say_memory
 from hftune.preflight.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
@@ -257,7 +261,7 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
 def check_memory(
     bare: PreTrainedModel, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Weights, gradients and optimizer states fit into what is free."""
+    """Weights, gradients and optimizer states fit into what is free; activations as well, or a notice says so."""
     try:
         size = model_size(bare, adapter_args, training_args)
     except (UserError, ValueError, TypeError, NotImplementedError) as problem:
@@ -266,16 +270,22 @@ def check_memory(
         return
     setup = run_setup(model_args, adapter_args, training_args)
     free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)
-    need = estimate(size, setup)
-    missing = shortfall(need, free, setup)
+    missing = shortfall(estimate(size, setup), free, setup)
+    adapter = partial(_adapter_size, bare, adapter_args, size)
     if missing is None:
-        say_plan(bare, model_args, adapter_args, training_args, free, size)
+        if training_args.recomputes_least:
+            # The one place where a run asks a tool. By its name, since a run without `auto` does without the tracer.
+            tool = importlib.import_module("hftune.tools.planning.least_recomputation")
+            tool.choose_layers(bare, model_args, adapter_args, training_args, free, size)
+        if ranks.is_main():
+            computed = 2 if training_args.bf16 or training_args.fp16 else int(setup.weight_bytes)
+            kept = activation_bytes(bare.config.get_text_config(), training_args, computed)
+            say_memory(size.shared(training_args.tensor_parallel_size), setup, kept, free, adapter)
         return
     if model_args.ignore_memory_check:
         notice(f"--ignore_memory_check: {missing}")
         return
-    adapter = size.trained if adapter_args.use_peft else adapter_parameters(bare, AdapterArguments())
-    lines, first = table(size, setup, free, adapter)
+    lines, first = table(size, setup, free, adapter())
     yield ArgumentError(
         f"the model does not fit: {missing}",
         place="--model_name_or_path",
@@ -283,3 +293,13 @@ def check_memory(
         + "; --ignore_memory_check tries all the same. Without activations:\n    "
         + "\n    ".join(lines),
     )
+
+
+def _adapter_size(bare: PreTrainedModel, adapter_args: AdapterArguments, size: ModelSize) -> int:
+    """Parameters of the adapter that is trained, or of one that would be; all of the model where it takes none."""
+    if adapter_args.use_peft:
+        return size.trained
+    try:
+        return adapter_parameters(bare, AdapterArguments())
+    except (ValueError, TypeError, NotImplementedError):
+        return size.trained  # peft knows no adapter of such a model, so that none is a way out

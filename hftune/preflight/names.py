@@ -15,8 +15,8 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing
 from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.miniature import Miniature, cut_down, decoder_layers
 from hftune.models.skeleton import skeleton_of
-from hftune.preflight.planning.miniature import Miniature, cut_down, decoder_layers
 from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 

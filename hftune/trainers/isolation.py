@@ -15,7 +15,7 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
 from hftune.models.float8 import unrounded
-from hftune.preflight.planning.miniature import decoder_layers
+from hftune.models.miniature import decoder_layers
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 

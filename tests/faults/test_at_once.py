@@ -17,7 +17,7 @@ from hftune.errors import UserError
 from hftune.merging.merge import merge_adapter
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import strangers
-from hftune.vocabulary.command import run as vocab
+from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.merging.models import make_adapter
 
 REFUSED = 7

@@ -10,7 +10,7 @@ import pytest
 
 from hftune.checkpoints.integrity import what_is_wrong
 from hftune.digests import digest
-from hftune.reporting.lineage import trace
+from hftune.tools.reporting.lineage import trace
 
 STAGES = {
     "pt": "pt: {{train_file_dir: {data}/pt, block_size: 32, max_steps: 6}}",

@@ -24,16 +24,16 @@ from hftune.arguments import parse_arguments  # noqa: F401  imported before the 
 from hftune.checkpoints.manifest import is_complete
 from hftune.cli import dispatch
 from hftune.errors import run_script
-from hftune.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
-from hftune.pipeline.runner import Runner
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.state import damage
-from hftune.pipeline.steps import Step, steps_of
+from hftune.tools.pipeline.processes import _PR_SET_PDEATHSIG, _prctl
+from hftune.tools.pipeline.runner import Runner
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.state import damage
+from hftune.tools.pipeline.steps import Step, steps_of
 from tests.forks import fork, import_everything
 
 MODULES = (
     "hftune.data.pairs",
-    "hftune.scoring.ask",
+    "hftune.tools.scoring.ask",
     "hftune.merging.merge",
     "hftune.merging.trial",
     "hftune.trainers.rewards",

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from hftune.errors import run_script
-from hftune.pipeline.runner import Runner
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import steps_of
+from hftune.tools.pipeline.runner import Runner
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import steps_of
 from tests.faults.warm_pipeline import Forked, warm_start
 
 

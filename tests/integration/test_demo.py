@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.reporting.answers import labels, reward_section
+from hftune.tools.reporting.answers import labels, reward_section
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.reporting.page import write_pages
+from hftune.tools.reporting.page import write_pages
 from tests.documents import ROOT
 
 PAGE = (ROOT / "docs" / "output_folder.md").read_text(encoding="utf-8")

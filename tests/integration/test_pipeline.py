@@ -16,7 +16,7 @@ import pytest
 
 from hftune.checkpoints.manifest import is_complete
 from hftune.checkpoints.resume import newest_whole
-from hftune.pipeline.processes import descendants
+from hftune.tools.pipeline.processes import descendants
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,4 +1,4 @@
-"""`hftune plan` as a user calls it, and the line before a run."""
+"""`hftune plan` as a user calls it, and what is refused before a run."""
 
 from __future__ import annotations
 

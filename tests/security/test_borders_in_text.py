@@ -30,7 +30,7 @@ from hftune.data.steps import StepEncoder
 from hftune.data.tokenization import ChatEncoder, TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
-from hftune.scoring import ask as asking
+from hftune.tools.scoring import ask as asking
 from hftune.trainers.online import OnlineTrainer
 from hftune.trainers.text_keeping import KeepingText, keeping_text
 from tests.unit.data.border_families import FAMILIES, border_ids, borders_of_family, family_tokenizer

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from hftune import children
-from hftune.doctor import devices, launching, libraries
 from hftune.errors import ArgumentError
-from hftune.pipeline import checking, planning, processes, runner
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import Step, steps_of
+from hftune.tools.doctor import devices, launching, libraries
+from hftune.tools.pipeline import checking, planning, processes, runner
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import Step, steps_of
 from hftune.trainers.rewards import named_function
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ from hftune.checkpoints.consolidate import consolidate
 from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
-from hftune.merging.export.run import export
 from hftune.merging.merge import merge_adapter
-from hftune.vocabulary.command import run as vocab
+from hftune.tools.export.run import export
+from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter
 

@@ -30,8 +30,8 @@ from hftune.data.readers.base import MAX_RECORD_BYTES
 from hftune.data.readers.lines import LineSpan
 from hftune.data.sources import chunks, find_files
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.pipeline.placed import read_yaml
 from hftune.preflight.data_checks import check_sources
+from hftune.tools.pipeline.placed import read_yaml
 
 FLAG = "--train_file_dir"
 GOOD = b'{"text": "hello"}\n'

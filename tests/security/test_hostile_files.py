@@ -26,11 +26,11 @@ from hftune.checkpoints.intact import folder_problems
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.errors import UserError, raise_together
-from hftune.merging.export.run import export
 from hftune.models.vocabulary import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
 from hftune.preflight.content_checks import check_contents
-from hftune.vocabulary.build import load_base_tokenizer
+from hftune.tools.export.run import export
+from hftune.tools.vocabulary.build import load_base_tokenizer
 from tests.unit.merging.models import make_adapter, merge
 
 MODEL_FILES = [name for name in KINDS if name not in REQUIRED]

@@ -16,7 +16,7 @@ from hftune.merging.companions import describe_tokenizer
 from hftune.merging.reference import load_adapter as load_to_merge
 from hftune.models.folding import load_adapter
 from hftune.models.pretrained import pretrained
-from hftune.vocabulary.domain import domain_tokens
+from hftune.tools.vocabulary.domain import domain_tokens
 from tests.security.pickles import FORMS
 from tests.unit.merging.models import make_adapter
 

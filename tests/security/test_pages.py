@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from hftune.checkpoints.manifest import COMPLETE
+from hftune.checkpoints.model_card import model_card
 from hftune.constants import MANIFEST_NAME
-from hftune.reporting.model_card import model_card
-from hftune.reporting.page import write_pages
-from hftune.reporting.svg import chart
-from hftune.reporting.tables import Section, format_table
+from hftune.tools.reporting.page import write_pages
+from hftune.tools.reporting.svg import chart
+from hftune.tools.reporting.tables import Section, format_table
 from hftune.visible import code, html, markdown
 
 ATTACKS = {

@@ -23,15 +23,15 @@ from hftune.arguments.parser import HftuneParser, parse_vocab_arguments
 from hftune.arguments.scoring import ScoreArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
-from hftune.merging.export import compared, extract
 from hftune.models import configs
 from hftune.models import skeleton as planned
 from hftune.models.loading import load_causal_lm, load_reward_model
 from hftune.models.pretrained import from_config, pretrained
 from hftune.models.tokenizer import load_tokenizer
-from hftune.scoring import ask
+from hftune.tools.export import compared, extract
+from hftune.tools.scoring import ask
+from hftune.tools.vocabulary import build, domain
 from hftune.trainers import rewards
-from hftune.vocabulary import build, domain
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]

@@ -25,16 +25,16 @@ from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_secrets import take_secrets_out
-from hftune.doctor.findings import Finding, render, to_json
-from hftune.doctor.surroundings import check_variables
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
-from hftune.pipeline.progress import Screen
-from hftune.pipeline.runner import shown
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import steps_of
 from hftune.publishing.files import write_page
-from hftune.reporting.page import write_pages
+from hftune.tools.doctor.findings import Finding, render, to_json
+from hftune.tools.doctor.surroundings import check_variables
+from hftune.tools.pipeline.progress import Screen
+from hftune.tools.pipeline.runner import shown
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.reporting.page import write_pages
 
 SECRET = "Zq7/hush+v3ry=quiet"
 Way = Callable[[Path, pytest.MonkeyPatch], object]

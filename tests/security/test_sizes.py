@@ -23,15 +23,15 @@ from hftune.data.encoding import Counts
 from hftune.data.parts import Part, take
 from hftune.data.readers.specs import parse_sources
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.merging.export.run import check_export
 from hftune.merging.plan import plan_merge
 from hftune.merging.skeleton import read_config
 from hftune.models.config_sizes import LIMITS, check_config, check_sizes
 from hftune.models.skeleton import skeleton_of
 from hftune.preflight.checks import check_run
-from hftune.scoring.ask import _load
+from hftune.tools.export.run import check_export
+from hftune.tools.scoring.ask import _load
+from hftune.tools.vocabulary.build import load_base_tokenizer
 from hftune.trainers.rewards import reward_head
-from hftune.vocabulary.build import load_base_tokenizer
 
 BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
 

@@ -22,14 +22,14 @@ from hftune.cli import dispatch
 from hftune.data.preview import coloured, describe_example, preview
 from hftune.data.splits import Splits
 from hftune.distributed import watchdog
-from hftune.doctor.findings import Finding, render, to_json
 from hftune.errors import ArgumentError, DataError, UserError, run_script, shown
 from hftune.logging import get_logger
-from hftune.pipeline import names
-from hftune.pipeline.progress import Moment, Screen
-from hftune.pipeline.spec import read_spec
-from hftune.pipeline.steps import steps_of
-from hftune.reporting.answers import answer_sections
+from hftune.tools.doctor.findings import Finding, render, to_json
+from hftune.tools.pipeline import names
+from hftune.tools.pipeline.progress import Moment, Screen
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import steps_of
+from hftune.tools.reporting.answers import answer_sections
 from hftune.visible import as_json, say
 from tests.conftest import tiny_tokenizer
 

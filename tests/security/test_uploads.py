@@ -18,9 +18,9 @@ from hftune.arguments.merging import MergeArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
-from hftune.merging.export import hub
 from hftune.preflight.hub_checks import check_hub
 from hftune.publishing.uploads import choose, push_folder
+from hftune.tools.export import hub
 from hftune.trainers.stage_trainer import StageTrainer
 
 SECRET = "Zq7/hush+v3ry=quiet"

@@ -112,6 +112,6 @@ def test_the_picture_of_stages_is_the_one_drawn(draw: ModuleType) -> None:
 
 
 def test_every_part_of_a_plan_is_in_the_picture(draw: ModuleType) -> None:
-    from hftune.preflight.planning.plan import PARTS
+    from hftune.tools.planning.plan import PARTS
 
     assert {key for keys in draw.PARTS.values() for key in keys} == {*PARTS, "context"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,14 @@ FLOORS = [
     {"distributed", "publishing"},
     {"arguments"},
     {"data", "models", "checkpoints"},
-    {"preflight", "reporting"},
-    {"trainers", "merging", "vocabulary"},
-    {"stage", "scoring", "doctor"},
-    {"pipeline"},
+    {"preflight"},
+    {"trainers", "merging"},
+    {"stage"},
+    {"tools"},
     {"cli"},
 ]
+ASKED_BY_TOOLS = {"reporting"}
+"""Tools that other tools may ask: pages and tables."""
 FILES = sorted((ROOT / "hftune").rglob("*.py"))
 SCRIPTS = sorted([*ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"])
 
@@ -47,6 +50,13 @@ def test_imports_go_down(file: Path) -> None:
         there = module.split(".")[1] if "." in module else "hftune"
         if there != here:
             assert floor(there) < floor(here) or floor(here) == 0, f"{here} imports {there}: {module}"
+
+
+def test_a_tool_knows_no_other() -> None:
+    for file in (ROOT / "hftune" / "tools").rglob("*.py"):
+        own = file.relative_to(ROOT / "hftune" / "tools").parts[0]
+        for there in re.findall(r"hftune\.tools\.(\w+)", file.read_text()):
+            assert there == own or there in ASKED_BY_TOOLS, f"{file}: {there}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

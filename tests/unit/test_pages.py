@@ -18,7 +18,7 @@ from hftune.arguments.parser import HftuneParser, stage_parser
 from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.cli import COMMANDS
-from hftune.merging.export.run import FORMATS
+from hftune.tools.export.run import FORMATS
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
 OPENING = 25

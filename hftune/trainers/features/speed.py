@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from hftune.distributed import zero
 from hftune.models.experts import experts_of
-from hftune.preflight.planning.devices import known_gpu
+from hftune.preflight.devices import known_gpu
 from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.progress import peak_memory
 

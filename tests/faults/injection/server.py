@@ -26,8 +26,9 @@ from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
 MODULES = (
-    *("merging.export.run", "merging.export.adapter", "merging.export.extract", "merging.merge", "merging.trial"),
-    *("cli", "pipeline.command", "reporting.page", "scoring.ask", "scoring.run", "vocabulary.command"),
+    *("cli", "merging.merge", "merging.trial", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
+    *("tools.pipeline.command", "tools.reporting.page", "tools.scoring.ask", "tools.scoring.run"),
+    "tools.vocabulary.command",
 )
 SOURCE = Path(__file__).with_name("fail_at.c")
 KILL = -1
@@ -113,8 +114,8 @@ def serve() -> None:
 def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     """Arm the library and run the command as Python's command line does."""
     sys.stdin = open(os.devnull)  # noqa: SIM115
-    from hftune.pipeline import command
-    from hftune.pipeline.runner import Runner
+    from hftune.tools.pipeline import command
+    from hftune.tools.pipeline.runner import Runner
 
     children.start = start_warm
     command.Runner = functools.partial(Runner, check=lambda steps: None)

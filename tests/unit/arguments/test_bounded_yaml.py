@@ -8,7 +8,7 @@ import pytest
 
 from hftune.arguments import bounded_yaml
 from hftune.errors import ArgumentError
-from hftune.pipeline.placed import read_yaml
+from hftune.tools.pipeline.placed import read_yaml
 
 
 @pytest.fixture

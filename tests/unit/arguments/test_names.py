@@ -21,8 +21,8 @@ from hftune.arguments.parser import HftuneParser, stage_parser
 from hftune.arguments.reinforcement import RLOOArguments
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
-from hftune.pipeline.state import HUB_TOKENS
 from hftune.secret_names import says_secret
+from hftune.tools.pipeline.state import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
 ROOT = Path(__file__).parents[3]

@@ -22,7 +22,7 @@ from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of
 from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError
-from hftune.pipeline.checking import stage_problems
+from hftune.tools.pipeline.checking import stage_problems
 
 
 def argument_classes() -> Iterator[type]:

@@ -227,7 +227,7 @@ def test_a_base_in_bin_files(base: Path, adapter: Path, tmp_path: Path) -> None:
 
 
 def test_a_base_in_a_gguf_file(base: Path, adapter: Path, tmp_path: Path) -> None:
-    from hftune.merging.export.gguf_file import write_gguf
+    from hftune.tools.export.gguf_file import write_gguf
 
     folder = tmp_path / "gguf"
     folder.mkdir()

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from hftune.arguments import parse_arguments
 from hftune.arguments.export import GgufArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.merging.export.run import check_export
 from hftune.models.layers import beyond_last, check_layers, layer_count, missing_layers
 from hftune.models.loading import load_causal_lm, load_reward_model
 from hftune.models.stored import Unlike, check_loaded, check_stored, unlike
 from hftune.models.tokenizer import load_tokenizer
 from hftune.preflight.checks import check_run
+from hftune.tools.export.run import check_export
 from hftune.trainers.rewards import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes
 from tests.architectures import ARCHITECTURES, make_model

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.trainers.test_watching import ROWS, stage_trainer
 
 from hftune import stage
 from hftune.errors import DataError, UserError
+from tests.unit.trainers.features.test_phases import ROWS, stage_trainer
 from tests.unit.trainers.rl_runs import make_trainer
 
 pytestmark = pytest.mark.long

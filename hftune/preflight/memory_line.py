@@ -1,0 +1,54 @@
+"""Before every run: one line of the memory that it will take, and a word where it will probably not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hftune.logging import get_logger, notice
+from hftune.preflight.memory import GIB, Free, ModelSize, Setup, estimate, fits, in_one_memory, ways_out
+
+
+def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, adapter: Callable[[], int]) -> None:
+    """Log the memory of one process. What probably does not fit is no error: activations are by formula.
+
+    Args:
+        size: Of the model and what is trained.
+        setup: How the run keeps it.
+        activations: Bytes of them in one process at the peak.
+        free: What is free now.
+        adapter: Counts the parameters of a LoRA adapter, which takes a while; asked where the run does not fit.
+    """
+    need = estimate(size, setup)
+    parts = {
+        "weights": need.weights,
+        "gradients": need.gradients,
+        "optimizer": need.optimizer,
+        "activations": activations,
+    }
+    whole = in_one_memory(need) if setup.on_cpu else need.device
+    named = ", ".join(f"{part} {count / GIB:.2f}" for part, count in parts.items() if count >= 0.005 * GIB)
+    host = f", {need.on_host / GIB:.1f} in the machine's memory" if need.on_host and not setup.on_cpu else ""
+    get_logger().info(
+        "memory: about %.2f GiB a process%s%s; %.1f GiB free",
+        max(whole, sum(parts.values()) + (need.host if setup.on_cpu else 0.0)) / GIB,
+        f" ({named})" if named else "",
+        host,
+        free.device / GIB,
+    )
+    if _fits(size, setup, activations, free):
+        return
+    ways = ways_out(size, setup, adapter())
+    first = next((flags for flags, its, changed in ways if _fits(its, changed, activations, free)), None)
+    notice(
+        "this will probably run out of memory at its peak. "
+        + (f"To mend it, add {first}" if first else "Smaller micro batches, shorter rows or more processes may mend it")
+        + "; `hftune plan` shows more ways"
+    )
+
+
+def _fits(size: ModelSize, setup: Setup, activations: float, free: Free) -> bool:
+    """Whether all of it fits, what is kept for the backward pass included."""
+    taken = activations * (setup.local_processes if setup.on_cpu else 1)
+    left = replace(free, device=free.device - activations, host=free.host - (taken if setup.on_cpu else 0.0))
+    return fits(estimate(size, setup), left, setup)

@@ -1,0 +1,65 @@
+"""`hftune doctor`: all findings, in order."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+
+from hftune.constants import USER_ERROR_EXIT_CODE
+from hftune.distributed import launch
+from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.doctor import devices, launching, libraries, surroundings
+from hftune.tools.doctor.findings import WRONG, Finding, render, to_json
+from hftune.visible import say
+
+HELP = """What this machine has for a run, and what is wrong with it. Nothing is changed, nothing downloaded.
+
+hftune doctor [FOLDER ...]      looks at libraries, GPUs, memory, folders and the environment, and has DeepSpeed's
+                                launcher start a process for each GPU (without GPUs two) that add up a tensor
+--quick                         starts no processes
+--json                          one JSON object instead of lines
+
+FOLDER: where results will be written. Exit code 2 where something is wrong."""
+
+FLAGS = {"--quick", "--json"}
+
+
+def main(argv: list[str]) -> None:
+    """Print what was found.
+
+    Raises:
+        ArgumentError: An unknown flag.
+        SystemExit: With code 2, something is wrong.
+    """
+    if {"-h", "--help"} & {*argv}:
+        say(HELP)
+        return
+    unknown = [word.partition("=")[0] for word in argv if word.startswith("-") and word not in FLAGS]
+    if unknown:
+        fix = f"{did_you_mean(unknown[0], FLAGS)} one of: {', '.join(sorted(FLAGS))}".strip()
+        raise ArgumentError(f"`hftune doctor` has no {unknown[0]}", fix=fix)
+    folders = [word for word in argv if not word.startswith("-")]
+    found = list(examine(folders, quick="--quick" in argv))
+    say(to_json(found) if "--json" in argv else render(found))
+    if any(one.level == WRONG for one in found):
+        raise SystemExit(USER_ERROR_EXIT_CODE)
+
+
+def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
+    """Everything that is looked at."""
+    environment = dict(os.environ)  # as the user has it
+    launch.prepare_environment()
+    python, requires = libraries.own_requirements()
+    yield libraries.check_python(platform.python_version(), python)
+    yield from libraries.check_requirements(requires)
+    yield from libraries.check_optional()
+    if not quick:
+        yield from libraries.check_loading(libraries.LOADED)
+    found = devices.gpus()
+    yield from devices.check_gpus(found)
+    yield from devices.check_host(has_gpu=bool(found.seen))
+    yield from surroundings.check_folders(surroundings.folders(folders))
+    yield from surroundings.check_variables(environment)
+    if not quick:
+        yield from launching.check_launch(len(found.seen) or 2)

@@ -1,0 +1,159 @@
+"""GPUs, processors and memory, and what torch makes of them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import torch
+
+from hftune import children
+from hftune.distributed import building
+from hftune.models.varlen import has_varlen
+from hftune.preflight.free_memory import cgroup_free
+from hftune.tools.doctor.findings import NOTE, WRONG, Finding
+
+GPU, HOST = "GPU", "machine"
+GIB = 2**30
+BUSY = 0.1
+"""Share of a GPU's memory in use by others that is worth a word."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as torch sees it; memory in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    total: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What there is.
+
+    Args:
+        driver: The version of NVIDIA's driver; None without one.
+        built_for: The CUDA version that torch was built for; None for a CPU build.
+        error: Why torch sees none, in its words.
+        seen: Those that torch sees.
+        apart: Pairs of them that cannot read each other's memory.
+        bf16: Whether they compute in it.
+        varlen: Whether torch's own FlashAttention for rows of several documents runs here.
+        visible: CUDA_VISIBLE_DEVICES, where it is set.
+    """
+
+    driver: str | None = None
+    built_for: str | None = None
+    error: str | None = None
+    seen: list[Gpu] = field(default_factory=list)
+    apart: list[tuple[int, int]] = field(default_factory=list)
+    bf16: bool = True
+    varlen: bool = True
+    visible: str | None = None
+
+
+def gpus() -> Gpus:
+    """Ask the driver and torch."""
+    driver = _driver()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    error = None
+    if torch.version.cuda and not torch.cuda.is_available():
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as caught:
+            error = " ".join(str(caught).split())[:200]
+    if not torch.cuda.is_available():
+        return Gpus(driver, torch.version.cuda, error, visible=visible)
+    count = torch.cuda.device_count()
+    seen = []
+    for number in range(count):
+        about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
+        seen.append(Gpu(about.name, (about.major, about.minor), total, free))
+    pairs = [(one, other) for one in range(count) for other in range(one + 1, count)]
+    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Gpus(driver, torch.version.cuda, None, seen, apart, bf16, has_varlen(), visible)
+
+
+def _driver() -> str | None:
+    """The version of NVIDIA's driver."""
+    if children.program("nvidia-smi"):
+        with suppress(OSError, children.TimeoutExpired):
+            asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+            done = children.run(asked, capture_output=True, timeout=30)
+            if done.returncode == 0 and done.stdout.strip():
+                return done.stdout.split()[0]
+    return None
+
+
+def check_gpus(found: Gpus) -> Iterator[Finding]:
+    """What torch can compute on."""
+    if not found.seen:
+        yield _none_seen(found)
+        return
+    for number, gpu in enumerate(found.seen):
+        major, minor = gpu.capability
+        size = f"{gpu.free / GIB:.1f} of {gpu.total / GIB:.1f} GiB free"
+        said = f"{number}: {gpu.name}, {size}, compute capability {major}.{minor}"
+        used = 1 - gpu.free / gpu.total
+        if used > BUSY:
+            fix = "see who with nvidia-smi, or name other GPUs in CUDA_VISIBLE_DEVICES or --include"
+            yield Finding(GPU, f"{said}: {used:.0%} is in use by others", NOTE, fix)
+        else:
+            yield Finding(GPU, said)
+    if len({(gpu.name, gpu.total) for gpu in found.seen}) > 1:
+        fix = "train on those that are alike: all wait for the slowest, and the smallest memory decides"
+        yield Finding(GPU, "the GPUs are not alike", NOTE, fix)
+    if not found.bf16:
+        fix = "use --fp16, or float32 with 4-bit bases; --bf16 is refused"
+        yield Finding(GPU, "no bf16 before compute capability 8.0", NOTE, fix)
+    if not found.varlen:
+        said = "torch's FlashAttention does not run here: rows of several documents are computed a document at a time"
+        yield Finding(GPU, said, NOTE, "a torch of 2.11 or newer for this GPU, or flash-attn")
+    if found.apart:
+        pairs = ", ".join(f"{one}-{other}" for one, other in found.apart[:8])
+        said = f"{len(found.apart)} pair(s) of GPUs reach each other through the host only: {pairs}"
+        yield Finding(GPU, said, NOTE, "ZeRO-2 sends less than ZeRO-3; keep --tensor_parallel_size within other pairs")
+
+
+def _none_seen(found: Gpus) -> Finding:
+    if found.driver is None:
+        return Finding(GPU, "none; everything runs on the CPU")
+    here = f"NVIDIA's driver {found.driver} is here"
+    if found.built_for is None:
+        said = f"{here}, and torch {torch.__version__} is a build without CUDA"
+        return Finding(GPU, said, WRONG, "install torch's build for CUDA")
+    if found.visible is not None:
+        said = f"{here}, and CUDA_VISIBLE_DEVICES={found.visible!r} hides the GPUs"
+        return Finding(GPU, said, WRONG, "unset CUDA_VISIBLE_DEVICES")
+    said = f"{here}, and torch (for CUDA {found.built_for}) sees no GPU: {found.error or 'no reason given'}"
+    return Finding(GPU, said, WRONG, "a newer driver, or a torch for an older CUDA; in a container: --gpus all")
+
+
+def check_host(*, has_gpu: bool) -> Iterator[Finding]:
+    """Processors and memory, as far as this process may use them, and what DeepSpeed can compile."""
+    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    memory = psutil.virtual_memory()
+    free = min([memory.available, *cgroup_free()])
+    cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
+    limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
+    yield Finding(HOST, f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limited}")
+    if not building.builds_operators():
+        said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
+        yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
+    elif has_gpu and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:
+        said = "no nvcc: DeepSpeed cannot compile its operators for GPUs (ZeRO++, NVMe, DeepCompile)"
+        fix = "install the CUDA toolkit and set CUDA_HOME, for zero3_zeropp, zero3_nvme and zero3_deepcompile"
+        yield Finding(HOST, said, NOTE, fix)
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(shared).total < GIB:
+        size = shutil.disk_usage(shared).total / 2**20
+        said = f"/dev/shm has {size:.0f} MiB: NCCL and data loaders with workers want more"
+        yield Finding(HOST, said, NOTE, "start the container with --shm-size 8g or --ipc host")

@@ -1,0 +1,71 @@
+"""Whether processes that DeepSpeed's launcher starts on this machine reach each other, and how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from hftune import children
+from hftune.tools.doctor.findings import FINE, WRONG, Finding
+from hftune.tools.doctor.surroundings import LAUNCHED
+
+TOPIC = "launch"
+PATIENCE = 180.0
+"""Seconds until processes that have not met are given up: starting takes ten."""
+
+HINTS = {
+    "Address already in use": "another run listens on that port: --master_port 29501",
+    "No such device": "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that is not here",
+    "No space left on device": "/dev/shm is full: start the container with --shm-size 8g",
+}
+
+
+def check_launch(processes: int) -> Iterator[Finding]:
+    """Start that many through `deepspeed`, and have them add up a tensor."""
+    launcher = find_launcher()
+    if launcher is None:
+        yield Finding(TOPIC, "DeepSpeed is not installed", WRONG, "pip install deepspeed")
+        return
+    yield meet([*launcher, "--num_gpus", str(processes), "--module", "hftune.tools.doctor.meet"], processes)
+
+
+def find_launcher() -> list[str] | None:
+    """The launcher of this environment, else the first on PATH; by its module where it is no command."""
+    own = Path(sys.executable).with_name("deepspeed")
+    command = str(own) if own.is_file() else children.program("deepspeed")
+    if command is not None:
+        return [command]
+    return children.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
+
+
+def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
+    """Run the command, and read what its processes say."""
+    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "met.json"
+        with children.start(
+            [*command, str(result)],
+            env=environment,
+            stdout=children.PIPE,
+            stderr=children.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=patience)
+            except children.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                output, _ = process.communicate()
+                output += f"\nnothing within {patience:g} s"
+        said = json.loads(result.read_text()) if result.is_file() else None
+    if said is None or process.returncode:
+        last = [line for line in output.splitlines() if line.strip()][-1:] or ["it said nothing"]
+        fix = next((fix for sign, fix in HINTS.items() if sign in output), "set NCCL_DEBUG=INFO and try again")
+        return Finding(TOPIC, f"{processes} processes did not meet: {last[0][:200]}", WRONG, fix)
+    rate = f"{said['bytes'] / 2**20:.0f} MiB all-reduced at {said['bytes_per_second'] / 1e9:.1f} GB/s"
+    return Finding(TOPIC, f"{said['processes']} processes met by {said['backend']}, {rate}", FINE)

@@ -1,0 +1,118 @@
+"""Python and the libraries: whether they are those that hftune was made for, and whether they load."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from hftune import children
+from hftune.tools.doctor.findings import NOTE, WRONG, Finding
+
+TOPIC = "libraries"
+SHOWN = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "bitsandbytes", "datasets")
+
+OPTIONAL = {
+    "liger-kernel": "Triton kernels of losses, norms and rotary embeddings: pip install 'hftune[gpu]'",
+    "flash-attn": "FlashAttention 2; without it torch's own is used",
+    "vllm": "quicker answers in RL (run_rl.py --use_vllm)",
+    "torchao": "--fp8 on Hopper GPUs: pip install 'hftune[fp8]'",
+    "math-verify": "--reward_funcs accuracy: pip install 'hftune[math]'",
+    "sentencepiece": "`hftune vocab` for SentencePiece models: pip install 'hftune[sentencepiece]'",
+}
+"""What they are for; none is needed."""
+
+LOADED = ("deepspeed", "bitsandbytes", "torchao", "liger_kernel", "flash_attn")
+"""Packages with compiled parts, which may be installed and yet not load."""
+
+LOAD = """
+import sys
+from hftune.distributed.launch import prepare_environment
+prepare_environment()
+import importlib
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        print(name, "loads", flush=True)
+    except BaseException as error:
+        print(name, "fails:", type(error).__name__, " ".join(str(error).split())[:200], flush=True)
+"""
+
+
+def installed(name: str) -> str | None:
+    """The version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def own_requirements() -> tuple[str, list[str]]:
+    """The range of Python and the libraries that hftune asks for: as installed, else as its sources say."""
+    try:
+        own = importlib.metadata.metadata("hftune")
+        return own["Requires-Python"] or "", importlib.metadata.requires("hftune") or []
+    except importlib.metadata.PackageNotFoundError:
+        file = Path(__file__).resolve().parents[3] / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
+        return project.get("requires-python", ""), project.get("dependencies", [])
+
+
+def check_python(version: str, wanted: str) -> Finding:
+    """Python against `requires-python`."""
+    if Requirement(f"python{wanted}").specifier.contains(version, prereleases=True):
+        return Finding(TOPIC, f"Python {version} on {platform.platform()}")
+    return Finding(TOPIC, f"Python {version}; hftune wants {wanted}", WRONG, "make an environment with that Python")
+
+
+def check_requirements(
+    requires: Iterable[str], version_of: Callable[[str], str | None] = installed
+) -> Iterator[Finding]:
+    """What hftune's own metadata asks for: whether it is here, in versions it was made for.
+
+    Args:
+        requires: Lines as `importlib.metadata.requires` gives them; those of extras are passed over.
+        version_of: From a distribution to its version, None where it is not installed.
+    """
+    wanted = [Requirement(line) for line in requires]
+    wanted = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    for one in wanted:
+        version = version_of(one.name)
+        if version is None:
+            yield Finding(TOPIC, f"{one.name} is not installed", WRONG, f"pip install '{one}'")
+        elif not one.specifier.contains(version, prereleases=True):
+            said = f"{one.name} {version}; hftune was made for {one.specifier}"
+            yield Finding(TOPIC, said, WRONG, f"pip install '{one}'")
+    here = ", ".join(f"{name} {version_of(name)}" for name in SHOWN if version_of(name))
+    yield Finding(TOPIC, here)
+
+
+def check_optional(version_of: Callable[[str], str | None] = installed) -> Iterator[Finding]:
+    """What may be there: a line for all that is, and one for each that is not, with what it would bring."""
+    here = {name: version for name in OPTIONAL if (version := version_of(name))}
+    if here:
+        yield Finding(TOPIC, "optional: " + ", ".join(f"{name} {version}" for name, version in here.items()))
+    for name, purpose in OPTIONAL.items():
+        if name not in here:
+            yield Finding(TOPIC, f"optional, not here: {name}, for {purpose}")
+
+
+def check_loading(names: Iterable[str]) -> Iterator[Finding]:
+    """Whether these packages can be imported, in a process of their own: one that crashes takes nothing with it."""
+    there = [name for name in names if installed(name.replace("_", "-"))]
+    done = children.run(children.python("-c", LOAD, *there), capture_output=True)
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in there)
+    loaded = [name for name in there if said.get(name) == "loads"]
+    if loaded:
+        yield Finding(TOPIC, f"these load: {', '.join(loaded)}")
+    for name in there:
+        if name not in said:
+            yield Finding(TOPIC, f"importing {name} ends Python (exit {done.returncode})", WRONG, f"reinstall {name}")
+            return
+        if name not in loaded:
+            needed = name == "deepspeed"
+            yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")

@@ -1,0 +1,201 @@
+"""A LoRA adapter as vLLM takes it beside its base (`--enable-lora --lora-modules NAME=FOLDER`), or the reason why not.
+
+vLLM's loader (vllm/lora/peft_helper.py, lora_model.py, utils.py) reads `r`, `lora_alpha` and the low-rank matrices, and
+nothing else: patterns of ranks and scales, rows, magnitudes and biases are errors there, or passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+from hftune.arguments.export import ServedAdapterArguments
+from hftune.checkpoints.chain import recorded_chain
+from hftune.checkpoints.intact import folder_problems
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import get_logger, notice
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, Part, read_adapter
+from hftune.merging.tensors import close_files, read_tensor
+from hftune.models.pretrained import pretrained
+from hftune.models.vocabulary import recorded_growth
+from hftune.preflight.bases import check_adapter_fits
+from hftune.tools.export.compared import distance, load, logits_of
+from hftune.weight_files import StoredTensor, stored_tensors
+
+LARGEST_RANK = 512
+"""Of vLLM's `--max-lora-rank`."""
+_FLAG = "--model_name_or_path"
+_TABLES = ("embed_tokens", "lm_head")
+
+
+def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator[UserError]:
+    """Problems of serving the adapter in `folder` beside its base."""
+    try:
+        adapter = read_adapter(folder, 1.0, _FLAG)
+    except UserError as error:
+        yield error
+        return
+    base = base_of(adapter, args)
+    if not base:
+        yield ArgumentError(
+            f"the adapter in {folder} names no base", place="--base_model_name_or_path", fix="name its base"
+        )
+        return
+    yield from folder_problems(base, "--base_model_name_or_path")
+    yield from check_adapter_fits(base, str(folder), "--base_model_name_or_path")
+    if reasons := list(_reasons(adapter, base)):
+        yield ArgumentError(
+            f"vLLM cannot take the adapter in {folder} beside its base: {'; '.join(reasons)}",
+            place=_FLAG,
+            fix=f"merge it: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED, "
+            "then hftune export vllm --model_name_or_path MERGED",
+        )
+
+
+def base_of(adapter: Adapter, args: ServedAdapterArguments) -> str:
+    """The base that was named, or that the adapter names."""
+    recorded = (adapter.manifest.get("base") or {}).get("name")
+    return str(args.base_model_name_or_path or recorded or adapter.config.get("base_model_name_or_path") or "")
+
+
+def _reasons(adapter: Adapter, base: str) -> Iterator[str]:
+    unknown = adapter.unknown()
+    if unknown:
+        yield unknown
+        return
+    config = adapter.config
+    if config.get("use_dora"):
+        yield "it is DoRA"
+    if config.get("bias", "none") != "none" or config.get("lora_bias"):
+        yield "it has trained biases"
+    if config.get("target_parameters"):
+        yield "it adapts parameters of experts, which vLLM reads for some models only"
+    if config.get("fan_in_fan_out"):
+        yield "its base stores weights as (in, out), for which vLLM has no LoRA"
+    if recorded_chain(adapter.folder):
+        yield "it lies upon other adapters"
+    if adapter.manifest.get("rope"):
+        yield "it was trained on other rotary positions than those of its base"
+    yield from _reasons_of_tensors(adapter, base)
+
+
+def _reasons_of_tensors(adapter: Adapter, base: str) -> Iterator[str]:
+    whole = sorted(_replaced(adapter, base))
+    if whole:
+        yield f"it has weights trained whole ({', '.join(whole[:3])}{', ...' if len(whole) > 3 else ''})"
+    if any("trainable_tokens_delta" in part.tensors for part in adapter.parts):
+        yield "it has single tokens trained whole"
+    if recorded_growth(adapter.manifest) is not None:
+        yield "its vocabulary has grown beyond that of its base"
+    tables = sorted({name for part in adapter.parts for name in _TABLES if part.module.endswith(name)})
+    if tables and f"{_TABLES[1]}.weight" not in stored_tensors(base):
+        yield f"it adapts {' and '.join(tables)}, which are one matrix in its base"
+    rank = max((_rank(part) for part in adapter.parts if _is_low_rank(part)), default=0)
+    if rank > LARGEST_RANK:
+        yield f"its rank is {rank}, vLLM takes {LARGEST_RANK} at most"
+
+
+def _replaced(adapter: Adapter, base: str) -> set[str]:
+    """Parameters that the adapter brings whole and that are not those of its base (peft saves embeddings unasked)."""
+    before = stored_tensors(base) if Path(base).is_dir() else {}
+    found = set()
+    for name, stored in adapter.replaced.items():
+        same = before.get(name) or before.get(name.replace("lm_head", "model.embed_tokens"))  # a tied head has no name
+        if same is None or same.shape != stored.shape or not torch.equal(read_tensor(same), read_tensor(stored)):
+            found.add(name)
+    close_files()
+    return found
+
+
+def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArguments) -> dict[str, Any]:
+    """Write one rank and one scale for all modules, which is all that vLLM reads; says how to serve it.
+
+    Where modules differ, matrices are filled up with zeros to the largest rank, and B takes the scale: the product is
+    the same (B is rounded once more to its dtype).
+
+    Returns:
+        `rank`, `alpha`, `modules` (their number), `dtype` and `base`, and the difference of logits where both are here.
+    """
+    adapter = read_adapter(folder, 1.0, _FLAG)
+    base = base_of(adapter, args)
+    rank, alpha, tensors = _plain(adapter)
+    output.mkdir(parents=True, exist_ok=True)
+    modules = sorted(part.module for part in adapter.parts)
+    LoraConfig(
+        r=rank,
+        lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
+        target_modules=modules,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+        inference_mode=True,
+    ).save_pretrained(str(output))
+    save_file(tensors, output / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    local = Path(base).is_dir()
+    has_tokenizer = (folder / "tokenizer_config.json").is_file()
+    if has_tokenizer or local:
+        source = folder if has_tokenizer else base
+        pretrained(AutoTokenizer, source, trust_remote_code=args.trust_remote_code).save_pretrained(output)
+    _say(adapter, base, rank, str(args.output_dir))
+    figures = {"rank": rank, "alpha": alpha, "modules": len(modules), "dtype": "float32", "base": base}
+    return figures | (_difference(base, folder, output, args) if args.verify and local else {})
+
+
+def _is_low_rank(part: Part) -> bool:
+    return any(name.startswith("lora_") and name.endswith("A") for name in part.tensors)
+
+
+def _matrices(part: Part) -> tuple[StoredTensor, StoredTensor]:
+    first, second = ("lora_embedding_A", "lora_embedding_B") if part.embedding else ("lora_A", "lora_B")
+    return part.tensors[first], part.tensors[second]
+
+
+def _rank(part: Part) -> int:
+    return _matrices(part)[0].shape[0]
+
+
+def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
+    """Rank, alpha and tensors that mean the same without patterns and rsLoRA: W + alpha/rank B A for every module."""
+    scales = {part.module: adapter.scale(part.module, _rank(part)) for part in adapter.parts}
+    ranks = {part.module: _rank(part) for part in adapter.parts}
+    rank = max(ranks.values())
+    alike = len(set(scales.values())) == len(set(ranks.values())) == 1
+    alpha = next(iter(scales.values())) * rank if alike else float(rank)
+    tensors: dict[str, torch.Tensor] = {}
+    for part in adapter.parts:
+        down, up = map(read_tensor, _matrices(part))
+        if not alike:
+            down = torch.nn.functional.pad(down, (0, 0, 0, rank - down.shape[0]))
+            up = torch.nn.functional.pad((up.float() * scales[part.module]).to(up.dtype), (0, rank - up.shape[1]))
+        suffixes = ("lora_embedding_A", "lora_embedding_B") if part.embedding else ("lora_A.weight", "lora_B.weight")
+        tensors |= {f"{PREFIX}{part.module}.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
+    close_files()
+    return rank, alpha, tensors
+
+
+def _say(adapter: Adapter, base: str, rank: int, output: str) -> None:
+    if adapter.manifest.get("quantisation"):
+        notice("the adapter was trained on a quantised base; vLLM puts it on the whole one unless it quantises as well")
+    if any(part.module.endswith(_TABLES) for part in adapter.parts):
+        notice("the adapter changes embeddings or head, which vLLM takes for some architectures only")
+    if extra := sorted(adapter.replaced):
+        notice(f"left out, as they are those of the base: {', '.join(extra)}")
+    name = Path(output).name
+    get_logger().info(
+        "serve it: vllm serve %s --enable-lora --lora-modules %s=%s --max-lora-rank %d",
+        *(base, name, output, next(known for known in (8, 16, 32, 64, 128, 256, 320, 512) if known >= rank)),
+    )
+
+
+def _difference(base: str, folder: Path, output: Path, args: ServedAdapterArguments) -> dict[str, float]:
+    said = []
+    for adapter in (folder, output):
+        model = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(adapter))
+        speaker = Path(output if (output / "tokenizer_config.json").is_file() else base)
+        said.append(logits_of(model.eval(), speaker, args.trust_remote_code))
+    return distance(*said)

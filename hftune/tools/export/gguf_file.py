@@ -1,0 +1,255 @@
+"""A model folder as one GGUF file, a tensor at a time."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from gguf import quants
+from tqdm import tqdm
+from transformers import AutoConfig, AutoTokenizer
+
+from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+from hftune.merging.shards import parse_size
+from hftune.models.pretrained import pretrained
+from hftune.opening.safetensors_file import opened
+from hftune.tools.export import architectures
+from hftune.tools.export.architectures import Architecture
+from hftune.tools.export.limits import check_llama_cpp
+from hftune.tools.export.vocabulary import read_vocabulary
+from hftune.weight_files import read_header, weight_files
+
+TYPES: dict[str, Type] = {
+    "f32": Type.F32,
+    "f16": Type.F16,
+    "bf16": Type.BF16,
+    "q8_0": Type.Q8_0,
+    "q5_1": Type.Q5_1,
+    "q5_0": Type.Q5_0,
+    "q4_1": Type.Q4_1,
+    "q4_0": Type.Q4_0,
+}
+_FILE_TYPES: dict[Type, gguf.LlamaFileType] = {
+    Type.F32: gguf.LlamaFileType.ALL_F32,
+    Type.F16: gguf.LlamaFileType.MOSTLY_F16,
+    Type.BF16: gguf.LlamaFileType.MOSTLY_BF16,
+    Type.Q8_0: gguf.LlamaFileType.MOSTLY_Q8_0,
+    Type.Q5_1: gguf.LlamaFileType.MOSTLY_Q5_1,
+    Type.Q5_0: gguf.LlamaFileType.MOSTLY_Q5_0,
+    Type.Q4_1: gguf.LlamaFileType.MOSTLY_Q4_1,
+    Type.Q4_0: gguf.LlamaFileType.MOSTLY_Q4_0,
+}
+_OF_DTYPE = {"F32": Type.F32, "F16": Type.F16, "BF16": Type.BF16}
+Reader = Callable[[], torch.Tensor]
+
+
+@dataclass
+class Piece:
+    """One tensor of the file, read when its turn comes.
+
+    Attributes:
+        name: In GGUF.
+        shape: As torch has it; GGUF counts dimensions the other way round.
+        type: How it is written.
+        read: Returns it, in float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: Type
+    read: Reader
+
+    def bytes(self) -> np.ndarray:
+        """As written: quantised, or of the type's own dtype.
+
+        Raises:
+            ArgumentError: Numbers beyond what 16-bit floats hold.
+        """
+        tensor = self.read().float()
+        if self.type == Type.F16 and tensor.abs().max() > torch.finfo(torch.float16).max:
+            raise ArgumentError(
+                f"{self.name} has weights beyond the range of float16", place="--outtype f16", fix="use bf16 or q8_0"
+            )
+        return quants.quantize(tensor.numpy(), self.type)
+
+
+def write_gguf(
+    folder: Path,
+    file: Path,
+    outtype: str = "auto",
+    *,
+    max_shard_size: str | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """Write the model in `folder` to `file`; memory is that of its largest tensor, a few times.
+
+    Args:
+        folder: A full or merged model with safetensors and a tokenizer.
+        file: Written whole or not at all.
+        outtype: A key of `TYPES`, or auto for the checkpoint's own dtype.
+        max_shard_size: Where the tensors take more bytes: several files, NAME-00001-of-00003.gguf and so on, of which
+            llama.cpp is given the first.
+        trust_remote_code: For the config and the tokenizer.
+
+    Returns:
+        `architecture`, `type`, `tensors`, `rows` of the embedding, `files` by name, the first one first, and `bytes`.
+
+    Raises:
+        ArgumentError: An architecture, tokenizer or tensor that hftune does not write.
+    """
+    config = pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code).get_text_config()
+    known = architectures.architecture_of(config)
+    raise_together(check_llama_cpp(config))
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
+    chosen = TYPES[outtype] if outtype != "auto" else _checkpoint_type(folder)
+    pieces = list(_pieces(folder, config, known, chosen))
+    rows = next(piece.shape[0] for piece in pieces if piece.name == "token_embd.weight")
+    writer = gguf.GGUFWriter(None, known.name, split_max_size=parse_size(max_shard_size) if max_shard_size else 0)
+    writer.add_name(folder.resolve().name)
+    writer.add_file_type(_FILE_TYPES[chosen])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    architectures.add_parameters(writer, config, known, rows)
+    adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
+    read_vocabulary(folder, rows).write(writer, folder, adds_bos=adds_bos)
+    files = _write(writer, pieces, file)
+    _say_what_stayed_wider(pieces, chosen)
+    return {
+        "architecture": known.name,
+        "type": chosen.name.lower(),
+        "tensors": len(pieces),
+        "rows": rows,
+        "files": [written.name for written in files],
+        "bytes": sum(written.stat().st_size for written in files),
+    }
+
+
+def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> list[Path]:
+    """Write all files aside, and rename them when the last one is whole; returns them."""
+    for piece in pieces:
+        dtype = _FLOATS.get(piece.type)
+        if dtype is not None:
+            writer.add_tensor_info(piece.name, piece.shape, dtype, math.prod(piece.shape) * dtype.itemsize)
+        else:  # the package counts such tensors in bytes
+            stored = quants.quant_shape_to_byte_shape(piece.shape, piece.type)
+            writer.add_tensor_info(piece.name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=piece.type)
+    aside = file.with_name(f".{file.stem}.partial.gguf")
+    written, files = writer.format_shard_names(aside), writer.format_shard_names(file)
+    writer.write_header_to_file(aside)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for piece in tqdm(pieces, desc="writing GGUF", unit="tensor", disable=None):
+        writer.write_tensor_data(piece.bytes())
+    writer.close()
+    for partial, whole in zip(written, files, strict=True):
+        partial.replace(whole)
+    return files
+
+
+_FLOATS: dict[Type, np.dtype] = {Type.F32: np.dtype(np.float32), Type.F16: np.dtype(np.float16)}
+
+
+def _pieces(folder: Path, config: Any, known: Architecture, chosen: Type) -> Iterator[Piece]:
+    """Every tensor of the file, experts of a layer as one."""
+    names = gguf.get_tensor_name_map(known.arch, config.num_hidden_layers)
+    experts: dict[str, dict[int, Reader]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape, read in _tensors(folder):
+        expert = architectures.expert_of(name)
+        if expert is not None:
+            experts.setdefault(expert[0], {})[expert[1]] = read
+            shapes[expert[0]] = shape
+        elif not _is_left_out(name, config, known):
+            yield _piece(name, shape, _as_llama_cpp(name, config, known, read), names, chosen)
+    for name, readers in experts.items():
+        stacked = (len(readers), *shapes[name])
+        yield _piece(name, stacked, _stack([readers[number] for number in sorted(readers)]), names, chosen)
+    for name, tensor in architectures.extra_tensors(config).items():
+        yield Piece(name, tuple(tensor.shape), Type.F32, functools.partial(_as_it_is, tensor))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Reader]]:
+    """Name, shape and a reader of every tensor of a checkpoint; nothing is read yet."""
+    files = weight_files(folder)
+    if not files:
+        raise ArgumentError(
+            f"{folder} has no safetensors",
+            place="--model_name_or_path",
+            fix="give the folder of a full or merged model",
+        )
+    for file in files:
+        for name, entry in read_header(file).items():
+            yield name, tuple(entry["shape"]), functools.partial(_read, file, name)
+
+
+def _read(file: Path, name: str) -> torch.Tensor:
+    with opened(file) as stored:
+        return stored.get_tensor(name)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _stack(readers: list[Reader]) -> Reader:
+    return lambda: torch.stack([read() for read in readers])
+
+
+def _piece(name: str, shape: tuple[int, ...], read: Reader, names: gguf.TensorNameMap, chosen: Type) -> Piece:
+    written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    if written is None:
+        raise ArgumentError(
+            f"GGUF has no name for the tensor {name}",
+            place="--model_name_or_path",
+            fix="use llama.cpp's convert_hf_to_gguf.py on the folder",
+        )
+    return Piece(written, shape, _type(written, shape, chosen), read)
+
+
+def _type(name: str, shape: tuple[int, ...], chosen: Type) -> Type:
+    """Vectors, norms and routers stay float32, as llama.cpp wants them; rows that fill no block stay 16-bit."""
+    if len(shape) < 2 or name.endswith(("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
+        return Type.F32
+    block, _ = gguf.GGML_QUANT_SIZES[chosen]
+    return chosen if shape[-1] % block == 0 else Type.F16
+
+
+def _as_llama_cpp(name: str, config: Any, known: Architecture, read: Reader) -> Reader:
+    if known.permutes and ".q_proj." in name:
+        return lambda: architectures.reorder(read(), config.num_attention_heads)
+    if known.permutes and ".k_proj." in name:
+        return lambda: architectures.reorder(read(), config.num_key_value_heads)
+    if known.norm_shift and name.endswith("norm.weight"):
+        return lambda: read().float() + known.norm_shift
+    return read
+
+
+def _is_left_out(name: str, config: Any, known: Architecture) -> bool:
+    """A tied head is the embedding, and positions are computed."""
+    tied = known.ignores_head or bool(config.tie_word_embeddings)
+    return (tied and name == "lm_head.weight") or name.endswith("rotary_emb.inv_freq")
+
+
+def _checkpoint_type(folder: Path) -> Type:
+    """The type of most weights, by their number."""
+    sizes: Counter[str] = Counter()
+    for file in weight_files(folder):
+        for entry in read_header(file).values():
+            sizes[entry["dtype"]] += math.prod(entry["shape"])
+    return _OF_DTYPE.get(sizes.most_common(1)[0][0], Type.F16)
+
+
+def _say_what_stayed_wider(pieces: list[Piece], chosen: Type) -> None:
+    wider = [piece for piece in pieces if piece.type == Type.F16 != chosen]
+    if wider:
+        block, _ = gguf.GGML_QUANT_SIZES[chosen]
+        notice(f"{len(wider)} matrices stay float16: their rows are no multiple of {block} ({wider[0].name}, ...)")

@@ -1,0 +1,52 @@
+"""A finished folder on the Hub, with a card that says where it came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hftune.arguments.export import HubArguments
+from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.model_card import model_card
+from hftune.errors import ArgumentError
+from hftune.publishing.files import write_page
+from hftune.publishing.uploads import push_folder
+
+
+def write_card(folder: Path, name: str) -> Path:
+    """`README.md` in the folder, from its manifest and those of the stages behind it."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ArgumentError(
+            f"{folder} has no hftune.json to make a card from",
+            place="--model_name_or_path",
+            fix="give a folder of hftune",
+        )
+    file = folder / "README.md"
+    write_page(file, model_card(manifest, name, lineage(manifest)), "card")
+    return file
+
+
+def lineage(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Manifests of the folders that a folder came from, the nearest first, as far as they are still there."""
+    found: list[dict[str, Any]] = []
+    folders = [parent["folder"] for parent in manifest.get("parents", [])]
+    folders += [manifest.get("base", {}).get("name")]
+    for folder in folders:
+        behind = read_manifest(folder) if folder and Path(folder).is_dir() else None
+        if behind is not None and all(behind != known for known in found):
+            found += [behind, *lineage(behind)]
+    return found
+
+
+def push(folder: Path, args: HubArguments) -> dict[str, Any]:
+    """Make the repository where it is missing, and upload weights, tokenizer and card in one commit.
+
+    Raises:
+        ArgumentError: The Hub cannot be reached, or refuses.
+    """
+    assert args.hub_model_id is not None
+    done = push_folder(
+        folder, args.hub_model_id, token=args.hub_token, message=args.commit_message, private=args.hub_private_repo
+    )
+    return {"hub_model_id": args.hub_model_id, "commit": done}

@@ -1,0 +1,209 @@
+"""`hftune export FORMAT`: check, write aside, read back, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from hftune.arguments.export import (
+    ExportArguments,
+    ExtractArguments,
+    GgufArguments,
+    HubArguments,
+    OllamaArguments,
+    QuantisedArguments,
+    ServedAdapterArguments,
+    ServingArguments,
+)
+from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.intact import folder_problems
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.logging import get_logger
+from hftune.models.config_sizes import check_config
+from hftune.models.layers import check_layers
+from hftune.models.pretrained import pretrained
+from hftune.publishing.folder import published_folder
+from hftune.publishing.ownership import output_problems
+from hftune.secrets import without_secrets
+from hftune.tools.export.compared import compare, distance, load, logits_of, read_back, refuse_if_apart
+from hftune.weight_files import fingerprint, weight_shapes
+
+
+def export(args: ExportArguments) -> dict[str, Any]:
+    """Write what the class of `args` stands for; returns the manifest of the result.
+
+    Raises:
+        UserError: All problems together, before anything is written.
+    """
+    raise_together(check_export(args))
+    folder = Path(str(args.model_name_or_path))
+    if isinstance(args, HubArguments):
+        return _publish(folder, args)
+    output = Path(str(args.output_dir))
+    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args)) as aside:
+        figures = _write(folder, aside, args)
+        refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
+        manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
+    get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
+    return manifest
+
+
+def _other_model(folder: Path) -> Iterator[UserError]:
+    """What is wrong with config.json, or with the layers that are stored beside it."""
+    try:
+        flag = "--model_name_or_path"
+        check_layers(check_config(folder, flag), weight_shapes(folder), str(folder), flag)
+    except UserError as problem:
+        yield problem
+
+
+def check_export(args: ExportArguments) -> Iterator[UserError]:
+    """A full model is named; what is to be written has a name and replaces nothing by accident."""
+    folder = Path(args.model_name_or_path or "")
+    yield from folder_problems(folder, "--model_name_or_path", whole=not isinstance(args, HubArguments))
+    if not args.model_name_or_path or not folder.is_dir():
+        yield ArgumentError(
+            f"there is no folder {args.model_name_or_path}",
+            place="--model_name_or_path",
+            fix="give the folder of a model",
+        )
+    elif isinstance(args, ServedAdapterArguments):
+        from hftune.tools.export.adapter import check_served_adapter
+
+        yield from check_served_adapter(folder, args)
+    elif (folder / "adapter_config.json").is_file() and not isinstance(args, HubArguments):
+        beside = "; or hftune export vllm-lora serves it beside its base" if isinstance(args, ServingArguments) else ""
+        yield ArgumentError(
+            f"{folder} holds a LoRA adapter, not a model",
+            place="--model_name_or_path",
+            fix=f"merge it first: python merge_peft_adapter.py --peft_model_path {folder} --output_dir MERGED{beside}",
+        )
+    elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
+        yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
+    else:
+        yield from _other_model(folder)
+    if isinstance(args, HubArguments):
+        if not args.hub_model_id and not args.card_only:
+            yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")
+        return
+    if isinstance(args, OllamaArguments) and args.max_shard_size:
+        yield ArgumentError(
+            "Ollama takes a model of one file",
+            place=f"--max_shard_size {args.max_shard_size}",
+            fix="leave it out",
+        )
+    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args))
+
+
+def _inputs(folder: Path, args: ExportArguments) -> list[Path]:
+    """The local folders that are read."""
+    base = getattr(args, "base_model_name_or_path", None)
+    return [folder, *([Path(base)] if base else [])]
+
+
+def _write(folder: Path, aside: Path, args: ExportArguments) -> dict[str, Any]:
+    if isinstance(args, GgufArguments):
+        return _gguf(folder, aside, args)
+    if isinstance(args, ExtractArguments):
+        return _extract(folder, aside, args)
+    if isinstance(args, QuantisedArguments):
+        from hftune.tools.export.quantised import write_quantised
+
+        figures = write_quantised(folder, aside, args)
+        return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+    if isinstance(args, ServedAdapterArguments):
+        from hftune.tools.export.adapter import write_served_adapter
+
+        return write_served_adapter(folder, aside, args)
+    assert isinstance(args, ServingArguments)
+    from hftune.tools.export.serving import write_serving_folder
+
+    figures = write_serving_folder(folder, aside, args)
+    return figures | (compare(folder, aside, args.trust_remote_code) if args.verify else {})
+
+
+def _gguf(folder: Path, aside: Path, args: GgufArguments) -> dict[str, Any]:
+    from hftune.tools.export.gguf_file import write_gguf
+    from hftune.tools.export.ollama import write_modelfile
+
+    name = f"{folder.resolve().name}-{args.outtype}.gguf" if args.outtype != "auto" else f"{folder.resolve().name}.gguf"
+    figures = write_gguf(
+        folder,
+        aside / name,
+        args.outtype,
+        max_shard_size=args.max_shard_size,
+        trust_remote_code=args.trust_remote_code,
+    )
+    if isinstance(args, OllamaArguments):
+        tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
+        write_modelfile(aside, name, tokenizer, folder, args.system)
+    first = aside / figures["files"][0]
+    return figures | (read_back(folder, first, args.trust_remote_code) if args.verify else {})
+
+
+def _extract(folder: Path, aside: Path, args: ExtractArguments) -> dict[str, Any]:
+    from peft import PeftModel
+
+    from hftune.tools.export.extract import base_of, extract_lora, save_extracted
+
+    base = args.base_model_name_or_path or base_of(folder)
+    if not base or not Path(base).is_dir():
+        raise ArgumentError(
+            f"there is no folder {base}",
+            place="--base_model_name_or_path",
+            fix="name the model that training began with",
+        )
+    raise_together(folder_problems(base, "--base_model_name_or_path", whole=True))
+    found = extract_lora(Path(base), folder, args.lora_r, keep_other_changes=args.keep_other_changes)
+    scores = "score.weight" in weight_shapes(folder)
+    save_extracted(found, aside, base, args.lora_r, scores=scores, trust_remote_code=args.trust_remote_code)
+    pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code).save_pretrained(aside)
+    figures = found.to_dict() | {"base": base}
+    if args.verify and not scores:
+        adapted = PeftModel.from_pretrained(load(Path(base), args.trust_remote_code), str(aside))
+        tuned = load(folder, args.trust_remote_code)
+        figures |= distance(*(logits_of(model, folder, args.trust_remote_code) for model in (tuned, adapted)))
+    return figures
+
+
+def _publish(folder: Path, args: HubArguments) -> dict[str, Any]:
+    from hftune.tools.export.hub import push, write_card
+
+    card = write_card(folder, (args.hub_model_id or folder.resolve().name).rsplit("/", 1)[-1])
+    if args.card_only:
+        get_logger().info("wrote %s", card)
+        return {"card": str(card)}
+    figures = push(folder, args)
+    get_logger().info("pushed %s to %s", folder, args.hub_model_id)
+    return figures
+
+
+def _manifest(folder: Path, args: ExportArguments, figures: dict[str, Any]) -> manifests.Manifest:
+    base = figures.pop("base", str(folder))  # of an adapter, the model that it is for
+    return {
+        "hftune": manifests.library_versions().get("hftune"),
+        "stage": "export",
+        "format": FORMATS_BY_CLASS[type(args)],
+        "status": manifests.COMPLETE,
+        "arguments": without_secrets(vars(args)),
+        "versions": manifests.library_versions(),
+        "base": {"name": base, "fingerprint": fingerprint(base)},
+        "parents": [{"folder": str(folder), "fingerprint": fingerprint(folder)}],
+        "kind": "adapter" if isinstance(args, ExtractArguments | ServedAdapterArguments) else "full",
+        "figures": figures,
+    }
+
+
+FORMATS: dict[str, type[ExportArguments]] = {
+    "gguf": GgufArguments,
+    "ollama": OllamaArguments,
+    "quantized": QuantisedArguments,
+    "vllm": ServingArguments,
+    "vllm-lora": ServedAdapterArguments,
+    "lora": ExtractArguments,
+    "hub": HubArguments,
+}
+FORMATS_BY_CLASS = {kind: name for name, kind in FORMATS.items()}

@@ -1,0 +1,117 @@
+"""A folder that an inference server takes as it is: 16-bit weights, template, and every token that ends an answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from hftune.arguments.export import ServingArguments
+from hftune.logging import notice
+from hftune.merging.shards import parse_size
+from hftune.merging.tensors import FLOATS
+from hftune.models.pretrained import pretrained
+from hftune.opening.folders import copy_file
+from hftune.opening.safetensors_file import opened
+from hftune.tools.export.turns import terminator
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
+
+
+def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:
+    """Copy a model for serving; one weight file is in memory at a time.
+
+    Generation settings name every token that ends an answer: a server that knows only the end of text runs on after
+    a chat model's turn.
+
+    Returns:
+        `dtype`, `ends` (the tokens that end an answer) and `bytes` of the weights.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=args.trust_remote_code)
+    tokenizer.save_pretrained(output)
+    config = pretrained(AutoConfig, folder, trust_remote_code=args.trust_remote_code)
+    dtype = None if args.dtype == "auto" else getattr(torch, args.dtype)
+    size = _write_weights(folder, output, dtype, args.max_shard_size)
+    if dtype is not None:
+        config.dtype = dtype
+    config.use_cache = True
+    config.save_pretrained(output)
+    ends = _write_generation_config(folder, output, tokenizer)
+    return {"dtype": args.dtype, "ends": ends, "bytes": size}
+
+
+def _write_weights(folder: Path, output: Path, dtype: torch.dtype | None, limit: str | None) -> int:
+    """Copy all weights in another dtype, file by file or into files of another size; returns their bytes."""
+    files = _lay_out(stored_tensors(folder), dtype, limit)
+    for name, tensors in files.items():
+        save_file(_read(tensors, dtype), output / name, metadata={"format": "pt"})
+    size = sum(_nbytes(tensor, dtype) for tensors in files.values() for tensor in tensors.values())
+    if len(files) > 1:
+        where = {tensor: name for name, tensors in files.items() for tensor in tensors}
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        (output / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return size
+
+
+def _lay_out(
+    tensors: dict[str, StoredTensor], dtype: torch.dtype | None, limit: str | None
+) -> dict[str, dict[str, StoredTensor]]:
+    """File name -> its tensors."""
+    groups: list[dict[str, StoredTensor]] = []
+    sizes: list[int] = []
+    most = parse_size(limit) if limit else None
+    for name, tensor in tensors.items():
+        size = _nbytes(tensor, dtype)
+        file = next(iter(groups[-1].values())).file if groups else None
+        if not groups or (sizes[-1] + size > most if most else tensor.file != file):
+            groups.append({})
+            sizes.append(0)
+        groups[-1][name] = tensor
+        sizes[-1] += size
+    if len(groups) == 1:
+        return {WEIGHTS_NAME: groups[0]}
+    stem, count = WEIGHTS_NAME.removesuffix(".safetensors"), len(groups)
+    return {f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, start=1)}
+
+
+def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
+    if dtype is None or tensor.dtype not in FLOATS:
+        return tensor.nbytes
+    return math.prod(tensor.shape) * dtype.itemsize
+
+
+def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in {tensor.file for tensor in tensors.values()}:
+        with opened(file) as stored:
+            for name in (name for name, tensor in tensors.items() if tensor.file == file):
+                tensor = stored.get_tensor(name)
+                found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return found
+
+
+def _write_generation_config(folder: Path, output: Path, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    has_settings = (folder / "generation_config.json").is_file()
+    settings = GenerationConfig.from_pretrained(folder) if has_settings else GenerationConfig()
+    known = settings.eos_token_id
+    ids = [known] if isinstance(known, int) else list(known or [])
+    if not ids and tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    ends_turn = terminator(tokenizer)
+    if ends_turn is not None:
+        number = tokenizer.convert_tokens_to_ids(ends_turn)
+        if number not in ids:
+            notice(f"{ends_turn!r} ends an answer in the chat template and was no end for generation: it is one now")
+            ids.append(number)
+    settings.eos_token_id = ids[0] if len(ids) == 1 else ids
+    settings.pad_token_id = tokenizer.pad_token_id
+    settings.save_pretrained(output)
+    for extra in ("chat_template.jinja",):
+        if (folder / extra).is_file() and not (output / extra).is_file():
+            copy_file(folder / extra, output / extra, within=folder)
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]

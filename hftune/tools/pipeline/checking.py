@@ -1,0 +1,166 @@
+"""Every argument of every stage, asked of the script's own parser, before anything starts.
+
+The parsers bring TRL and torch along, so they run in a process of their own: `python -m
+hftune.tools.pipeline.checking` reads the stages as JSON and prints what is wrong. Nothing is checked, and nothing
+imported, where all stages are finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from hftune import children
+from hftune.arguments.light import parse_merge_arguments
+from hftune.arguments.merging import MERGE_ALIASES, MERGE_NO_EFFECT, MergeArguments
+from hftune.errors import ArgumentError, Preempted, UserError, raise_together
+from hftune.tools.pipeline.exposed import exposures, say_what_stays_here
+from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.visible import say
+
+
+def check_steps(steps: Iterable[Step]) -> None:
+    """Ask the parsers about all steps.
+
+    Raises:
+        ArgumentError: Secrets on command lines; all names and values that do not fit, each with its line in the file.
+    """
+    steps = list(steps)
+    raise_together({problem.render(): problem for step in steps for problem in exposures(step)}.values())
+    say_what_stays_here(steps, os.environ)
+    problems = [problem for step in steps if step.script == MERGE for problem in merge_problems(step)]
+    problems += _asked_apart([step for step in steps if step.script != MERGE])
+    problems += [problem for step in steps for problem in missing_files(step)]
+    raise_together({problem.render(): problem for problem in problems}.values())
+
+
+def _asked_apart(steps: list[Step]) -> list[UserError]:
+    """The same of `stage_problems`, in a process of its own."""
+    asked = [
+        {
+            "script": step.script,
+            "arguments": step.arguments,
+            "places": step.places,
+            "processes": step.launcher.processes,
+        }
+        for step in steps
+    ]
+    finished = children.run(
+        children.python("-m", "hftune.tools.pipeline.checking"), input=json.dumps(asked), capture_output=True
+    )
+    if finished.returncode in (-2, 130):
+        raise Preempted("stopped before anything started")
+    if finished.returncode:
+        raise RuntimeError(f"the arguments could not be checked:\n{finished.stderr}")
+    return [ArgumentError(**problem) for problem in json.loads(finished.stdout.splitlines()[-1])]
+
+
+def stage_problems(
+    script: str, arguments: dict[str, list[str]], places: dict[str, str], processes: tuple[int, int] | None
+) -> Iterator[UserError]:
+    """Names that a script does not know, values it refuses, groups that do not go together."""
+    from hftune.arguments.asking import AskArguments
+    from hftune.arguments.names.translate import Entry
+    from hftune.arguments.parser import HftuneParser, parser_for
+
+    argv = [token for name, values in arguments.items() for token in (f"--{name}", *values)]
+    try:
+        parser = HftuneParser([AskArguments]) if script == ASK else parser_for(script, argv)
+        entries = [Entry(name, list(values), places.get(name, "")) for name, values in arguments.items()]
+        outcome = parser.translated(entries, *(processes or (1, 1)))
+    except UserError as problem:
+        yield problem
+        return
+    yield from outcome.problems
+    misfits = list(parser.misfits(outcome.entries))
+    yield from misfits
+    if not misfits and not outcome.problems and script != ASK:
+        yield from _group_problems(outcome.entries, places, processes)
+
+
+def _group_problems(
+    entries: list[Any], places: dict[str, str], processes: tuple[int, int] | None
+) -> Iterator[UserError]:
+    """What the adapter's and the data's own classes, and the DeepSpeed config, say of their arguments together."""
+    from hftune.arguments import AdapterArguments, DataArguments, ModelArguments
+    from hftune.arguments.given import joined
+    from hftune.arguments.parser import HftuneParser
+    from hftune.distributed.ds_config import check_ds_config, read_ds_config
+    from hftune.distributed.ds_features import Setting
+
+    for group in (ModelArguments, DataArguments, AdapterArguments):
+        names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]
+        flat = [
+            token
+            for entry in entries
+            if entry.name in names
+            for token in (f"--{entry.name}", *map(str, joined(entry.name, entry.values)))
+        ]
+        try:
+            HftuneParser([group]).parse_args_into_dataclasses(args=flat, look_for_args_file=False)
+        except UserError as problem:
+            yield _at(problem, places)
+    given = {entry.name: str(entry.values[0]) for entry in entries if entry.values}
+    if "deepspeed" in given:
+        # What hangs on the device and on precision is said by the stage itself, before its model loads.
+        nvme, world = given.get("nvme_path"), processes[0] if processes else 1
+        setting = Setting(on_cpu=False, world_size=world, bf16=True, nvme_path=nvme)
+        try:
+            yield from check_ds_config(read_ds_config(given["deepspeed"]), setting)
+        except UserError as problem:
+            yield _at(problem, places)
+
+
+def _at(problem: UserError, places: dict[str, str]) -> UserError:
+    """The problem at the line of the first argument that it names."""
+    lines = [place for name, place in places.items() if f"--{name}" in str(problem.place)]
+    return type(problem)(problem.cause, place=lines[0] if lines else problem.place, fix=problem.fix)
+
+
+def merge_problems(step: Step) -> Iterator[UserError]:
+    """The same for a merge, whose parser needs no libraries."""
+    known = {entry.name for entry in fields(MergeArguments)} | {*MERGE_ALIASES} | {*MERGE_NO_EFFECT}
+    strangers = [name for name in step.arguments if name not in known]
+    for name in strangers:
+        try:
+            parse_merge_arguments([f"--{name}", "x"])
+        except ArgumentError as problem:
+            yield ArgumentError(problem.cause, place=step.places.get(name), fix=problem.fix)
+    for name, values in step.arguments.items():
+        if name not in strangers:
+            try:
+                parse_merge_arguments([f"--{name}", *values])
+            except ArgumentError as problem:
+                yield ArgumentError(problem.cause, place=step.places.get(name), fix=problem.fix)
+
+
+def missing_files(step: Step) -> Iterator[UserError]:
+    """Local records that are not there. Names that may be the Hub's (OWNER/NAME) are left to the script."""
+    for name in ("train_file_dir", "validation_file_dir", "question_file"):
+        for text in ",".join(step.arguments.get(name, [])).split(","):
+            path = text.strip().partition("#")[0]
+            local = path.startswith((".", "/", "~")) or path.count("/") != 1
+            if path and local and not Path(path).exists():
+                yield ArgumentError(
+                    f"there is no {path}",
+                    place=step.places.get(name),
+                    fix="paths are relative to the working folder",
+                )
+
+
+def main() -> None:
+    """Stages from stdin, problems to stdout."""
+    asked = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):  # libraries greet
+        found = [problem for entry in asked for problem in stage_problems(**entry)]
+    say(json.dumps([{"cause": problem.cause, "place": problem.place, "fix": problem.fix} for problem in found]))
+
+
+if __name__ == "__main__":
+    main()

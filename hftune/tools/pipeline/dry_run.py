@@ -1,0 +1,70 @@
+"""All stages on 8 records and 2 steps into a scratch folder: what would fail in hours fails in minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from hftune.publishing.folder import clear, held, make_work
+from hftune.tools.pipeline.steps import ASK, MERGE, Step
+
+RECORDS, STEPS = 8, 2
+_SMALL = {
+    "max_train_samples": str(RECORDS),
+    "max_eval_samples": str(RECORDS),
+    "max_steps": str(STEPS),
+    "save_strategy": "no",
+    "eval_strategy": "no",
+    "load_best_model_at_end": "False",
+    "logging_steps": "1",
+    "report_to": "none",
+    "push_to_hub": "False",
+    "per_device_train_batch_size": "1",
+    "gradient_accumulation_steps": "1",
+}
+_OTHER_NAMES = ("global_batch_size", "train_iters", "num_steps", "save_steps", "eval_steps", "save_total_limit")
+"""Arguments that would say something else, or nothing any more."""
+
+
+def in_small(steps: list[Step], folder: Path, scratch: Path) -> list[Step]:
+    """The same steps on few records, with everything below `folder` below `scratch` instead."""
+    made = {str(step.folder): str(scratch / step.folder.relative_to(folder)) for step in steps}
+    return [_small(step, made) for step in steps]
+
+
+def _small(step: Step, made: dict[str, str]) -> Step:
+    arguments = {name: [_moved(value, made) for value in values] for name, values in step.arguments.items()}
+    if step.script == ASK:
+        arguments |= {"max_new_tokens": ["2"]}
+    elif step.script != MERGE:
+        small = dict(_SMALL)
+        if step.script == "rl":
+            # A group of answers must fill a batch; 16 tokens are enough to see one scored.
+            small["per_device_train_batch_size"] = arguments.get("num_generations", ["8"])[0]
+            small["max_completion_length"] = "16"
+        arguments = {name: values for name, values in arguments.items() if name not in _OTHER_NAMES}
+        arguments |= {name: [value] for name, value in small.items()}
+        if "streaming" in arguments or "tokenized_dir" in arguments:
+            arguments.pop("max_eval_samples")
+    return replace(step, arguments=arguments, folder=Path(made[str(step.folder)]))
+
+
+def _moved(value: str, made: dict[str, str]) -> str:
+    """A folder that a step makes is below the scratch folder; several may stand in one text."""
+    return ",".join(made.get(part, part) for part in value.split(","))
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """A folder alongside the pipeline's; removed if all goes well, left to look at if not.
+
+    Raises:
+        ArgumentError: Something that no dry run made has its name, or another one is at work in it.
+    """
+    work = folder.with_name(f"{folder.name}.dry_run")
+    with held(work, work, "output_dir"):
+        clear(work)
+        yield make_work(work)
+        clear(work)

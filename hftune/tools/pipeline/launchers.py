@@ -1,0 +1,174 @@
+"""How a script is started: plain python, deepspeed, torchrun, or srun with a torchrun on each machine."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hftune.errors import ArgumentError, UserError, did_you_mean
+from hftune.opening.files import MIB, read_bytes
+from hftune.tools.pipeline.placed import Placed
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "python": (),
+    "deepspeed": (
+        *("num_gpus", "num_nodes", "hostfile", "include", "exclude", "master_addr", "master_port", "node_rank"),
+        *("no_ssh", "no_ssh_check", "force_multi", "ssh_port", "launcher", "launcher_args", "venv_script"),
+        *("bind_cores_to_rank", "bind_core_list", "enable_each_rank_log"),
+    ),
+    "torchrun": (
+        *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone", "max_restarts"),
+        *("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "log_dir", "redirects", "tee", "local_addr"),
+        *("monitor_interval", "role", "numa_binding"),
+    ),
+    "srun": (
+        *("nodes", "gpus_per_node", "nproc_per_node", "master_port", "partition", "account", "qos", "time", "gres"),
+        *("gpus", "cpus_per_task", "mem", "mem_per_gpu", "exclusive", "constraint", "nodelist", "exclude"),
+        *("reservation", "job_name", "export", "kill_on_bad_exit", "overlap", "cpu_bind", "container_image"),
+    ),
+}
+"""Options of each launcher as a pipeline names them: with `_` where the launcher has `-`."""
+
+_SRUN_OWN = ("nproc_per_node", "master_port")  # told to the torchrun on each machine, not to srun
+PRINTED = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""Beginnings of the variables that DeepSpeed's launcher prints and hands on (its `EXPORT_ENVS`, and CUDA's)."""
+_HOSTFILE = "/job/hostfile"
+"""Where DeepSpeed's launcher looks for one."""
+_MANY_MACHINES = ("hostfile", "num_nodes", "nnodes", "include", "node_rank", "master_addr", "rdzv_endpoint")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What goes before `run_sft.py`.
+
+    Args:
+        kind: A key of `OPTIONS`.
+        options: Its options, in the order of the file.
+    """
+
+    kind: str = "python"
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def wrap(self, script: str, argv: list[str]) -> list[str]:
+        """The command that runs a script."""
+        if self.kind == "srun":
+            return self._srun(script, argv)
+        first = ["python"] if self.kind == "python" else [self.kind, *_flags(self.options)]
+        return [*first, script, *argv]
+
+    def _srun(self, script: str, argv: list[str]) -> list[str]:
+        """One task a machine; srun tells each which machine it is, torchrun starts its processes."""
+        told = {name: value for name, value in self.options.items() if name not in _SRUN_OWN}
+        flags = [f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}") for name, value in told.items()]
+        processes = self.options.get("nproc_per_node") or self.options.get("gpus_per_node") or 1
+        port = self.options.get("master_port") or 29500
+        inner = (
+            'exec torchrun --nnodes "$SLURM_NNODES" --node_rank "$SLURM_NODEID"'
+            f" --nproc_per_node {processes}"
+            f' --master_addr "${{MASTER_ADDR:-$SLURM_LAUNCH_NODE_IPADDR}}" --master_port {port} "$@"'
+        )
+        return ["srun", "--ntasks-per-node=1", *flags, "bash", "-c", inner, "hftune", script, *argv]
+
+    def with_free_port(self) -> Launcher:
+        """The same on a free port of this machine: several runs would meet at the launchers' one default."""
+        alone = self.kind in ("deepspeed", "torchrun") and not any(name in self.options for name in _MANY_MACHINES)
+        if not alone or {"master_port", "standalone"} & {*self.options}:
+            return self
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return replace(self, options={**self.options, "master_port": probe.getsockname()[1]})
+
+    @property
+    def other_machines(self) -> bool:
+        """Whether DeepSpeed's launcher starts processes on other machines, by pdsh or the like."""
+        if self.kind != "deepspeed" or self.options.get("no_ssh"):
+            return False
+        options = self.options
+        hosts = _hosts(options.get("hostfile", _HOSTFILE))
+        if options.get("force_multi"):
+            return hosts > 0
+        if "include" in options:
+            hosts = min(hosts, str(options["include"]).count("@") + 1)
+        return hosts > 1 and options.get("num_nodes") != 1
+
+    def loses(self, name: str) -> bool:
+        """Whether a variable of the environment does not reach all processes that are started."""
+        if self.kind == "srun":
+            handed = [word.partition("=")[0] for word in str(self.options.get("export", "ALL")).split(",")]
+            return "ALL" not in handed and name not in handed
+        return self.other_machines and not name.startswith(PRINTED)
+
+    @property
+    def processes(self) -> tuple[int, int] | None:
+        """Processes in all and on each machine; None where only the launcher knows."""
+        options = self.options
+        if self.kind == "python":
+            return 1, 1
+        if self.kind == "deepspeed":
+            each, machines = options.get("num_gpus"), options.get("num_nodes", 1)
+            if "hostfile" in options or "include" in options:
+                machines = options.get("num_nodes")
+        elif self.kind == "torchrun":
+            each, machines = options.get("nproc_per_node", 1), options.get("nnodes", 1)
+        else:
+            each = options.get("nproc_per_node") or options.get("gpus_per_node") or 1
+            machines = options.get("nodes", 1)
+        if not isinstance(each, int) or not isinstance(machines, int):
+            return None
+        return each * machines, each
+
+
+def read_launcher(placed: Placed, problems: list[UserError]) -> Launcher:
+    """`python`, or `deepspeed: {num_gpus: 2}`; what is wrong goes to `problems`."""
+    if isinstance(placed.value, str):
+        kind, options = placed, Placed({}, placed.place)
+    elif isinstance(placed.value, dict) and len(placed.value) == 1:
+        ((name, options),) = placed.value.items()
+        kind = Placed(name, options.named)
+    else:
+        problems.append(
+            ArgumentError("launcher needs one name", place=placed.place, fix="python, or deepspeed: {num_gpus: 2}")
+        )
+        return Launcher()
+    if kind.value not in OPTIONS:
+        problems.append(
+            ArgumentError(f"there is no launcher {kind.value}", place=kind.place, fix=f"one of: {', '.join(OPTIONS)}")
+        )
+        return Launcher()
+    found = options.mapping(f"launcher {kind.value}", problems)
+    problems += _unknown(kind.value, found)
+    return Launcher(
+        kind.value, {name: _number(child.plain) for name, child in found.items() if child.value is not None}
+    )
+
+
+def _number(value: Any) -> Any:
+    """What the environment gives (`num_gpus: ${env.GPUS:-2}`) is text."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def _unknown(kind: str, options: dict[str, Placed]) -> Iterator[UserError]:
+    for name, child in options.items():
+        if name not in OPTIONS[kind]:
+            fix = did_you_mean(name, OPTIONS[kind]) or f"one of: {', '.join(OPTIONS[kind]) or 'none'}"
+            yield ArgumentError(f"{kind} has no option {name}", place=child.named, fix=fix)
+
+
+def _hosts(hostfile: object) -> int:
+    """Machines in a hostfile; 0 where there is none, with which DeepSpeed starts all processes here."""
+    try:
+        lines = read_bytes(str(hostfile), limit=MIB).decode(errors="replace").splitlines()
+    except UserError:
+        return 0
+    return len({line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")})
+
+
+def _flags(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is False:
+            continue
+        yield f"--{name}"
+        if value is not True:
+            yield str(value)

@@ -1,0 +1,112 @@
+"""`hftune launch deepspeed --num_gpus 2 run_sft.py ...`: a command as it is, in a session of its own.
+
+Launchers answer Ctrl-C with tracebacks and end their processes after 30 seconds, or at once, and torchrun writes forty
+lines and exits with 1 whatever its processes exit with. Here Ctrl-C reaches this process alone, which asks one rank to
+stop, and waits; what the launcher itself says is kept, and shown where no rank could speak.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from hftune import children, interrupts, terminal
+from hftune.constants import INTERRUPTED_EXIT_CODE
+from hftune.errors import ArgumentError
+from hftune.tools.pipeline import failure, processes
+from hftune.visible import say
+
+LAUNCHERS = ("deepspeed", "torchrun", "python")
+_LOOK_SECONDS = 0.1
+_REMOTE = ("hostfile", "num_nodes", "include", "exclude", "force_multi", "launcher")
+"""Options of deepspeed with which processes run on other machines, whose words come through the launcher."""
+
+_HOSTFILE = Path("/job/hostfile")  # DeepSpeed's default
+_EXIT_CODE = re.compile(r"exitcode\s*: (-?\d+)")
+_OF_TORCHRUN = re.compile(r"^Traceback \(most recent call last\):\n  File \"[^\"]*(torchrun|torch/distributed)", re.M)
+_LINES = 15
+
+
+def launch(argv: list[str]) -> None:
+    """Run a command; ends with the exit code of its processes.
+
+    Args:
+        argv: The launcher, its options, the script and its arguments.
+
+    Raises:
+        ArgumentError: No launcher that is known.
+        SystemExit: At the end.
+    """
+    if not argv or argv[0] not in LAUNCHERS:
+        fix = f"hftune launch deepspeed --num_gpus 2 run_sft.py ...; one of: {', '.join(LAUNCHERS)}"
+        raise ArgumentError("`hftune launch` needs a command that starts with a launcher", fix=fix)
+    with tempfile.TemporaryDirectory(prefix="hftune-launch-") as folder, interrupts.paused():
+        log = Path(folder) / "log" if _may_hide(argv) else None
+        if log is not None:
+            os.environ[terminal.ELSEWHERE] = f"/proc/{os.getpid()}/fd"
+        code = _run(argv, log)
+        if log is not None and code > 0:
+            code = _code_of_ranks(log) or code
+            _show_what_no_rank_said(log, code)
+    raise SystemExit(code if code >= 0 else 128 - code)
+
+
+def _run(argv: list[str], log: Path | None) -> int:
+    """The exit code of the command, negative for a signal; the first Ctrl-C asks it to stop, the second ends it."""
+    asked = 0
+
+    def note(number: int, frame: object) -> None:
+        nonlocal asked
+        asked += 1
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, note)
+    running, answered = processes.start(argv, children.environment(), log), 0
+    while (code := running.poll()) is None:
+        if asked > answered:
+            answered += 1
+            if answered == 1:
+                running.ask_to_stop()
+            else:
+                say("ended at once", file=terminal.err())
+                running.kill()
+        time.sleep(_LOOK_SECONDS)
+    return INTERRUPTED_EXIT_CODE if answered > 1 else code
+
+
+def _may_hide(argv: list[str]) -> bool:
+    """Whether the ranks can write to this process's terminal themselves."""
+    options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    remote = argv[0] == "deepspeed" and (_HOSTFILE.exists() or any(name in _REMOTE for name in options))
+    if remote or os.environ.get(terminal.SHOW_ALL, "") not in ("", "0"):
+        return False
+    try:
+        for number in (1, 2):
+            os.close(terminal.open_again(f"/proc/{os.getpid()}/fd/{number}"))
+    except OSError:
+        return False
+    return True
+
+
+def _code_of_ranks(log: Path) -> int | None:
+    """What torchrun says that the first process that failed has exited with."""
+    found = _EXIT_CODE.findall(log.read_text(errors="replace"))
+    if not found:
+        return None
+    code = int(found[-1])
+    return 128 - code if code < 0 else code
+
+
+def _show_what_no_rank_said(log: Path, code: int) -> None:
+    """Errors of the launcher itself, and of processes that ended before they could speak."""
+    text = log.read_text(errors="replace")
+    end = _OF_TORCHRUN.search(text)
+    lines = failure.last_words(text[: end.start()] if end else text, _LINES)
+    if code > 128 and code != INTERRUPTED_EXIT_CODE:
+        lines = [*lines, f"a process was ended by signal {code - 128}"]
+    if lines:
+        say("\n".join(lines), file=terminal.err())

@@ -1,0 +1,28 @@
+"""Names that a pipeline's file gives, and that become folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from hftune.errors import ArgumentError, UserError, shown
+from hftune.tools.pipeline.placed import Placed
+
+LONGEST = 100
+_PLAIN = re.compile(r"[^\W_]([\w.+=,-]*\w)?|_\w*")
+"""Letters, digits and _ at both ends: no separators, no `..` on its own, nothing that a program takes for a flag."""
+
+
+def check_name(name: str, placed: Placed, what: str) -> Iterator[UserError]:
+    """A name that is no plain name of a file.
+
+    Args:
+        placed: Where it stands.
+        what: What it names, "a stage".
+    """
+    if not _PLAIN.fullmatch(name) or ".." in name or len(name.encode()) > LONGEST:
+        yield ArgumentError(
+            f"{shown(name) or 'nothing'} cannot be the name of a folder, and so not of {what}",
+            place=placed.named,
+            fix=f"letters, digits, - _ . within, at most {LONGEST} bytes",
+        )

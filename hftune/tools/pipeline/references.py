@@ -1,0 +1,104 @@
+"""`${...}` in a pipeline: values of the file, of a combination, of stages before, and of the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hftune.errors import ArgumentError
+from hftune.tools.pipeline.placed import Placed
+
+_REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
+
+
+@dataclass
+class Names:
+    """What `${...}` may name.
+
+    Args:
+        values: `${NAME}`: of `values:`, a combination of `matrix:`, `model` and `output_dir`; may hold references.
+        stages: `${stages.NAME.output}` (the folder that it trains into) and `${stages.NAME.model}` (what the next stage
+            loads: merged, where the stage trains an adapter), for the stages before.
+        used: Names that have been looked up.
+    """
+
+    values: Mapping[str, Placed]
+    stages: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def resolve(self, placed: Placed, within: tuple[str, ...] = ()) -> Placed:
+        """The same with every reference replaced; a text that is one reference alone keeps the other's type.
+
+        Raises:
+            ArgumentError: A name that is not there, or one that names itself.
+        """
+        value = placed.value
+        if isinstance(value, dict):
+            made = {name: self.resolve(child, within) for name, child in value.items()}
+            return Placed(made, placed.place, placed.named)
+        if isinstance(value, list):
+            return Placed([self.resolve(child, within) for child in value], placed.place, placed.named)
+        if not isinstance(value, str) or "${" not in value:
+            return placed
+        whole = _REFERENCE.fullmatch(value)
+        if whole and not whole[1]:
+            found = self._look_up(whole[2].strip(), placed.place, within)
+            return Placed(found.value, placed.place, placed.named)
+        return Placed(_REFERENCE.sub(self._text(placed.place, within), value), placed.place, placed.named)
+
+    def _text(self, place: str, within: tuple[str, ...]) -> Callable[[re.Match[str]], str]:
+        def replaced(match: re.Match[str]) -> str:
+            if match[1]:  # `$${x}` is the text `${x}`
+                return match[0][1:]
+            found = self._look_up(match[2].strip(), place, within)
+            if isinstance(found.value, dict | list):
+                raise ArgumentError(
+                    f"${{{match[2]}}} is no text and cannot stand within one", place=place, fix="use it alone"
+                )
+            return "" if found.value is None else str(found.value)
+
+        return replaced
+
+    def _look_up(self, name: str, place: str, within: tuple[str, ...]) -> Placed:
+        if name.startswith("env."):
+            return _variable(name, place)
+        if name.startswith("stages."):
+            return self._of_stage(name, place)
+        if name not in self.values:
+            known = sorted([*self.values, "env.NAME", "stages.NAME.model", "stages.NAME.output"])
+            raise ArgumentError(f"there is no ${{{name}}}", place=place, fix=f"one of: {', '.join(known)}")
+        if name in within:
+            raise ArgumentError(
+                f"${{{name}}} is made from itself: {' -> '.join([*within, name])}", place=place, fix="break the circle"
+            )
+        self.used.add(name)
+        return self.resolve(self.values[name], (*within, name))
+
+    def _of_stage(self, name: str, place: str) -> Placed:
+        stage, _, what = name.removeprefix("stages.").rpartition(".")
+        if stage not in self.stages:
+            before = ", ".join(self.stages) or "none"
+            raise ArgumentError(
+                f"${{{name}}}: no stage before this one is called {stage or what}",
+                place=place,
+                fix=f"stages before: {before}",
+            )
+        if what not in self.stages[stage]:
+            raise ArgumentError(
+                f"${{{name}}}: a stage has no {what}", place=place, fix="output (its folder) or model (merged)"
+            )
+        self.used.add(f"stages.{stage}")
+        return Placed(self.stages[stage][what], place)
+
+
+def _variable(name: str, place: str) -> Placed:
+    """`${env.NAME}`, or `${env.NAME:-DEFAULT}`."""
+    variable, dash, default = name.removeprefix("env.").partition(":-")
+    value = os.environ.get(variable, default if dash else None)
+    if value is None:
+        raise ArgumentError(
+            f"the environment has no {variable}", place=place, fix=f"export {variable}=..., or ${{{name}:-DEFAULT}}"
+        )
+    return Placed(value, place)

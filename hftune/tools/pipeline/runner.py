@@ -1,0 +1,282 @@
+"""Run the steps of a pipeline, each in processes of its own. What is finished and unchanged is skipped.
+
+There is no state but the manifests: a runner that is killed at any moment leaves nothing that the next one must know.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from hftune import children, interrupts
+from hftune.checkpoints.manifest import is_complete
+from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
+from hftune.publishing.disk import disk_errors
+from hftune.secret_names import MASK
+from hftune.secrets import command_without_secrets, variables_without_secrets
+from hftune.tools.pipeline import failure, processes
+from hftune.tools.pipeline.checking import check_steps
+from hftune.tools.pipeline.exposed import with_quiet_token
+from hftune.tools.pipeline.lock import locked
+from hftune.tools.pipeline.progress import Follower, Screen, clock
+from hftune.tools.pipeline.state import AGAIN, DAMAGED, DONE, RESUME, START, State, damage, state_of
+from hftune.tools.pipeline.steps import ASK, MERGE, Step
+
+LOGS, PREVIOUS = "logs", "previous"
+_LOOK_SECONDS = 0.2
+_PREEMPTED = 75
+
+Start = Callable[[Sequence[str], Mapping[str, str], Path], processes.Started]
+
+
+class StageFailed(UserError):
+    """A stage ended with an error; what it said, its log, and the command that repeats it."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which stages run.
+
+    Args:
+        first: Begin with this stage; what is before it must be finished and is taken as it is.
+        last: End with this stage.
+        only: This stage alone.
+        force: Stages to run again even if nothing has changed; `*` is all that are chosen.
+    """
+
+    first: str | None = None
+    last: str | None = None
+    only: str | None = None
+    force: tuple[str, ...] = ()
+
+    def split(self, steps: list[Step]) -> tuple[list[Step], list[Step]]:
+        """Steps before those that are chosen, and the chosen ones.
+
+        Raises:
+            ArgumentError: A stage that is not there.
+        """
+        stages = list(dict.fromkeys(step.stage for step in steps))
+        for name in (self.first, self.last, self.only, *(name for name in self.force if name != "*")):
+            if name is not None and name not in stages:
+                raise ArgumentError(f"there is no stage {name}", fix=f"one of: {', '.join(stages)}")
+        begin = stages.index(self.only or self.first or stages[0])
+        end = stages.index(self.only or self.last or stages[-1])
+        wanted = stages[begin : end + 1]
+        before = [step for step in steps if step.stage in stages[:begin]]
+        return before, [step for step in steps if step.stage in wanted]
+
+    def forces(self, step: Step) -> bool:
+        """Whether a step runs again whatever its folder says."""
+        return "*" in self.force or step.stage in self.force
+
+
+@dataclass
+class Runner:
+    """Runs steps.
+
+    Args:
+        folder: The pipeline's output folder: the lock, logs and former results lie in it.
+        screen: Says what happens.
+        start: Starts a command; tests give one that needs no launcher.
+        check: Asks the scripts' parsers before the first step starts.
+    """
+
+    folder: Path
+    screen: Screen = field(default_factory=Screen)
+    start: Start = processes.start
+    check: Callable[[Sequence[Step]], None] = check_steps
+    _signals: int = 0
+    _checked: bool = False
+
+    def run(self, steps: list[Step], choice: Choice = Choice()) -> None:
+        """Run what has to be.
+
+        Raises:
+            StageFailed: A stage failed; what was finished before stays finished.
+            ArgumentError: The disk of the folder does not take logs or former results.
+            ManifestError: A result was damaged since it was written.
+            Preempted: A signal asked for an end.
+        """
+        before, chosen = choice.split(steps)
+        with locked(self.folder), self._listening(), disk_errors(self.folder, "output_dir"):
+            _must_be_complete(before)
+            done = 0
+            for number, step in enumerate(chosen, start=1):
+                title = f"[{number}/{len(chosen)}] {step.name}"
+                if self._signals:
+                    raise Preempted(f"stopped before {step.name}; the same command goes on")
+                state = state_of(step)
+                if choice.forces(step) and state.verdict != START:
+                    state = State(AGAIN, ("it was asked for (--force)",))
+                if state.verdict == DONE:
+                    done += 1
+                    self.screen.say(f"{title}: unchanged, skipped")
+                    continue
+                if state.verdict == DAMAGED:
+                    raise _damaged(step.folder, state.reasons, step.stage)
+                if not self._checked:
+                    self.check(steps)
+                    self._checked = True
+                self._run_step(step, state, title, steps)
+            self.screen.say(f"finished: {_result(chosen)}" + (" (nothing had changed)" if done == len(chosen) else ""))
+
+    def _run_step(self, step: Step, state: State, title: str, steps: list[Step]) -> None:
+        for needed in (other for other in steps if other.name in step.needs):
+            found = damage(needed.folder)
+            if found:
+                raise _damaged(needed.folder, tuple(found), needed.stage)
+        if state.verdict == AGAIN:
+            aside = set_aside(step.folder, self.folder)
+            self.screen.say(f"{title}: runs again, since {'; '.join(_few(state.reasons))}")
+            self.screen.say(f"  the former result is in {aside}")
+        elif state.verdict == RESUME:
+            self.screen.say(f"{title}: was interrupted, goes on")
+        began = time.monotonic()
+        code, log, offset = self._execute(step, title)
+        if code == 0 and is_complete(step.folder):
+            self.screen.say(f"{title}: done in {clock(time.monotonic() - began)}, {step.folder}")
+            return
+        if self._signals:
+            saved = "a checkpoint is saved" if code == _PREEMPTED else "it goes on from its last checkpoint"
+            raise Preempted(f"{step.name} was stopped ({saved}); the same command goes on")
+        if code == _PREEMPTED:
+            raise Preempted(f"{step.name} was told to stop and saved a checkpoint; the same command goes on")
+        raise _failed(step, code, log, offset, time.monotonic() - began)
+
+    def _execute(self, step: Step, title: str) -> tuple[int, Path, int]:
+        """Start a step and wait for it; returns its exit code, its log, and where in the log it begins."""
+        log = self.folder / LOGS / f"{step.name.replace('/', '_').replace(' ', '-')}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        step = with_quiet_token(step.with_port())
+        command = command_of(step)
+        offset = log.stat().st_size if log.is_file() else 0
+        self.screen.say(f"{title}\n  {shown(step.env, command)}\n  log: {log}")
+        follower = Follower(step.folder)
+        running = self.start(command, environment(step), log)
+        self.screen.begin(title)
+        asked = 0
+        try:
+            while (code := running.poll()) is None:
+                if self._signals > asked:
+                    asked = self._pass_on(running)
+                self.screen.show(follower.moment, new=follower.read())
+                time.sleep(_LOOK_SECONDS)
+        except BaseException:  # nothing may go on without a runner
+            running.kill()
+            raise
+        finally:
+            self.screen.end()
+        return code, log, offset
+
+    def _pass_on(self, running: processes.Started) -> int:
+        """The first signal asks for a checkpoint, the second kills."""
+        if self._signals == 1:
+            self.screen.say("stopping: a checkpoint is being saved; once more to stop at once")
+            running.ask_to_stop()
+        else:
+            self.screen.say("killed")
+            running.kill()
+        return self._signals
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Count SIGINT, SIGTERM and SIGHUP instead of dying of them."""
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with interrupts.paused():
+            before: dict[int, Any] = {number: signal.signal(number, note) for number in numbers}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+
+def command_of(step: Step) -> list[str]:
+    """What is started: a stage goes on from its newest whole checkpoint, if it has one.
+
+    Nothing goes on from checkpoints without the optimizer's state: such a stage starts anew.
+    """
+    weights_only = step.arguments.get("save_only_model", ["false"])[0].lower() in ("true", "yes", "1")
+    if step.script in (MERGE, ASK):
+        return step.command()
+    return step.command("--resume_from_checkpoint", "none" if weights_only else "auto")
+
+
+def shown(env: Mapping[str, str], command: Sequence[str]) -> str:
+    """A command to copy, with the variables that the pipeline sets; secrets are `***`."""
+    told = {name: _quoted(value) for name, value in variables_without_secrets(env).items()}
+    words = [_quoted(word) for word in command_without_secrets(list(command))]
+    return " ".join([*(f"{name}={value}" for name, value in told.items()), *words])
+
+
+def _quoted(word: str) -> str:
+    """For a shell; what stands for a secret is to be replaced anyway."""
+    return word if word == MASK else shlex.quote(word)
+
+
+def environment(step: Step) -> dict[str, str]:
+    """The runner's own and the step's: launchers and `python` are those beside this one, modules never the folder's."""
+    return children.environment({**os.environ, **step.env})
+
+
+def set_aside(folder: Path, pipeline: Path) -> Path:
+    """Move a result out of the way; nothing is ever deleted."""
+    place = pipeline / PREVIOUS / folder.relative_to(pipeline)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    number, free = 1, place
+    while free.exists():
+        number += 1
+        free = place.with_name(f"{place.name}-{number}")
+    os.rename(folder, free)
+    return free
+
+
+def _must_be_complete(before: list[Step]) -> None:
+    for step in before:
+        if not is_complete(step.folder):
+            raise ManifestError(
+                f"{step.name} is not finished, and what comes after it needs it",
+                place=str(step.folder),
+                fix=f"begin earlier: --from {step.stage}",
+            )
+
+
+def _result(steps: list[Step]) -> str:
+    made = [step for step in steps if step.script != ASK] or steps
+    ends = [step for step in made if not any(step.name in other.needs for other in made)]
+    return ", ".join(str(step.folder) for step in ends)
+
+
+def _few(reasons: Sequence[str]) -> list[str]:
+    return [*reasons[:3], *([f"and {len(reasons) - 3} more"] if len(reasons) > 3 else [])]
+
+
+def _damaged(folder: Path, reasons: tuple[str, ...], stage: str) -> ManifestError:
+    return ManifestError(
+        f"a finished result was changed after it was written: {'; '.join(_few(reasons))}",
+        place=str(folder),
+        fix=f"bring the file back, or make the result anew: --force {stage}",
+    )
+
+
+def _failed(step: Step, code: int, log: Path, offset: int, seconds: float) -> StageFailed:
+    lines, remedy = failure.explain(log, code, offset)
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    return StageFailed(
+        "\n".join([f"{step.name} failed ({how}) after {clock(seconds)}:", *(f"    {line}" for line in lines)]),
+        place=str(log),
+        fix=f"{remedy + '; then ' if remedy else ''}the same command goes on from here. This stage alone:\n"
+        f"    {shown(step.env, command_of(step))}",
+    )

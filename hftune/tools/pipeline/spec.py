@@ -1,0 +1,169 @@
+"""What a pipeline file says: shared settings, then stages with their arguments. Nothing is resolved yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hftune.arguments.given import bad_name
+from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
+from hftune.secrets import learn_config, learn_variables
+from hftune.tools.pipeline.names import check_name
+from hftune.tools.pipeline.placed import Placed, read_yaml
+
+SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
+KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
+OF_STAGE = ("script", "from", "merge", "launcher", "env")
+"""Keys of a stage that are no arguments of its script."""
+ANSWERS = "answers"
+"""Key, and folder, of what all models are asked at the end."""
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as it was written.
+
+    Args:
+        name: Also the name of its folder.
+        script: One of `SCRIPTS`.
+        place: `file:line` of its name.
+        settings: Keys of `OF_STAGE`.
+        arguments: Everything else, under the names of the script's arguments.
+    """
+
+    name: str
+    script: str
+    place: str
+    settings: dict[str, Placed]
+    arguments: dict[str, Placed]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A pipeline as it was written."""
+
+    file: Path
+    model: Placed | None
+    output_dir: Placed
+    values: dict[str, Placed] = field(default_factory=dict)
+    env: dict[str, Placed] = field(default_factory=dict)
+    launcher: Placed | None = None
+    shared: dict[str, Placed] = field(default_factory=dict)
+    merge: Placed | None = None
+    matrix: Placed | None = None
+    answers: dict[str, Placed] = field(default_factory=dict)
+    stages: list[StageSpec] = field(default_factory=list)
+
+
+def read_spec(file: str | Path) -> Spec:
+    """Read a pipeline file.
+
+    Raises:
+        ArgumentError: Everything whose shape is wrong, in one message, each with its line.
+    """
+    file = Path(file)
+    problems: list[UserError] = []
+    top = read_yaml(file)
+    found = top.mapping("a pipeline", problems)
+    _learn(top)
+    problems += _strangers(found, KEYS, "a pipeline")
+    problems += [
+        ArgumentError(f"{name} is missing", place=str(file), fix=_FIXES[name])
+        for name in ("output_dir", "stages")
+        if name not in found
+    ]
+    stages = [
+        stage
+        for name, placed in (found["stages"].mapping("stages", problems) if "stages" in found else {}).items()
+        if (stage := _stage(name, placed, problems)) is not None
+    ]
+    groups = {
+        name: found[name].mapping(name, problems) if name in found else {}
+        for name in ("values", "env", "shared", ANSWERS)
+    }
+    problems += _hidden(groups["values"])
+    problems += _folders(groups["shared"], "shared")
+    problems += _asked(groups[ANSWERS], stages)
+    problems += [problem for name in ("shared", ANSWERS) for problem in _glued(groups[name])]
+    raise_together(problems)
+    optional = {name: found.get(name) for name in ("model", "launcher", "merge", "matrix")}
+    return Spec(file, output_dir=found["output_dir"], stages=stages, **groups, **optional)  # type: ignore[arg-type]
+
+
+_FIXES = {
+    "output_dir": "output_dir: outputs/NAME; every stage gets a folder in it",
+    "stages": "stages: {sft: {train_file_dir: DATA}}; see examples/pipelines",
+}
+
+
+def _learn(top: Placed) -> None:
+    """Remember the file's secrets before anything of it is quoted; what references stand for is learnt in `steps`."""
+    plain = top.plain
+    learn_config(plain)
+    stages = plain.get("stages") if isinstance(plain, dict) else None
+    for block in (plain, *(stages.values() if isinstance(stages, dict) else ())):
+        env = block.get("env") if isinstance(block, dict) else None
+        if isinstance(env, dict):
+            learn_variables({name: str(value) for name, value in env.items()})
+
+
+def _glued(arguments: dict[str, Placed]) -> Iterator[UserError]:
+    """Names with their values in them, as `{hub_token:X}` makes."""
+    for name, child in arguments.items():
+        yield from bad_name(name, child.named)
+
+
+def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | None:
+    found = placed.mapping(f"stage {name}", problems)
+    settings = {key: child for key, child in found.items() if key in OF_STAGE}
+    script = settings.get("script") or Placed(name, placed.named)
+    text = str(script.value).removesuffix(".py").removeprefix("run_")
+    if text not in SCRIPTS:
+        scripts = f"one of: {', '.join(SCRIPTS)}"
+        fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
+        fix = f"{did_you_mean(text, SCRIPTS)} {fix}".strip()
+        problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
+        return None
+    problems += check_name(name, placed, "a stage")
+    arguments = {key.replace("-", "_"): child for key, child in found.items() if key not in OF_STAGE}
+    problems += _folders(arguments, f"stage {name}")
+    problems += _glued(arguments)
+    return StageSpec(name, text, placed.named, settings, arguments)
+
+
+def _folders(arguments: dict[str, Placed], what: str) -> Iterator[UserError]:
+    """Arguments that the pipeline gives itself."""
+    reasons = {
+        "output_dir": "each stage trains into output_dir/STAGE of the pipeline",
+        "resume_from_checkpoint": "an interrupted stage goes on from its newest whole checkpoint",
+        "overwrite_output_dir": "a former result is moved aside when its stage runs again",
+    }
+    for name, why in reasons.items():
+        if name in arguments:
+            yield ArgumentError(f"{what} cannot set {name}", place=arguments[name].named, fix=f"leave it out: {why}")
+
+
+def _asked(answers: dict[str, Placed], stages: list[StageSpec]) -> Iterator[UserError]:
+    """What the pipeline tells `hftune ask` itself, and a stage in its way."""
+    for name in ("models", "output_dir", "reward_model_path"):
+        if name in answers:
+            fix = "leave it out: all language models and the latest reward model of the pipeline take part"
+            yield ArgumentError(f"{ANSWERS} cannot set {name}", place=answers[name].named, fix=fix)
+    for stage in stages:
+        if answers and stage.name == ANSWERS:
+            yield ArgumentError(f"a stage cannot be called {ANSWERS} here", place=stage.place, fix="choose another")
+
+
+def _hidden(values: dict[str, Placed]) -> Iterator[UserError]:
+    for name, child in values.items():
+        if name in ("model", "output_dir") or "." in name:
+            yield ArgumentError(f"{name} cannot be the name of a value", place=child.named, fix="choose another")
+
+
+def _strangers(found: dict[str, Placed], known: tuple[str, ...], what: str) -> Iterator[UserError]:
+    for name, child in found.items():
+        if name not in known:
+            listed = f"one of: {', '.join(known)}; arguments of scripts go to shared"
+            fix = did_you_mean(name, known) or listed
+            yield ArgumentError(f"{what} has no {name}", place=child.named, fix=fix)

@@ -1,0 +1,117 @@
+"""What a step's folder says of it: finished and unchanged, to be resumed, or to be run again, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hftune
+from hftune.arguments.given import given_on_command_line
+from hftune.arguments.light import parse_merge_arguments
+from hftune.checkpoints.contents import changed_input
+from hftune.checkpoints.inputs import paths_of
+from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
+from hftune.digests import changed_files
+from hftune.secrets import command_without_secrets, without_secrets
+from hftune.tools.pipeline.steps import ASK, MERGE, Step
+from hftune.weight_files import fingerprint
+
+DONE, RESUME, START, AGAIN, DAMAGED = "done", "resume", "start", "again", "damaged"
+
+HUB_TOKENS = ("hub_token", "push_to_hub_token", "hf_hub_token")
+"""Arguments of scripts that take the Hub's token, which is found in HF_TOKEN as well."""
+
+_WITHOUT_EFFECT = {
+    *HUB_TOKENS,
+    *("resume_from_checkpoint", "overwrite_output_dir", "local_rank", "disable_tqdm", "report_to", "run_name"),
+    *("save_total_limit", "async_save", "preprocessing_num_workers", "ignore_memory_check", "preview"),
+}
+"""Arguments that change nothing of what a stage learns."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What is to be done with a step.
+
+    Args:
+        verdict: `DONE`, `RESUME` (it was interrupted), `START` (there is nothing), `AGAIN` (what it is made from has
+            changed) or `DAMAGED` (its own files have).
+        reasons: Of the last two: what has changed.
+    """
+
+    verdict: str
+    reasons: tuple[str, ...] = ()
+
+
+def state_of(step: Step) -> State:
+    """Look at the step's folder.
+
+    Raises:
+        ManifestError: Its manifest is damaged.
+    """
+    manifest = read_manifest(step.folder)
+    if manifest is None:
+        left = step.folder.is_dir() and any(step.folder.glob("checkpoint-*"))
+        return State(AGAIN, ("there are checkpoints of an unknown run",)) if left else State(START)
+    reasons = tuple(changes(step, manifest))
+    if reasons:
+        return State(AGAIN, reasons)
+    if manifest.get("status") != COMPLETE:
+        return State(RESUME)
+    broken = tuple(changed_files(step.folder, manifest.get("files") or {}))
+    return State(DAMAGED, broken) if broken else State(DONE)
+
+
+def damage(folder: Path) -> list[str]:
+    """What of a finished result is no longer what was written, every byte read. Of other tools nothing is known."""
+    manifest = read_manifest(folder) or {}
+    return list(changed_files(folder, manifest.get("files") or {}, whole=True))
+
+
+def changes(step: Step, manifest: Manifest) -> Iterator[str]:
+    """Why a result is not that of the step as it is now: other code, arguments, parents or data."""
+    if manifest.get("hftune") != hftune.__version__:
+        yield f"it was made by hftune {manifest.get('hftune')}, this is {hftune.__version__}"
+    if step.script == MERGE:
+        yield from _other_merge(step, manifest)
+        return
+    typed = manifest.get("command", [""])[2 if step.script == ASK else 1 :]  # behind `hftune ask`, or the script
+    yield from _differences(_as_given(typed), _as_given(command_without_secrets(step.argv)))
+    recorded = manifest.get("inputs")
+    if recorded is None:
+        yield "its manifest does not say what files it was made from"
+        return
+    for path in dict.fromkeys(paths_of(step.argv)):
+        if path in recorded:
+            yield from changed_input(path, recorded[path])
+
+
+def _other_merge(step: Step, manifest: Manifest) -> Iterator[str]:
+    now = without_secrets(vars(parse_merge_arguments(step.argv)))
+    then = {**now, **(manifest.get("arguments") or {})}
+    yield from _differences({k: [str(v)] for k, v in then.items()}, {k: [str(v)] for k, v in now.items()})
+    for parent in manifest.get("parents") or []:
+        if fingerprint(parent["folder"]) != parent["fingerprint"]:
+            yield f"the adapter in {parent['folder']} is another one"
+    base = manifest.get("base") or {}
+    if Path(str(base.get("name"))).is_dir() and fingerprint(base["name"]) != base.get("fingerprint"):
+        yield f"the model in {base['name']} is another one"
+
+
+def _as_given(argv: list[str]) -> dict[str, list[Any]]:
+    return {name: values for name, values in given_on_command_line(argv) if name not in _WITHOUT_EFFECT}
+
+
+def _differences(then: dict[str, list[Any]], now: dict[str, list[Any]]) -> Iterator[str]:
+    for name in sorted({*then, *now}):
+        before, after = (" ".join(given[name]) if name in given else None for given in (then, now))
+        if before == after:
+            continue
+        if before is None:
+            yield f"{name} {after} is new"
+        elif after is None:
+            yield f"{name} {before} was taken out"
+        else:
+            yield f"{name} was {before}, is {after}"

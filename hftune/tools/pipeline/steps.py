@@ -1,0 +1,316 @@
+"""From a pipeline file to the commands that it means, in order: every stage, and the merge after each adapter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from hftune import children
+from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.secrets import learn_command, learn_variables
+from hftune.tools.pipeline.launchers import Launcher, read_launcher
+from hftune.tools.pipeline.placed import Placed
+from hftune.tools.pipeline.references import Names
+from hftune.tools.pipeline.spec import ANSWERS, Spec, StageSpec
+from hftune.tools.pipeline.sweep import Combination, combinations, secrets_in_names
+
+MERGE, ASK = "merge", "ask"
+"""What a step is that trains nothing."""
+_ADAPTER = ("use_peft", "qlora", "peft_path", "lora", "train_new_tokens_only")
+_NO = ("false", "no", "0", "none", "off", "")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Args:
+        name: `sft`, `merge sft`, `lr=1e-4/sft`.
+        stage: Name of the stage in the file.
+        script: "pt", "sft", "rm", "dpo", "rl", `MERGE` or `ASK`.
+        folder: Its output folder.
+        arguments: Name to values, as the script is given them; `output_dir` is one of them.
+        places: Name to `file:line`.
+        place: `file:line` of the stage.
+        env: Environment variables beside the runner's own.
+        needs: Names of the steps whose results it reads.
+        base: The model at the root of what it trains, for planning while its own is not there yet.
+    """
+
+    name: str
+    stage: str
+    script: str
+    folder: Path
+    arguments: dict[str, list[str]]
+    places: dict[str, str]
+    place: str
+    launcher: Launcher = field(default_factory=Launcher)
+    env: dict[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    base: str = ""
+
+    @property
+    def argv(self) -> list[str]:
+        """The arguments as on a command line."""
+        return [token for name, values in self.arguments.items() for token in (f"--{name}", *values)]
+
+    def command(self, *more: str) -> list[str]:
+        """The whole command; `more` goes behind the arguments."""
+        if self.script == ASK:
+            return ["hftune", "ask", *self.argv, *more]
+        name = "merge_peft_adapter.py" if self.script == MERGE else f"run_{self.script}.py"
+        return self.launcher.wrap(_own(name), [*self.argv, *more])
+
+    def with_port(self) -> Step:
+        """The same, meeting at a port that is free now."""
+        return replace(self, launcher=self.launcher.with_free_port())
+
+    def given(self, **arguments: str) -> Step:
+        """The same with other arguments."""
+        return replace(self, arguments={**self.arguments, **{name: [value] for name, value in arguments.items()}})
+
+
+def _own(name: str) -> str:
+    """One of hftune's scripts: never a file of that name in the working folder."""
+    path = children.script(name)
+    if not Path(path).is_file():
+        raise ArgumentError(
+            f"{name} is not beside the installed hftune package, so that no stage can be started",
+            place=str(children.ROOT),
+            fix="install hftune from its sources, which hold the scripts: pip install -e FOLDER",
+        )
+    return path
+
+
+@dataclass
+class _Made:
+    """What stages of one combination have come to so far."""
+
+    results: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Stage to its `output` and `model`."""
+    steps: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Stage to the names of its steps."""
+    used: dict[str, set[str]] = field(default_factory=dict)
+    """Stage to the names that it, or what it builds on, has looked up."""
+    start: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Stage to the arguments by which the next one takes it over."""
+    bases: dict[str, str] = field(default_factory=dict)
+
+
+def steps_of(spec: Spec) -> list[Step]:
+    """All steps of all combinations, each after those it needs. What several combinations share is there once.
+
+    Raises:
+        ArgumentError: References, launchers, models and names of stages that do not fit, in one message.
+    """
+    problems: list[UserError] = []
+    found: dict[Path, Step] = {}
+    roads: list[_Made] = []
+    chosen = combinations(spec.matrix, problems)
+    for combination in chosen:
+        made = _Made()
+        for stage in spec.stages:
+            try:
+                for step in _stage_steps(spec, stage, combination, made, problems):
+                    learn_variables(step.env)
+                    learn_command(step.command())
+                    found.setdefault(step.folder, step)
+            except ArgumentError as problem:
+                problems.append(problem)
+                break  # later ones may need it
+        roads.append(made)
+    problems += secrets_in_names(chosen)
+    raise_together({problem.render(): problem for problem in problems}.values())
+    asked = list(_ask(spec, roads))
+    for step in asked:
+        learn_command(step.argv)
+    return [*found.values(), *asked]
+
+
+def _stage_steps(
+    spec: Spec, stage: StageSpec, combination: Combination, made: _Made, problems: list[UserError]
+) -> Iterator[Step]:
+    names = Names({**spec.values, **combination.values}, made.results)
+    top = Names(spec.values).resolve(spec.output_dir)
+    outer = {"output_dir": top, **({"model": spec.model} if spec.model is not None else {})}
+    names.values = {**names.values, **outer}
+    arguments = {name: names.resolve(child) for name, child in {**spec.shared, **stage.arguments}.items()}
+    arguments = {name: child for name, child in arguments.items() if child.value is not None}
+    settings = {name: names.resolve(child) for name, child in stage.settings.items()}
+    env = {name: _text(names.resolve(child)) for name, child in {**spec.env, **_mapping(settings.get("env"))}.items()}
+    before = _before(stage, settings, made)
+    if "model_name_or_path" not in arguments:
+        arguments = {**_start(spec, stage, before, names, made), **arguments}
+    if stage.script == "rl":
+        arguments = {**_reward(arguments, made, spec, names), **arguments}
+    launcher = settings.get("launcher") or (names.resolve(spec.launcher) if spec.launcher else None)
+    parents = [name.removeprefix("stages.") for name in names.used if name.startswith("stages.")]
+    used = names.used.union(*(made.used[parent] for parent in parents))
+    label = combination.label(used)
+    folder = Path(_text(top)) / label / stage.name
+    prefix = f"{label}/" if label else ""
+    step = Step(
+        name=prefix + stage.name,
+        stage=stage.name,
+        script=stage.script,
+        folder=folder,
+        arguments={**_values(arguments), "output_dir": [str(folder)]},
+        places={name: child.named for name, child in arguments.items()},
+        place=stage.place,
+        launcher=read_launcher(launcher, problems) if launcher else Launcher(),
+        env=env,
+        needs=tuple(dict.fromkeys(needed for parent in parents for needed in made.steps[parent])),
+    )
+    model = step.arguments.get("model_name_or_path", [""])[0]
+    base = next((made.bases[p] for p in parents if model in made.results[p].values()), model)
+    step = replace(step, base=base)
+    yield step
+    merge = settings.get("merge") or (names.resolve(spec.merge) if spec.merge else Placed(True, stage.place))
+    merged = _merge(step, merge, prefix) if _trains_adapter(arguments) and not _means_no(merge) else None
+    if merged is not None:
+        yield merged
+    _note(made, stage, step, merged, used)
+
+
+def _start(spec: Spec, stage: StageSpec, before: str | None, names: Names, made: _Made) -> dict[str, Placed]:
+    """The model that a stage begins with: what `before` came to, else the pipeline's own."""
+    if before is not None:
+        names.used.add(f"stages.{before}")
+        return {name: Placed(value, stage.place) for name, value in made.start[before].items()}
+    if spec.model is None:
+        raise ArgumentError(
+            f"stage {stage.name} has no model to begin with",
+            place=stage.place,
+            fix="model: FOLDER_OR_HUB_NAME at the top of the file, or model_name_or_path in the stage",
+        )
+    return {"model_name_or_path": names.resolve(spec.model)}
+
+
+def _before(stage: StageSpec, settings: dict[str, Placed], made: _Made) -> str | None:
+    """The stage that this one builds on: `from`, else the latest that trained a language model."""
+    asked = settings.get("from")
+    if asked is None:
+        return next((name for name in reversed(made.start)), None)
+    if asked.value in (None, "model"):
+        return None
+    if asked.value not in made.start:
+        raise ArgumentError(
+            f"stage {stage.name} cannot build on {asked.value}",
+            place=asked.place,
+            fix=f"model, or a stage before it that trains a language model: {', '.join(made.start) or 'none'}",
+        )
+    return str(asked.value)
+
+
+def _reward(arguments: dict[str, Placed], made: _Made, spec: Spec, names: Names) -> dict[str, Placed]:
+    """The latest reward model before, where the stage names no reward itself."""
+    models = [name for name in made.results if name not in made.start]
+    if not models or {"reward_model_path", "reward_funcs", "reward_model"} & {*arguments}:
+        return {}
+    names.used.add(f"stages.{models[-1]}")
+    return {"reward_model_path": Placed(made.results[models[-1]]["model"], str(spec.file))}
+
+
+def _merge(step: Step, asked: Placed, prefix: str) -> Step:
+    """The command that folds a stage's adapter into its base."""
+    own = asked.value if isinstance(asked.value, dict) else {}
+    folder = step.folder.with_name(f"{step.folder.name}-merged")
+    carried = {name: values for name, values in step.arguments.items() if name == "trust_remote_code"}
+    return Step(
+        name=f"{prefix}merge {step.stage}",
+        stage=step.stage,
+        script=MERGE,
+        folder=folder,
+        arguments={
+            "peft_model_path": [str(step.folder)],
+            "output_dir": [str(folder)],
+            **carried,
+            **_values({name: child for name, child in own.items() if child.value is not None}),
+        },
+        places={name: child.named for name, child in own.items()},
+        place=step.place,
+        env=step.env,
+        needs=(step.name,),
+        base=step.base,
+    )
+
+
+def _ask(spec: Spec, roads: list[_Made]) -> Iterator[Step]:
+    """The command that asks every language model the same questions, the bases first; none where there are none.
+
+    Rewards of several reward models do not compare, so that a sweep over them has none.
+    """
+    if not spec.answers:
+        return
+    names = Names(spec.values)
+    folder = Path(_text(names.resolve(spec.output_dir))) / ANSWERS
+    arguments = {name: names.resolve(child) for name, child in spec.answers.items()}
+    talking = [(road, stage) for road in roads for stage in road.start]
+    models = [road.bases[stage] for road, stage in talking]
+    models += [road.results[stage]["model"] for road, stage in talking]
+    rewards = [[made["model"] for stage, made in road.results.items() if stage not in road.start] for road in roads]
+    judges = {found[-1] for found in rewards if found}
+    yield Step(
+        name=ANSWERS,
+        stage=ANSWERS,
+        script=ASK,
+        folder=folder,
+        arguments={
+            "models": list(dict.fromkeys(models)),
+            **_values({name: child for name, child in arguments.items() if child.value is not None}),
+            **({"reward_model_path": [*judges]} if len(judges) == 1 else {}),
+            "output_dir": [str(folder)],
+        },
+        places={name: child.named for name, child in arguments.items()},
+        place=next(iter(spec.answers.values())).named,
+        needs=tuple(dict.fromkeys(name for road in roads for steps in road.steps.values() for name in steps)),
+    )
+
+
+def _note(made: _Made, stage: StageSpec, step: Step, merged: Step | None, used: set[str]) -> None:
+    """What later stages may refer to."""
+    model = str((merged or step).folder)
+    made.results[stage.name] = {"output": str(step.folder), "model": model}
+    made.steps[stage.name] = (step.name, *([merged.name] if merged else []))
+    made.used[stage.name], made.bases[stage.name] = used, step.base
+    if stage.script == "rm":
+        return
+    unmerged = merged is None and _trains_adapter(
+        {name: Placed(values[0], "") for name, values in step.arguments.items() if values}
+    )
+    # An adapter that is not merged goes on as it is, on the base that it was trained on.
+    base = step.arguments["model_name_or_path"][0]
+    made.start[stage.name] = (
+        {"model_name_or_path": base, "peft_path": model} if unmerged else {"model_name_or_path": model}
+    )
+
+
+def _trains_adapter(arguments: dict[str, Placed]) -> bool:
+    return any(name in arguments and not _means_no(arguments[name]) for name in _ADAPTER)
+
+
+def _means_no(placed: Placed) -> bool:
+    return str(placed.plain).strip().lower() in _NO
+
+
+def _values(arguments: dict[str, Placed]) -> dict[str, list[str]]:
+    """Values as texts; a list is several, a mapping becomes JSON."""
+    found = {}
+    for name, child in arguments.items():
+        plain = child.plain
+        found[name] = [_flat(value) for value in plain] if isinstance(plain, list) else [_flat(plain)]
+    return found
+
+
+def _flat(value: object) -> str:
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def _mapping(placed: Placed | None) -> dict[str, Placed]:
+    return placed.value if placed is not None and isinstance(placed.value, dict) else {}
+
+
+def _text(placed: Placed) -> str:
+    return "" if placed.value is None else str(placed.value)

@@ -1,0 +1,137 @@
+"""`hftune plan`: what a run would need, and the cheapest setting that fits."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+
+from hftune.arguments import RMArguments, parse_arguments
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, raise_together
+from hftune.models.attention import causal_class
+from hftune.models.configs import model_config
+from hftune.models.skeleton import skeleton
+from hftune.preflight.checks import check_model_folder
+from hftune.preflight.devices import Cluster, cluster_here, cluster_of
+from hftune.preflight.memory import Free
+from hftune.preflight.quantisation_checks import check_quantisation
+from hftune.tools.planning.candidates import combinations, single_changes, ways
+from hftune.tools.planning.counting import steps_of
+from hftune.tools.planning.planner import Choice, Planner
+from hftune.tools.planning.report import Row, as_json, table, words
+from hftune.tools.planning.selecting import settle_recomputation
+from hftune.tools.planning.timing import Time, estimate_time
+from hftune.visible import say
+
+
+@dataclass(frozen=True)
+class Question:
+    """The command line of `hftune plan`, without the arguments of the script."""
+
+    gpus: str | None = None
+    nodes: int = 1
+    as_json: bool = False
+
+
+def plan(stage: str, argv: list[str]) -> None:
+    """Print plans for a script's arguments.
+
+    Args:
+        stage: "pt", "sft", "rm", "dpo" or "rl".
+        argv: The script's arguments, with `--gpus`, `--nodes` and `--json` among them.
+    """
+    question, rest = take_own(argv)
+    cluster = cluster_of(question.gpus, question.nodes) if question.gpus else cluster_here(question.nodes)
+    device = cluster.device
+    with ranks.imagine(ranks.Imagined(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)):
+        model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
+        raise_together([*check_model_folder(model_args), *check_quantisation(adapter_args, training_args)])
+        config = model_config(model_args, training_args)
+        if causal_class(config) is None:
+            raise ArgumentError(
+                f"the code of {config.model_type} comes with the model, and is not run to plan",
+                place="--model_name_or_path",
+                fix="plan for a model of transformers' own with such sizes",
+            )
+        bare = skeleton(config, training_args, scores=isinstance(training_args, RMArguments))
+        planner = Planner(bare, model_args, adapter_args, training_args)
+        free = free_of(cluster)
+        if training_args.recomputes_least:
+            settle_recomputation(planner, planner.asked(), free, training_args)
+        rows = [row_of(planner, choice, cluster, free) for choice in _table(planner)]
+        best = cheapest(planner, rows, cluster, free)
+        work = (best or rows[0]).choice.work
+        steps = steps_of(data_args, training_args, work.examples * work.accumulation * cluster.count)
+    if question.as_json:
+        say(json.dumps(as_json(rows, best, free, cluster, steps)))
+        return
+    if best is not None and best not in rows:
+        rows.append(best)
+    say("\n".join([*table(rows, free), "", *words(rows, best, free, cluster, steps)]))
+
+
+def take_own(argv: list[str]) -> tuple[Question, list[str]]:
+    """`--gpus`, `--nodes` and `--json` of the command line, and the rest.
+
+    Raises:
+        ArgumentError: One without a value, or with one that is no number.
+    """
+    given: dict[str, str] = {}
+    rest: list[str] = []
+    left = iter(argv)
+    for token in left:
+        name, equals, value = token.partition("=")
+        if name in ("--gpus", "--nodes"):
+            value = value if equals else next(left, "")
+            if not value or value.startswith("--"):
+                raise ArgumentError(f"{name} needs a value", fix="--gpus 8xH200 --nodes 2")
+            given[name] = value
+        elif name == "--json":
+            given[name] = "yes"
+        else:
+            rest.append(token)
+    nodes = given.get("--nodes", "1")
+    if not nodes.isdigit():
+        raise ArgumentError(f"{nodes!r} is no number of machines", place="--nodes", fix="give 1 or more")
+    return Question(given.get("--gpus"), int(nodes), "--json" in given), rest
+
+
+def free_of(cluster: Cluster) -> Free:
+    """For each process and in each machine; no bound where the machine's memory is not known."""
+    return Free(device=cluster.device.memory, host=float("inf") if cluster.host is None else cluster.host)
+
+
+def _table(planner: Planner) -> list[Choice]:
+    asked = planner.asked()
+    return [asked, *single_changes(planner, asked)]
+
+
+def row_of(planner: Planner, choice: Choice, cluster: Cluster, free: Free) -> Row:
+    """A choice with its plan, what it means here, and the time of a step."""
+    found = planner.plan(choice)
+    time = estimate_time(planner.bare, planner.size(choice.adapter), choice, cluster)
+    return Row(choice, found, found.fits(free, choice.setup), time)
+
+
+def cheapest(planner: Planner, rows: list[Row], cluster: Cluster, free: Free) -> Row | None:
+    """The fastest choice that fits and trains what was asked for; else one with an adapter, else on a packed base.
+
+    Among those whose times differ by less than a twentieth, which no estimate can tell apart, the one that changes
+    least. Times need no trace: plans are made from the fastest on, until one fits.
+    """
+    asked = rows[0]
+    for start in ways(planner, asked.choice):
+        found = [
+            (estimate_time(planner.bare, planner.size(one.adapter), one, cluster), one)
+            for one in combinations(planner, start)
+        ]
+        for _, choice in sorted(found, key=lambda one: _bucket(one[0])):
+            plan = planner.plan(choice)
+            if plan.fits(free, choice.setup):
+                return asked if choice is start is asked.choice else row_of(planner, choice, cluster, free)
+    return None
+
+
+def _bucket(time: Time | None) -> int:
+    return 0 if time is None else round(math.log(time.step) / math.log(1.05))

@@ -1,0 +1,139 @@
+"""What one process holds where several share a model's matrices, rows or experts: from numbers of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedModel
+
+from hftune.models.experts import is_mixture
+from hftune.preflight.memory import ModelSize, Need, Setup, estimate
+from hftune.tools.planning.states import Largest
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """Over how many processes one model's work is spread, besides ZeRO.
+
+    Args:
+        tensor: Tensor-parallel processes: they share the matrices of a layer.
+        sequence: Sequence-parallel processes: they share the tokens of a row.
+        expert: Expert-parallel processes: they share the experts of a layer.
+    """
+
+    tensor: int = 1
+    sequence: int = 1
+    expert: int = 1
+
+    @property
+    def activations(self) -> float:
+        """The share of activations in each process: arXiv:2205.05198, equation 2, where 10 of 34 are not split."""
+        return (10 + 24 / self.tensor) / 34
+
+    def same_parts(self, setup: Setup) -> Setup:
+        """The setup with those processes alone among which ZeRO shares: that hold the same parts of the matrices."""
+        return replace(setup, processes=max(1, setup.processes // self.tensor))
+
+
+ALONE = Degrees()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Numbers of parameters by what becomes of them.
+
+    Args:
+        all: Every one.
+        ends: Of embeddings and head, which tensor parallelism leaves whole.
+        experts: Routed ones.
+        trained_experts: Those of them that are trained.
+    """
+
+    all: int
+    ends: int = 0
+    experts: int = 0
+    trained_experts: int = 0
+
+    @classmethod
+    def of(cls, bare: PreTrainedModel, chosen: set[int] | None) -> Parts:
+        """Of a model on the meta device.
+
+        Args:
+            chosen: `id` of the parameters that are trained; None: all.
+        """
+        modules = [bare.get_input_embeddings(), bare.get_output_embeddings()]
+        ends = {id(one): one.numel() for module in modules if module is not None for one in module.parameters()}
+        experts = (
+            [one for name, one in bare.named_parameters() if ".experts." in name] if is_mixture(bare.config) else []
+        )
+        return cls(
+            sum(one.numel() for one in bare.parameters()),
+            sum(ends.values()),
+            sum(one.numel() for one in experts),
+            sum(one.numel() for one in experts if chosen is None or id(one) in chosen),
+        )
+
+    def tensor_share(self, degrees: Degrees) -> float:
+        """The share of the weights in each tensor-parallel process."""
+        outside = self.ends / max(1, self.all)
+        return outside + (1 - outside) / degrees.tensor
+
+
+def shared_size(size: ModelSize, parts: Parts, degrees: Degrees) -> ModelSize:
+    """Numbers of parameters in each process, before ZeRO shares them."""
+    share, away = parts.tensor_share(degrees), 1 - 1 / degrees.expert
+    return replace(
+        size,
+        weights=round(size.weights * share - parts.experts * away),
+        trained=round(size.trained * share - parts.trained_experts * away),
+    )
+
+
+def shared_need(size: ModelSize, setup: Setup, parts: Parts, degrees: Degrees) -> Need:
+    """What one process needs. Models are read as ever, and shared afterwards.
+
+    ZeRO shares experts over the processes that hold the same ones, and all else over all.
+    """
+    loading = estimate(size, setup)
+    if degrees.expert == 1:
+        return _loaded(estimate(shared_size(size, parts, degrees), degrees.same_parts(setup)), loading)
+    experts = ModelSize(parts.experts // degrees.expert, parts.trained_experts // degrees.expert)
+    others = replace(size, weights=size.weights - parts.experts, trained=size.trained - parts.trained_experts)
+    alike = replace(setup, processes=max(1, setup.processes // degrees.expert))
+    one, other = estimate(others, setup), estimate(experts, alike)
+    both = replace(
+        one,
+        weights=one.weights + other.weights,
+        gradients=one.gradients + other.gradients,
+        optimizer=one.optimizer + other.optimizer,
+        host=one.host + other.host,
+    )
+    return _loaded(both, loading)
+
+
+def _loaded(need: Need, loading: Need) -> Need:
+    return replace(need, loading=loading.loading, loads_on_host=loading.loads_on_host)
+
+
+def shared_largest(largest: Largest, layer_experts: int, degrees: Degrees) -> Largest:
+    """The largest weights that ZeRO-3 gathers in each process.
+
+    Args:
+        layer_experts: Parameters of a layer's experts.
+    """
+    layer = largest.layer - layer_experts * (1 - 1 / degrees.expert)
+    return replace(largest, layer=round(layer / degrees.tensor))
+
+
+def dispatched_bytes(tokens: int, chosen: int, hidden: int, itemsize: int, degrees: Degrees) -> float:
+    """Of tokens on their way to experts and back, beside what a layer keeps anyway, where experts are used alike.
+
+    AutoEP (DeepSpeed 0.19.8) has four copies of what it sends at a time: received, put in the order of experts, put
+    back, and returned.
+
+    Args:
+        tokens: Of a micro batch.
+        chosen: Experts that a token goes to.
+        itemsize: Bytes of a number.
+    """
+    return 4.0 * tokens * chosen * hidden * itemsize if degrees.expert > 1 else 0.0

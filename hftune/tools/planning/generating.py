@@ -1,0 +1,76 @@
+"""What RL needs besides training: completions that are drawn, and models that judge them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hftune.models.adapter_configs import read_lora_config
+from hftune.preflight.memory import ModelSize, estimate
+from hftune.tools.planning.losses import scores_of_words
+from hftune.tools.planning.plan import Moment
+from hftune.tools.planning.states import Buffers
+from hftune.tools.planning.work import Generation
+from hftune.weight_files import weight_shapes
+
+if TYPE_CHECKING:
+    from hftune.tools.planning.planner import Choice, Planner
+
+
+def needs(planner: Planner, choice: Choice, size: ModelSize, buffers: Buffers) -> tuple[list[Moment], float]:
+    """The moment in which completions are drawn, and bytes of reward models, which are there all the time."""
+    generation = choice.work.generation
+    if generation is None:
+        return [], 0.0
+    dtype = planner.model_args.dtype
+    itemsize = 4 if dtype == "auto" else getattr(torch, dtype).itemsize
+    judges = sum(weights_of(path) for path in planner.training_args.reward_model_path or []) * float(itemsize)
+    need, numerics = estimate(size, choice.setup), planner.numerics(choice)
+    config = planner.bare.config.get_text_config()
+    parts = {
+        "weights": need.weights,
+        # Without --ds3_gather_for_generation False, ZeRO-3 puts the whole model together to generate.
+        "gathered": _gathered(planner, choice, size),
+        "optimizer": need.optimizer,
+        "buffers": buffers.standing,
+        "activations": cache_bytes(config, generation, numerics.compute.itemsize),
+        "loss": scores_of_words(generation.rows, config.vocab_size),
+        "other": judges,
+    }
+    parts["weights"] += parts.pop("gathered")
+    return [Moment("generation", parts)], judges
+
+
+def _gathered(planner: Planner, choice: Choice, size: ModelSize) -> float:
+    gathers = getattr(planner.training_args, "ds3_gather_for_generation", True)
+    if choice.setup.zero_stage < 3 or not gathers:
+        return 0.0
+    return (size.weights + size.adapter) * (2.0 if choice.setup.half else choice.setup.weight_bytes)
+
+
+def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:
+    """Of keys and values of all tokens of all rows; with latent attention as transformers keeps them, expanded.
+
+    Args:
+        config: Of the text model.
+        itemsize: Bytes of a number.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    both = 2 * size
+    if getattr(config, "kv_lora_rank", None):
+        both = config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim
+    tokens = generation.rows * (generation.prompt + generation.tokens)
+    return float(config.num_hidden_layers * heads * both * tokens * itemsize)
+
+
+def weights_of(path: str) -> int:
+    """Weights of a reward model, or of its base where it is an adapter; 0 where they are not here."""
+    folder = Path(path)
+    if (folder / "adapter_config.json").is_file():
+        folder = Path(str(read_lora_config(path, "--reward_model_path").base_model_name_or_path))
+    if not folder.is_dir():
+        return 0
+    return sum(torch.Size(shape).numel() for shape in weight_shapes(str(folder)).values())

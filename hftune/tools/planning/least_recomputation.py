@@ -1,0 +1,33 @@
+"""What a run asks of the planner: only `--activation_checkpointing auto`, before the model loads."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.errors import UserError
+from hftune.preflight.memory import Free, ModelSize
+from hftune.tools.planning.planner import Planner
+from hftune.tools.planning.selecting import settle_recomputation
+
+
+def choose_layers(
+    bare: PreTrainedModel,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    free: Free,
+    size: ModelSize,
+) -> None:
+    """Let `training_args` have the smallest share of recomputed layers that fits. Every rank must take part.
+
+    Args:
+        bare: The model on the meta device.
+        free: What is free now, for this rank.
+        size: The run's numbers of parameters, which take a while to count.
+    """
+    planner = Planner(bare, model_args, adapter_args, training_args, size)
+    try:
+        settle_recomputation(planner, planner.asked(), free, training_args)
+    except UserError:
+        return  # what is wrong with the attention or the adapter is said by its own rule

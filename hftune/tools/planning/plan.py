@@ -1,0 +1,154 @@
+"""From parts to a plan: what lives at each moment of a step, and at which of them the most does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hftune.preflight.memory import Free, Need, Setup
+from hftune.tools.planning.losses import Head
+from hftune.tools.planning.states import Buffers
+from hftune.tools.planning.tracing import Profile, backward_peaks, forward_levels
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "other")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Bytes that are there all the time, where a process trains.
+
+    Args:
+        weights: A reference model's included.
+        gradients: All of them.
+        optimizer: Float32 copies and states.
+        buffers: Of communication; gathered weights of ZeRO-3 included.
+        other: Reward models.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of a step, and what lives then by part, bytes."""
+
+    name: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """All parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will need in each process.
+
+    Args:
+        moment: That at which the most lives where the process trains.
+        host: Bytes in the machine's memory beside that.
+        context: Bytes that the device's driver and libraries take, which no allocator counts.
+        traced: Whether activations were traced; None: they could not be, and why.
+    """
+
+    moment: Moment
+    host: float
+    context: float
+    untraced: str | None = None
+    moments: tuple[Moment, ...] = field(default=(), repr=False)
+
+    @property
+    def device(self) -> float:
+        """The most that is needed at a time where the process trains."""
+        return self.moment.total + self.context
+
+    def needed(self, setup: Setup) -> float:
+        """In one memory where the run trains on the CPU, else on the device."""
+        return self.device + (self.host if setup.on_cpu else 0.0)
+
+    def fits(self, free: Free, setup: Setup) -> bool:
+        """Whether it is free, on the device and for all processes of the machine together."""
+        if setup.on_cpu:
+            return self.needed(setup) * setup.local_processes <= free.host
+        return self.device <= free.device and self.host * setup.local_processes <= free.host
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step does, for `moments`.
+
+    Args:
+        profile: Of the layers.
+        head: What is not traced of head and loss.
+        layer_gradients: Bytes of the gradients of each kind of layer, as they appear.
+        tail_gradients: Of the head.
+        grows: Whether gradients appear in the backward pass and go with the step; else they stay between micro steps.
+        reference: Bytes that a forward pass of the reference takes beside what the policy has kept; None: none runs.
+        extra: While a layer is at work: a weight that is made whole of packed ones.
+    """
+
+    profile: Profile
+    head: Head
+    layer_gradients: tuple[float, ...]
+    tail_gradients: float
+    grows: bool
+    reference: float | None = None
+    extra: float = 0.0
+
+
+def moments(standing: Standing, step: Step, buffers: Buffers, optimizer_extra: float) -> Iterable[Moment]:
+    """The moments of a step at which the most may live."""
+    profile, head = step.profile, step.head
+    peak, end = forward_levels(profile)
+    early = 0.0 if step.grows else standing.gradients
+
+    def at(name: str, activations: float, loss: float = 0.0, gradients: float = early, **more: float) -> Moment:
+        parts = {
+            "weights": standing.weights,
+            "gradients": gradients,
+            "optimizer": standing.optimizer,
+            "activations": activations,
+            "loss": loss,
+            "buffers": standing.buffers,
+            "other": standing.other,
+        }
+        return Moment(name, parts | more)
+
+    yield at("forward pass", peak + step.extra)
+    yield at("loss", end, head.forward)
+    if step.reference is not None:
+        yield at("reference", profile.all_kept + step.reference, head.kept)
+        yield at("loss of the reference", profile.all_kept, head.kept + head.forward)
+    levels = list(backward_peaks(profile))
+    yield at("backward pass, head", levels[0], head.kept + head.backward)
+    gradients = early
+    for kind, level in zip(reversed(profile.kinds), levels[1:-1], strict=True):
+        if step.grows:
+            gradients = min(standing.gradients, (gradients or step.tail_gradients) + step.layer_gradients[kind])
+        yield at("backward pass, layers", level + step.extra, 0.0, gradients)
+    yield at("backward pass, embeddings", levels[-1], 0.0, standing.gradients)
+    yield at("optimizer", 0.0, 0.0, standing.gradients, optimizer=standing.optimizer + buffers.step + optimizer_extra)
+
+
+def highest(
+    found: Iterable[Moment], need: Need, setup: Setup, pinned: float, context: float, untraced: str | None
+) -> Plan:
+    """The plan of a step's moments.
+
+    Args:
+        need: For what lies in the machine's memory, and for loading.
+        pinned: Bytes in the machine's memory beyond that.
+        context: See `Plan`.
+        untraced: See `Plan`.
+    """
+    every, host = list(found), need.host + pinned
+    if setup.on_cpu or not need.loads_on_host:
+        every.append(Moment("loading", dict.fromkeys(PARTS, 0.0) | {"weights": need.loading}))
+    else:
+        host = max(host, need.loading)
+    return Plan(max(every, key=lambda one: one.total), host, context, untraced, tuple(every))

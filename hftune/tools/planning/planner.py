@@ -1,0 +1,344 @@
+"""From the arguments of a run, or a change of them, to a plan. The model is on the meta device; nothing is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedModel
+
+from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.checkpointing import Recomputation
+from hftune.constants import TASK_TYPES
+from hftune.distributed import zero
+from hftune.distributed.ds_keys import DsConfig
+from hftune.models.adapter_configs import read_lora_config
+from hftune.models.attention import attention_for, causal_class
+from hftune.models.freezing import plan_freezing
+from hftune.models.fused_lora import fuse_lora
+from hftune.models.heads import head_of
+from hftune.models.loading import weight_dtype
+from hftune.models.lora import inject, lora_config
+from hftune.models.miniature import Miniature, cut_down, decoder_layers, materialise
+from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.preflight.memory import ModelSize, Setup
+from hftune.preflight.sizes import model_size, packed_linears, run_setup
+from hftune.tools.planning import generating, recomputing, scans
+from hftune.tools.planning.degrees import (
+    ALONE,
+    Degrees,
+    Parts,
+    dispatched_bytes,
+    shared_largest,
+    shared_need,
+    shared_size,
+)
+from hftune.tools.planning.exchanges import COUNTED, rows_shared
+from hftune.tools.planning.experts import experts_counted
+from hftune.tools.planning.formula import formula_profile
+from hftune.tools.planning.losses import Head, HeadSizes, fused_head
+from hftune.tools.planning.numerics import Numerics, numerics_of
+from hftune.tools.planning.pairs import answer_head
+from hftune.tools.planning.plan import Plan, Standing, Step, highest, moments
+from hftune.tools.planning.states import Largest, buffers, step_extra
+from hftune.tools.planning.tracing import Batch, Profile, Untraceable, scaled, trace, trace_without_gradients
+from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
+
+CONTEXT = 0.55 * 2**30
+"""Of a CUDA context with its kernels, and of NCCL's buffers: round figures of H100 and H200 under CUDA 12 and 13."""
+
+COMMUNICATOR = 0.35 * 2**30
+
+MOST_TILES = 16
+"""Pieces of an MLP that are traced, which takes a while for each; with more, a piece takes less than that."""
+
+LIBRARIES = 0.25 * 2**30
+"""Of libraries that a run imports after its checks: DeepSpeed, bitsandbytes, trainers; resident memory, measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to run.
+
+    Args:
+        flags: What to add to the command line for it.
+        adapter: `AdapterArguments` of it.
+        setup: How the model is kept.
+        deepspeed: The DeepSpeed config, or None.
+        work: The micro step.
+        recompute: What is computed again; None: nothing.
+        degrees: Of parallelism.
+    """
+
+    flags: str
+    adapter: AdapterArguments
+    setup: Setup
+    deepspeed: DsConfig | None
+    work: Work
+    recompute: Recomputation | None
+    degrees: Degrees = ALONE
+
+
+class Planner:
+    """Plans for one model and one command line, and for changes of it.
+
+    Args:
+        bare: The model on the meta device.
+        model_args, adapter_args, training_args: Of the run.
+    """
+
+    def __init__(
+        self,
+        bare: PreTrainedModel,
+        model_args: ModelArguments,
+        adapter_args: AdapterArguments,
+        training_args: StageArguments,
+        size: ModelSize | None = None,
+    ) -> None:
+        self.bare, self.model_args = bare, model_args
+        self.adapter_args, self.training_args = adapter_args, training_args
+        self._profiles: dict[Any, tuple[Profile, int, str | None]] = {}
+        self._sizes: dict[Any, ModelSize] = {} if size is None else {_method(adapter_args): size}
+
+    @cached_property
+    def attention(self) -> str:
+        """The implementation that the run will use."""
+        model_class = causal_class(self.bare.config)
+        return attention_for(self.model_args, self.training_args) or (
+            "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
+        )
+
+    def asked(self) -> Choice:
+        """The run as it was asked for."""
+        training_args = self.training_args
+        return Choice(
+            "as asked",
+            self.adapter_args,
+            run_setup(self.model_args, self.adapter_args, training_args),
+            training_args.ds_resolved,
+            work_of(training_args, self.attention, adapted=self.adapter_args.use_peft),
+            training_args.recomputation,
+            Degrees(
+                training_args.tensor_parallel_size,
+                training_args.sequence_parallel_size,
+                training_args.expert_parallel_size,
+            ),
+        )
+
+    def size(self, adapter_args: AdapterArguments) -> ModelSize:
+        """Numbers of parameters."""
+        key = _method(adapter_args)
+        if key not in self._sizes:
+            self._sizes[key] = model_size(self.bare, adapter_args, self.training_args)
+        return self._sizes[key]
+
+    def plan(self, choice: Choice) -> Plan:
+        """What it needs in each process."""
+        size, setup, work = self.size(choice.adapter), choice.setup, choice.work
+        numerics = self.numerics(choice)
+        profile, reference, untraced = self.profile(choice, numerics)
+        away = 0.0
+        if choice.recompute is not None and choice.recompute.offload and not setup.on_cpu:
+            profile, away = recomputing.offloaded(profile, recomputing.marks(choice.recompute, len(profile.kinds)))
+        degrees, parts = choice.degrees, self.parts(choice.adapter)
+        need, held = shared_need(size, setup, parts, degrees), shared_size(size, parts, degrees)
+        alike = degrees.same_parts(setup)
+        largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
+        extra = buffers(held, alike, choice.deepspeed, largest)
+        head = self._head(choice, numerics, profile)
+        later, other = generating.needs(self, choice, size, extra)
+        standing = Standing(need.weights, need.gradients, need.optimizer, extra.standing + extra.gathered, other)
+        step = self._step(choice, numerics, profile, head, reference if work.reference else None)
+        optimizer = step_extra(held, alike, self.training_args.optim_name, largest)
+        found = [*moments(standing, step, extra, optimizer), *later]
+        return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
+
+    def parts(self, adapter_args: AdapterArguments) -> Parts:
+        """Parameters by what becomes of them where processes share a model."""
+        freezes = adapter_args.freezes and not adapter_args.use_peft
+        chosen = plan_freezing(self.bare, adapter_args) if freezes else set() if adapter_args.use_peft else None
+        return Parts.of(self.bare, chosen)
+
+    def context(self, setup: Setup) -> float:
+        """Bytes on a GPU that no allocator counts; on a CPU what is still to be imported: the rest is not free now."""
+        if setup.on_cpu:
+            return LIBRARIES
+        return CONTEXT + (COMMUNICATOR if setup.processes > 1 else 0.0)
+
+    def numerics(self, choice: Choice) -> Numerics:
+        """The dtypes of a choice."""
+        return numerics_of(self.model_args, choice.adapter, self.training_args, choice.setup)
+
+    def loaded_dtype(self, adapter_args: AdapterArguments) -> torch.dtype:
+        """Of weights as they are loaded."""
+        dtype = weight_dtype(self.model_args, self.training_args, trains_all=not adapter_args.use_peft)
+        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+    @cached_property
+    def largest(self) -> Largest:
+        """The largest weights that are gathered at a time."""
+        found = decoder_layers(self.bare)
+        layers = getattr(*found) if found else []
+        every = [sum(one.numel() for one in layer.parameters()) for layer in layers]
+        modules = [one.numel() for one in self.bare.get_input_embeddings().parameters()]
+        return Largest(max(every, default=0), max(modules, default=0), self.bare.config.get_text_config().hidden_size)
+
+    def profile(self, choice: Choice, numerics: Numerics) -> tuple[Profile, int, str | None]:
+        """A step through the layers, what a forward pass without gradients takes, and why it was not traced."""
+        work = choice.work
+        batch = Batch(*((1, work.rows * work.tokens) if work.flat else (work.rows, work.tokens)), work.masked)
+        if choice.degrees.sequence > 1:
+            batch = Batch(1, -(-work.rows * work.tokens // choice.degrees.sequence))
+        key = (_method(choice.adapter), numerics, batch, str(choice.recompute), self._older(choice), work.head)
+        if key not in self._profiles:
+            try:
+                self._profiles[key] = (*self._trace(choice, numerics, batch), None)
+            except Untraceable as problem:
+                rough = formula_profile(self.bare, batch, numerics, choice.recompute, work)
+                self._profiles[key] = (*rough, str(problem))
+        profile, reference, untraced = self._profiles[key]
+        if choice.degrees.tensor > 1:
+            return scaled(profile, choice.degrees.activations), reference, untraced
+        return profile, reference, untraced
+
+    def _trace(self, choice: Choice, numerics: Numerics, batch: Batch) -> tuple[Profile, int]:
+        miniature, marks = self._miniature(choice)
+        shared = rows_shared(choice.degrees.sequence, choice.work.rows * choice.work.tokens)
+        with quiet(), FakeTensorMode(), shared:
+            self._ready(miniature, marks, choice, numerics)
+            with experts_counted(miniature.model):
+                with_loss = choice.work.head == FULL_LOGITS
+                step = partial(trace, miniature, autocast=numerics.autocast, with_loss=with_loss)
+                forward = partial(trace_without_gradients, miniature, autocast=numerics.autocast)
+                if scans.scans(miniature.model):
+                    step = partial(scans.profile_of, step, miniature)
+                    forward = partial(scans.peak_of, forward, miniature)
+                return step(batch), forward(batch) if choice.work.reference else 0
+
+    def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
+        found = decoder_layers(self.bare)
+        if found is None:
+            raise Untraceable("its layers are not of transformers' make")
+        marks = recomputing.marks(choice.recompute, len(getattr(*found)))
+        freezes = choice.adapter.freezes and not choice.adapter.use_peft
+        chosen = plan_freezing(self.bare, choice.adapter) if freezes else None
+        miniature = cut_down(self.bare, chosen, marks)
+        assert miniature is not None
+        if choice.adapter.use_peft:
+            miniature.model = self._adapted(miniature, choice.adapter)
+            if self._fuses(choice):
+                fuse_lora(miniature.model)
+        if self.training_args.tiled_mlp:
+            tokens = longest_batch(self.training_args, choice.work.tokens)
+            plain = miniature.model.get_base_model() if choice.adapter.use_peft else miniature.model
+            tile_mlps(plain, min(MOST_TILES, tiles_for(tokens, self.bare.config.get_text_config().hidden_size)))
+        return miniature, marks
+
+    def _ready(self, miniature: Miniature, marks: list[bool], choice: Choice, numerics: Numerics) -> None:
+        """Tensors without data, attention and recomputing as the run will have them."""
+        materialise(miniature.model, numerics.of(miniature.model))
+        attention = "eager" if self.attention == "eager" else "sdpa" if choice.work.masked else COUNTED
+        for module in miniature.model.modules():
+            if hasattr(module, "config"):
+                module.config._attn_implementation = attention
+            if hasattr(module, "rope_type"):
+                # Others look at positions, which have no values here. Some models have a kind for each kind of layer.
+                several = isinstance(module.rope_type, dict)
+                module.rope_type = dict.fromkeys(module.rope_type, "default") if several else "default"
+        miniature.model.train()
+        recomputing.switch_on(miniature, choice.recompute, marks, reentrant=self._older(choice))
+
+    def _fuses(self, choice: Choice) -> bool:
+        """As `models/adapters.fuses_lora`, of a choice."""
+        wanted = choice.adapter.fused_lora is not False and not self.training_args.torch_compile
+        return wanted and choice.setup.zero_stage != 3
+
+    def _older(self, choice: Choice) -> bool:
+        """Adapters under ZeRO-3 need torch's older kind of checkpoint."""
+        return choice.adapter.use_peft and choice.setup.zero_stage == 3
+
+    def _adapted(self, miniature: Miniature, adapter_args: AdapterArguments) -> Any:
+        if adapter_args.continued_adapter:
+            config = read_lora_config(adapter_args.continued_adapter)
+            config.task_type = TASK_TYPES[head_of(miniature.model)]  # where it is another, the run is refused elsewhere
+        else:
+            # Layers have other numbers in the miniature; an adapter of some layers is reckoned as one of all.
+            config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
+        config.init_lora_weights = False
+        miniature.model.requires_grad_(False)
+        with torch.device("meta"), zero.not_partitioned(), quiet():
+            try:
+                return inject(miniature.model, config, autocast_adapter_dtype=False)
+            except (ValueError, TypeError, NotImplementedError) as problem:
+                # An adapter that does not fit this model is refused where it is loaded, with what is wrong with it.
+                raise Untraceable(f"peft: {problem}".splitlines()[0][:200]) from problem
+
+    def _head(self, choice: Choice, numerics: Numerics, profile: Profile) -> Head:
+        work = choice.work
+        if work.head not in (FUSED, ANSWERS, WEIGHTED):
+            return Head()
+        config = self.bare.config.get_text_config()
+        named = {"lm_head", "embed_tokens"} & {*(choice.adapter.lora_modules_to_save or [])}
+        sizes = HeadSizes(
+            tokens=work.tokens_per_micro_step // choice.degrees.sequence,
+            hidden=config.hidden_size,
+            words=config.vocab_size,
+            hidden_bytes=profile.hidden_bytes,
+            weight_bytes=numerics.head.itemsize,
+            compute_bytes=numerics.compute.itemsize,
+            trained=bool(named) if choice.adapter.use_peft else True,
+            triton=not choice.setup.on_cpu,
+        )
+        if work.head == FUSED:
+            return fused_head(sizes)
+        return answer_head(sizes, weighted=work.head == WEIGHTED)
+
+    def _step(self, choice: Choice, numerics: Numerics, profile: Profile, head: Head, reference: int | None) -> Step:
+        setup, size = choice.setup, self.size(choice.adapter)
+        layers = len(profile.kinds)
+        # Layers alike have alike gradients; in full training head and embeddings have theirs besides.
+        outside = self.largest.module if not choice.adapter.use_peft else 0
+        per_layer = max(0.0, (size.trained - outside) / max(1, layers)) * setup.gradient_bytes
+        unpacked = 0.0
+        if numerics.packed is not None:
+            unpacked = max(linear.weight.numel() for linear in packed_linears(self.bare)) * numerics.packed.itemsize
+        return Step(
+            profile=profile,
+            head=head,
+            layer_gradients=(per_layer,) * (max(profile.kinds, default=0) + 1),
+            tail_gradients=outside * setup.gradient_bytes,
+            grows=not setup.deepspeed and choice.work.accumulation == 1,
+            reference=reference,
+            extra=unpacked + self._dispatched(choice, numerics),
+        )
+
+    def _dispatched(self, choice: Choice, numerics: Numerics) -> float:
+        config = self.bare.config.get_text_config()
+        chosen = int(getattr(config, "num_experts_per_tok", 0) or 0)
+        tokens, itemsize = choice.work.tokens_per_micro_step, numerics.compute.itemsize
+        return dispatched_bytes(tokens, chosen, config.hidden_size, itemsize, choice.degrees)
+
+
+def _method(adapter_args: AdapterArguments) -> tuple[bool, bool, bool]:
+    return adapter_args.use_peft, adapter_args.load_in_4bit, adapter_args.load_in_8bit
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Warnings about a model that nobody will train, and of operators tried without data, are no news."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,136 @@
+"""Plans as a table, as one line, and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hftune.preflight.devices import Cluster
+from hftune.preflight.memory import GIB, Free
+from hftune.tools.planning.counting import Steps
+from hftune.tools.planning.plan import PARTS, Plan
+from hftune.tools.planning.planner import Choice
+from hftune.tools.planning.timing import Time
+
+TIGHT = 0.92
+"""A plan that takes more than this share of what is free: an allocator's gaps may not leave it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A choice, its plan, whether it fits and how long a step takes."""
+
+    choice: Choice
+    plan: Plan
+    fits: bool
+    time: Time | None
+
+
+def verdict(row: Row, free: Free) -> str:
+    """In a word."""
+    if not row.fits:
+        return "too much"
+    memory = free.host if row.choice.setup.on_cpu else free.device
+    share = row.choice.setup.local_processes if row.choice.setup.on_cpu else 1
+    return "tight" if row.plan.device * share > TIGHT * memory else "fits"
+
+
+def table(rows: list[Row], free: Free) -> list[str]:
+    """A line a choice: GiB of each process by part, at the moment at which the most is needed."""
+    width = max(len(row.choice.flags) for row in rows)
+    heads = ("weights", "gradients", "optimizer", "activat.", "loss", "buffers", "other", "total", "host")
+    lines = [f"{'GiB in each process':{width}} " + "".join(f"{head:>10}" for head in heads) + f"{'s/step':>9}"]
+    for row in rows:
+        parts = [row.plan.moment.parts.get(part, 0.0) for part in PARTS]
+        parts[-1] += row.plan.context
+        figures = "".join(f"{size / GIB:10.1f}" for size in (*parts, row.plan.device, row.plan.host))
+        seconds = "?" if row.time is None else f"{row.time.step:.2f}" if row.time.step < 100 else f"{row.time.step:.0f}"
+        lines.append(f"{row.choice.flags:{width}} {figures}{seconds:>9}  {verdict(row, free)}")
+    return lines
+
+
+def words(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> list[str]:
+    """What the table means: what to type, tokens, steps, time, and what was assumed."""
+    asked = rows[0]
+    lines = [f"{cluster}: {_gib(free.device)} free for each process" + _host(free, asked)]
+    if asked.plan.untraced:
+        lines.append(f"activations are by formula, not traced ({asked.plan.untraced}): take them as a rough guess")
+    if not asked.choice.work.length_known:
+        lines.append(f"nothing bounds the length of rows: {asked.choice.work.tokens} tokens were taken")
+    if best is None:
+        lines.append("nothing of this fits: use more or larger devices, shorter rows, or a smaller model")
+        return lines
+    if best is asked:
+        lines.append("cheapest that fits: as asked")
+    else:
+        lines.append(f"cheapest that fits, to be added to the command line: {best.choice.flags}")
+    return lines + speed(best, steps)
+
+
+def speed(row: Row, steps: Steps) -> list[str]:
+    """Tokens a step, steps and time of a row."""
+    work, setup = row.choice.work, row.choice.setup
+    tokens = work.tokens_per_micro_step * work.accumulation * setup.processes
+    lines = [
+        f"{tokens:,} tokens a step at most: {work.rows} rows of {work.tokens} x {work.accumulation} x {setup.processes}"
+    ]
+    lines.append(f"{steps.count:,} steps ({steps.because})" if steps.count else f"steps unknown: {steps.because}")
+    if row.time is None:
+        return [*lines, "time unknown: only the memory of the devices was given"]
+    time = row.time
+    told = f"about {time.step:.3g} s a step, {time.tokens / time.step:,.0f} tokens/s"
+    if steps.count:
+        told += f", {duration(time.step * steps.count)} in all"
+    parts = {"computing": time.compute, "communication": time.communication, "offloading": time.offload}
+    parts["generation"] = time.generation
+    named = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in parts.items() if seconds)
+    return [*lines, f"{told} (an estimate: {named}; {time.mfu:.0%} of the device's data sheet assumed)"]
+
+
+def duration(seconds: float) -> str:
+    """In the unit that fits."""
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def as_json(rows: list[Row], best: Row | None, free: Free, cluster: Cluster, steps: Steps) -> dict[str, Any]:
+    """All of it, sizes in bytes, times in seconds."""
+    return {
+        "device": cluster.device.name,
+        "devices": cluster.count,
+        "nodes": cluster.nodes,
+        "free": {"device": free.device, "host": None if free.host == float("inf") else free.host},
+        "steps": steps.count,
+        "choices": [_choice(row, free) for row in rows],
+        "cheapest": None if best is None else _choice(best, free),
+    }
+
+
+def _choice(row: Row, free: Free) -> dict[str, Any]:
+    plan, work = row.plan, row.choice.work
+    return {
+        "flags": row.choice.flags,
+        "fits": row.fits,
+        "verdict": verdict(row, free),
+        "peak": plan.device,
+        "when": plan.moment.name,
+        "parts": dict(plan.moment.parts) | {"context": plan.context},
+        "host": plan.host,
+        "traced": plan.untraced is None,
+        "micro_batch": work.examples,
+        "accumulation": work.accumulation,
+        "tokens_per_step": work.tokens_per_micro_step * work.accumulation * row.choice.setup.processes,
+        "seconds_per_step": None if row.time is None else row.time.step,
+    }
+
+
+def _host(free: Free, row: Row) -> str:
+    if row.choice.setup.on_cpu or free.host == float("inf"):
+        return ""
+    return f", {_gib(free.host)} in the machine"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB"

@@ -1,0 +1,59 @@
+"""`--activation_checkpointing auto`: no layer is recomputed that memory does not need recomputed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from hftune.arguments import StageArguments
+from hftune.distributed import ranks
+from hftune.logging import get_logger
+from hftune.preflight.memory import GIB, Free
+from hftune.tools.planning.planner import Choice, Planner
+
+SHARES = tuple(Fraction(eighths, 8) for eighths in range(9))
+"""Of the layers; all steps cost alike, and fewer would hardly be faster."""
+
+ROOM = 1.1
+"""Times the plan must be free: measured peaks are up to a tenth above it (docs/planning.md)."""
+
+
+def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_args: StageArguments) -> Choice:
+    """Take the smallest share of layers whose plan fits on every rank; all, if none does.
+
+    Every rank must take part. Each layer more that is recomputed takes less memory, so that halving finds the share.
+
+    Args:
+        asked: The run with all layers recomputed.
+        free: What is free for this rank.
+        training_args: Gets the share.
+
+    Returns:
+        The run as it will be.
+
+    Raises:
+        UserError: The run cannot be planned at all: the attention or the adapter is wrong.
+    """
+    roomy = Free(device=free.device / ROOM, host=free.host / ROOM)
+    few, many = 0, len(SHARES) - 1
+    while few < many:
+        middle = (few + many) // 2
+        choice = _with_share(asked, SHARES[middle])
+        if planner.plan(choice).fits(roomy, choice.setup):
+            many = middle
+        else:
+            few = middle + 1
+    share = SHARES[ranks.largest(many)]
+    training_args.recompute_share(share)
+    chosen = _with_share(asked, share)
+    if ranks.is_main():
+        said = "nothing is recomputed" if not share else f"{share} of the layers" if share < 1 else "all layers"
+        peak = planner.plan(chosen).needed(chosen.setup) / GIB
+        get_logger().info("activation checkpointing: %s (auto): planned peak %.1f GiB", said, peak)
+    return chosen
+
+
+def _with_share(choice: Choice, share: Fraction) -> Choice:
+    assert choice.recompute is not None
+    which = None if share == 1 else str(share)
+    return replace(choice, recompute=replace(choice.recompute, which=which) if share else None)

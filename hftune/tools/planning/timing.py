@@ -1,0 +1,159 @@
+"""How long a step takes, from operations and bytes. An estimate: what it assumes is said with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hftune.models.experts import experts_of
+from hftune.preflight.devices import Cluster
+from hftune.preflight.memory import ModelSize, Setup
+from hftune.tools.planning.planner import Choice
+from hftune.tools.planning.work import Generation, Work
+
+MFU, MFU_LORA, MFU_PACKED, MFU_CPU = 0.40, 0.35, 0.25, 1.0
+"""Share of the data sheet's operations that training reaches: in full, with an adapter, on a packed base. Large models
+with rows of a few thousand tokens do on Hopper and Ampere; others do not. On a CPU the figure is of training itself."""
+
+LINK_SHARE = 0.7
+"""Of a link's speed."""
+
+NETWORK = 40.0
+"""GB/s a device between machines: 400 Gb/s InfiniBand for each."""
+
+HOST_BANDWIDTH = 150.0
+"""GB/s of the machine's memory, shared by its processes: what bounds an optimizer on the CPU."""
+
+ADAM_BYTES = 28
+"""Read and written a parameter by Adam on the CPU: gradient, copy and two states, and the 16-bit weight."""
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of a step.
+
+    Args:
+        step: All of it.
+        compute, communication, offload, generation: Its parts; communication hides behind computing as far as it can.
+        tokens: A step, of all processes.
+        mfu: What was assumed.
+    """
+
+    step: float
+    compute: float
+    communication: float
+    offload: float
+    generation: float
+    tokens: int
+    mfu: float
+
+
+def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float]:
+    """Weights that a token is multiplied with: of the layers and of the head. Of experts those that it is sent to."""
+    config: Any = bare.config.get_text_config()
+    experts, chosen = experts_of(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+    routed = sum(one.numel() for one in bare.parameters() if one.dim() == 3)
+    embeddings = sum(one.numel() for one in bare.get_input_embeddings().parameters())
+    head = bare.get_output_embeddings()
+    words = head.weight.numel() if head is not None else 0
+    tied = head is not None and head.weight is bare.get_input_embeddings().weight
+    layers = size.weights - embeddings - (0 if tied else words)
+    return layers - routed * (1 - chosen / experts if experts else 0.0) + size.adapter, float(words)
+
+
+def forward_flops(bare: PreTrainedModel, size: ModelSize, work: Work) -> float:
+    """Of one token forward: 2 for each weight (arXiv:2001.08361, section 2.1), and attention over half a row."""
+    config: Any = bare.config.get_text_config()
+    layers, head = active_weights(bare, size)
+    width = config.num_attention_heads * (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    return 2 * (layers + head) + 2 * 2 * config.num_hidden_layers * width * work.tokens / 2
+
+
+def estimate_time(bare: PreTrainedModel, size: ModelSize, choice: Choice, cluster: Cluster) -> Time | None:
+    """Of a step; None where the device's speed is not known."""
+    device, setup, work = cluster.device, choice.setup, choice.work
+    if device.tflops is None:
+        return None
+    forward = forward_flops(bare, size, work)
+    passes = 2.0 if choice.adapter.use_peft else 3.0  # a frozen weight has no gradient of its own
+    passes += recomputed_share(choice, len_layers(bare)) + (1.0 if work.reference or work.reference_apart else 0.0)
+    mfu = (
+        MFU_CPU
+        if device.on_cpu
+        else MFU_PACKED
+        if choice.adapter.quantised
+        else MFU_LORA
+        if choice.adapter.use_peft
+        else MFU
+    )
+    tokens = work.tokens_per_micro_step * work.accumulation
+    compute = (
+        tokens * forward * passes / (device.tflops * 1e12 * mfu) / (choice.degrees.tensor * choice.degrees.sequence)
+    )
+    talk, carry = communication(size, setup, work, cluster), offloading(size, setup, work, cluster)
+    drawn = generation(size, setup, work.generation, cluster)
+    every = tokens * setup.processes // (choice.degrees.tensor * choice.degrees.sequence)
+    return Time(max(compute, talk) + carry + drawn, compute, talk, carry, drawn, every, mfu)
+
+
+def len_layers(bare: PreTrainedModel) -> int:
+    """Decoder layers."""
+    return int(bare.config.get_text_config().num_hidden_layers)
+
+
+def recomputed_share(choice: Choice, layers: int) -> float:
+    """Of a forward pass that runs again."""
+    plan = choice.recompute
+    if plan is None:
+        return 0.0
+    parts = {"full": 1.0, "mlp": 0.65, "attention": 0.35, "core_attention": 0.1}
+    return sum(parts[part] for part in plan.parts) * len(plan.layers(layers)) / layers
+
+
+def exchanged(size: ModelSize, setup: Setup, work: Work) -> tuple[float, float]:
+    """Bytes of weights that a step gathers and of gradients that it reduces, whole tensors, once for all processes.
+
+    Gradients are reduced, and weights handed round, once a step; ZeRO-2 and 3 reduce in every micro step, ZeRO-3
+    gathers weights forward and backward instead (arXiv:1910.02054, section 7).
+    """
+    if setup.processes == 1:
+        return 0.0, 0.0
+    kept = 2.0 if setup.half else setup.weight_bytes
+    passes = work.accumulation if setup.zero_stage >= 2 else 1
+    reduced = size.trained * setup.gradient_bytes * passes
+    if setup.zero_stage == 3:
+        return 2 * (size.weights + size.adapter) * kept * work.accumulation, reduced
+    return (size.trained * kept if setup.zero_stage else 0.0), reduced
+
+
+def communication(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
+    """Seconds of a ring, in which each byte of a gather or a scattered reduction moves once, of a whole one twice."""
+    speed = (cluster.device.link if cluster.nodes == 1 else min(cluster.device.link, NETWORK)) * LINK_SHARE * 1e9
+    gathered, reduced = exchanged(size, setup, work)
+    return (gathered + reduced * (2 if setup.zero_stage < 2 else 1)) / speed
+
+
+def offloading(size: ModelSize, setup: Setup, work: Work, cluster: Cluster) -> float:
+    """Seconds: gradients down and weights up over PCIe, and Adam on the CPU; offloaded weights up in every pass."""
+    if not setup.offload_optimizer and not setup.offload_weights:
+        return 0.0
+    speed, share = cluster.device.pcie * LINK_SHARE * 1e9, setup.processes if setup.zero_stage else 1
+    seconds = 0.0
+    if setup.offload_optimizer:
+        seconds += size.trained / share * 4.0 * work.accumulation / speed + size.trained / share * 2.0 / speed
+        seconds += size.trained / share * ADAM_BYTES * cluster.per_node / (HOST_BANDWIDTH * 1e9)
+    if setup.offload_weights:
+        seconds += 3 * size.weights / share * 2.0 * work.accumulation / speed
+    return seconds
+
+
+def generation(size: ModelSize, setup: Setup, drawn: Generation | None, cluster: Cluster) -> float:
+    """Seconds: every token of all rows together reads the weights once, at half the memory's speed."""
+    if drawn is None:
+        return 0.0
+    kept = 2.0 if setup.half or setup.packed_bytes is not None else setup.weight_bytes
+    return drawn.tokens * size.weights * kept / (cluster.device.memory_bandwidth * 0.5 * 1e9)

@@ -1,0 +1,150 @@
+"""What a stage does in a micro step, read from its arguments: rows, tokens, head, reference, generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hftune.arguments import (
+    DPOArguments,
+    PTArguments,
+    RLFields,
+    RMArguments,
+    SFTArguments,
+    StageArguments,
+)
+from hftune.distributed import ranks
+from hftune.models.configs import row_length
+from hftune.tools.planning.pairs import compares_while_training
+
+FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"
+
+PROMPT = 512
+"""Tokens of a prompt where nothing bounds them: as TRL's GRPO had until it left prompts whole."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Completions that are drawn before they are trained on.
+
+    Args:
+        rows: At a time in a process.
+        prompt: Tokens before them.
+        tokens: The most of a completion.
+    """
+
+    rows: int
+    prompt: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """A micro step of one process.
+
+    Args:
+        examples: `--per_device_train_batch_size`.
+        rows: That the model sees; a pair has two.
+        tokens: In a row, at most.
+        flat: All rows go through the model as a single one, without padding.
+        masked: The attention gets a mask of tokens by tokens.
+        head: `FULL_LOGITS`, `FUSED`, `ANSWERS`, `WEIGHTED` (with a loss known beforehand) or `SCORE`.
+        reference: A forward pass of the reference runs while the policy's activations are kept.
+        reference_apart: One runs, while none are.
+        generation: Of RL.
+        accumulation: Micro steps a step.
+        length_known: Whether something bounds the rows.
+    """
+
+    examples: int
+    rows: int
+    tokens: int
+    flat: bool
+    masked: bool
+    head: str
+    reference: bool = False
+    reference_apart: bool = False
+    generation: Generation | None = None
+    accumulation: int = 1
+    length_known: bool = True
+
+    @property
+    def tokens_per_micro_step(self) -> int:
+        """Of one process, padding included."""
+        return self.rows * self.tokens
+
+    def with_examples(self, examples: int) -> Work:
+        """The same global batch in micro steps of another size, which divides this one."""
+        factor = self.examples // examples
+        fewer = self.rows // factor
+        generation = self.generation  # drawn for the whole global batch at once, whatever the micro steps
+        return replace(
+            self,
+            examples=examples,
+            rows=fewer,
+            masked=self.masked and (fewer > 1 or self.flat),
+            accumulation=self.accumulation * factor,
+            generation=generation,
+        )
+
+
+def work_of(training_args: StageArguments, attention: str, *, adapted: bool) -> Work:
+    """What the arguments ask for.
+
+    Args:
+        attention: The implementation that will be used.
+        adapted: Whether an adapter is trained.
+    """
+    examples, pairs = training_args.per_device_train_batch_size, isinstance(training_args, DPOArguments | RMArguments)
+    length = row_length(training_args)
+    generation = _generation(training_args)
+    if generation is not None:
+        length = generation.prompt + generation.tokens
+    rows = examples * (2 if pairs else 1)
+    flat = training_args.flat_batches
+    return Work(
+        examples=examples,
+        rows=rows,
+        tokens=length or _model_max(training_args),
+        flat=flat,
+        # Padded rows, or documents in a row that plain SDPA keeps apart. Without a mask SDPA takes causal as a word.
+        masked=attention == "eager" or (attention == "sdpa" and (flat or rows > 1)),
+        head=_head(training_args),
+        reference=compares_while_training(training_args, adapted=adapted),
+        reference_apart=generation is not None and bool(training_args.beta),
+        generation=generation,
+        accumulation=training_args.gradient_accumulation_steps,
+        length_known=length is not None,
+    )
+
+
+def _head(training_args: StageArguments) -> str:
+    if isinstance(training_args, RMArguments):
+        return SCORE
+    if isinstance(training_args, DPOArguments):
+        return ANSWERS
+    if isinstance(training_args, PTArguments | SFTArguments):
+        return FULL_LOGITS if training_args.label_smoothing_factor else WEIGHTED
+    return FUSED
+
+
+def _generation(training_args: StageArguments) -> Generation | None:
+    if not isinstance(training_args, RLFields):
+        return None
+    args: Any = training_args  # with TRL's config
+    steps = args.steps_per_generation or args.gradient_accumulation_steps
+    return Generation(
+        rows=args.per_device_train_batch_size * steps,
+        prompt=args.max_prompt_length or PROMPT,
+        tokens=args.max_completion_length or 256,
+    )
+
+
+def _model_max(training_args: StageArguments) -> int:
+    """Where nothing bounds rows, what TRL would have bound them by."""
+    return int(getattr(training_args, "max_length", None) or 1024)
+
+
+def global_batch(work: Work) -> int:
+    """Examples a step, of all processes."""
+    return work.examples * work.accumulation * ranks.world_size()

@@ -1,0 +1,271 @@
+"""Where a model came from: from its folder back to the base, by the manifests, and whether all of it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.contents import changed_input
+from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
+from hftune.digests import changed_files
+from hftune.errors import ManifestError
+from hftune.tools.reporting.stages import ASKED
+from hftune.weight_files import fingerprint
+
+_SETTINGS = (
+    *("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("lr_scheduler_type", "max_length", "block_size", "beta", "seed"),
+)
+_METRICS = ("train_loss", "eval_loss", "eval_perplexity", "eval_accuracy", "eval_token_accuracy", "eval_reward")
+
+
+@dataclass
+class Origin:
+    """A model or adapter in the chain.
+
+    Args:
+        name: Its folder, or a Hub name.
+        role: What the one below it used it as: base, adapter, reward model, ...; empty for the model asked about.
+        manifest: Empty where hftune did not make it.
+        faults: What no longer is as it was when it was used.
+        parents: What it was made from.
+    """
+
+    name: str
+    role: str
+    manifest: Manifest
+    faults: list[str] = field(default_factory=list)
+    parents: list[Origin] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Origin]:
+        """All origins, parents before what was made from them, each folder once."""
+        seen: set[str] = set()
+
+        def behind(origin: Origin) -> Iterator[Origin]:
+            if origin.name not in seen:
+                seen.add(origin.name)
+                for parent in origin.parents:
+                    yield from behind(parent)
+                yield origin
+
+        return behind(self)
+
+    def all_faults(self) -> list[str]:
+        """Of all origins and all uses of them, each once."""
+        uses = [use for origin in self.walk() for use in (origin, *origin.parents)]
+        return list(dict.fromkeys(fault for use in uses for fault in use.faults))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "role": self.role,
+            "stage": self.manifest.get("stage"),
+            "status": self.manifest.get("status"),
+            "kind": self.manifest.get("kind"),
+            "hftune": self.manifest.get("hftune"),
+            "trained_on": trained_on(self.manifest),
+            "settings": settings(self.manifest),
+            "metrics": metrics(self.manifest),
+            "verified": self.manifest.get("verified"),
+            "faults": self.faults,
+            "parents": [parent.to_dict() for parent in self.parents],
+        }
+
+
+def trace(folder: str | Path) -> Origin:
+    """The whole chain behind a folder.
+
+    Raises:
+        ManifestError: The folder is not there, or hftune did not make it.
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise ManifestError(
+            f"{folder} has no hftune.json" if Path(folder).is_dir() else f"there is no folder {folder}",
+            place=str(folder),
+            fix="give an output folder of a stage or a merge",
+        )
+    return _trace(str(folder), "", {}, ())
+
+
+def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
+    """A folder and what is behind it; each folder is read once, however many came from it."""
+    if name in known:
+        found = known[name]
+        return Origin(name, role, found.manifest, list(found.faults), found.parents)
+    manifest = read_manifest(name) or {}
+    origin = Origin(name, role, manifest, list(_own_faults(name, manifest)))
+    if name in within:  # a folder that was replaced by what was made from it
+        origin.faults.append("it was made from itself: the folder has been used again")
+        return origin
+    for parent, what, expected in _parents(manifest):
+        traced = _trace(parent, what, known, (*within, name))
+        traced.faults += _other_weights(parent, expected)
+        origin.parents.append(traced)
+    known[name] = origin
+    return origin
+
+
+def _parents(manifest: Manifest) -> Iterator[tuple[str, str, str | None]]:
+    """Name, role and fingerprint of everything that a result was made from, each once."""
+    found: dict[str, tuple[str, str | None]] = {}
+    base = manifest.get("base") or {}
+    if base.get("name"):
+        found[str(base["name"])] = ("base", base.get("fingerprint"))
+    role = "asked" if manifest.get("stage") == ASKED else "adapter"
+    for parent in manifest.get("parents") or []:
+        found.setdefault(str(parent["folder"]), (role, parent.get("fingerprint")))
+    asked = (manifest.get("arguments") or {}).get("training") or {}
+    inputs = manifest.get("inputs") or {}
+    for name in asked.get("reward_model_path") or []:
+        found.setdefault(str(name), ("reward model", (inputs.get(name) or {}).get("model")))
+    yield from ((name, role, seen) for name, (role, seen) in found.items())
+
+
+def _other_weights(name: str, expected: str | None) -> Iterator[str]:
+    """Whether a parent is still what it was when it was used."""
+    if expected is None or expected.startswith("hub:"):
+        return
+    if not Path(name).is_dir():
+        yield f"{name} is gone"
+    elif fingerprint(name) != expected:
+        yield f"the weights in {name} are not those that were used"
+
+
+def _own_faults(name: str, manifest: Manifest) -> Iterator[str]:
+    """Whether the run finished, and its files and records are what they were."""
+    if manifest and manifest.get("status") != COMPLETE:
+        yield f"it was not finished (status {manifest.get('status')})"
+    yield from changed_files(Path(name), manifest.get("files") or {}, whole=True)
+    for path, recorded in (manifest.get("inputs") or {}).items():
+        if "files" in recorded:  # models are parents and checked as such
+            yield from changed_input(path, recorded, whole=True)
+
+
+def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
+    """The records of a stage: files, counts and fingerprint of each split."""
+    return [
+        {
+            "split": split,
+            **{
+                name: about.get(name)
+                for name in ("files", "rows", "used", "dropped", "truncated", "tokens", "trained_tokens", "fingerprint")
+            },
+        }
+        for split, about in (manifest.get("data") or {}).items()
+    ]
+
+
+def settings(manifest: Manifest) -> dict[str, Any]:
+    """Arguments that matter: how it was trained, and the adapter."""
+    groups = manifest.get("arguments") or {}
+    training, adapter = groups.get("training") or {}, groups.get("adapter") or {}
+    if not isinstance(training, dict):
+        return {}
+    found = {name: training[name] for name in _SETTINGS if training.get(name) not in (None, -1)}
+    if found.get("max_steps"):
+        found.pop("num_train_epochs", None)  # steps win
+    if adapter.get("use_peft"):
+        found |= {name: adapter[name] for name in ("lora_r", "lora_alpha") if name in adapter}
+    if manifest.get("quantisation"):
+        found["quantised"] = f"{manifest['quantisation']['bits']} bit"
+    if manifest.get("world_size"):
+        found["processes"] = manifest["world_size"]
+    return found
+
+
+def metrics(manifest: Manifest) -> dict[str, float]:
+    """What it came to."""
+    found = manifest.get("metrics") or {}
+    return {name: found[name] for name in _METRICS if isinstance(found.get(name), int | float)}
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def draw(origin: Origin) -> str:
+    """The chain as a tree, the model asked about at the root, and below it what all of it was trained on."""
+    lines = [*_tree(origin, "", "", "", set()), "", *_summary(origin)]
+    return "\n".join(lines)
+
+
+def _tree(origin: Origin, first: str, rest: str, role: str, shown: set[str]) -> Iterator[str]:
+    known = origin.name in shown and bool(origin.manifest)
+    shown.add(origin.name)
+    yield f"{first}{role}{origin.name}{'  (see above)' if known else _what(origin.manifest)}"
+    parents = [] if known else origin.parents
+    details = [f"! {fault}" for fault in origin.faults] if known else _details(origin)
+    for detail in details:
+        yield f"{rest}{'│ ' if parents else '  '}  {detail}"
+    for number, parent in enumerate(parents, start=1):
+        last = number == len(parents)
+        branch, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        yield from _tree(parent, rest + branch, rest + below, f"{parent.role}: ", shown)
+
+
+def _what(manifest: Manifest) -> str:
+    if not manifest:
+        return "  (not made by hftune)"
+    stage = manifest.get("stage")
+    if stage == "merge":
+        return f"  [{manifest.get('merged_stage') or 'adapter'} merged]"
+    return f"  [{stage}, {manifest.get('kind')}]"
+
+
+def _details(origin: Origin) -> Iterator[str]:
+    manifest = origin.manifest
+    for split in trained_on(manifest):
+        yield _records(split)
+    shown = [f"{name} {value}" for name, value in settings(manifest).items()]
+    if shown:
+        yield ", ".join(shown)
+    found = [f"{name} {value:.4g}" for name, value in metrics(manifest).items()]
+    if found:
+        yield ", ".join(found)
+    verified = manifest.get("verified")
+    if verified and verified.get("largest") is not None:
+        yield f"verified: differs from base + adapter by {verified['largest']:.1e} at most"
+    for fault in origin.faults:
+        yield f"! {fault}"
+
+
+def _records(split: dict[str, Any]) -> str:
+    files = split["files"] or []
+    names = ", ".join(files[:4]) + (f" and {len(files) - 4} more" if len(files) > 4 else "")
+    parts = [f"{split['used']:,} of {split['rows']:,} records" if split.get("rows") else f"{split.get('used')} records"]
+    parts += [f"{sum(split['dropped'].values())} dropped"] if split.get("dropped") else []
+    parts += [f"{split['truncated']} truncated"] if split.get("truncated") else []
+    parts += [f"{split['trained_tokens']:,} trained tokens an epoch"] if split.get("trained_tokens") else []
+    return f"{split['split']}: {names or 'generated'} ({', '.join(parts)})"
+
+
+def _summary(origin: Origin) -> Iterator[str]:
+    """What was it trained on: records of the stages whose weights are in it, and whether all of it holds."""
+    members = list(_lines_of_descent(origin))
+    if members:
+        yield f"{origin.name} was trained on:"
+    for member in members:
+        for split in trained_on(member.manifest):
+            if split["split"] == "train":
+                files = ", ".join(split["files"] or ["generated records"])
+                yield f"  {member.manifest['stage']:<4} {files}: {split.get('used') or 0:,} records"
+    faults = origin.all_faults()
+    yield "all fingerprints hold" if not faults else f"{len(faults)} thing(s) no longer hold (marked !)"
+
+
+def _lines_of_descent(origin: Origin) -> Iterator[Origin]:
+    """What the weights went through, the first first: not reward models, whose records they never saw."""
+    seen: set[str] = set()
+
+    def walk(member: Origin) -> Iterator[Origin]:
+        if member.name not in seen:
+            seen.add(member.name)
+            for parent in member.parents:
+                if parent.role not in ("reward model", "asked"):
+                    yield from walk(parent)
+            yield member
+
+    return (member for member in walk(origin) if trained_on(member.manifest))

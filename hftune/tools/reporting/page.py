@@ -1,0 +1,260 @@
+"""`hftune report`: one HTML page that needs nothing else, and its twin in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hftune.publishing.files import write_page
+from hftune.tools.reporting import lineage
+from hftune.tools.reporting.answers import (
+    answer_sections,
+    completion_section,
+    html_answers,
+    html_completions,
+    reward_section,
+)
+from hftune.tools.reporting.stages import ASKED, Points, Stage, read_stages
+from hftune.tools.reporting.style import CSS
+from hftune.tools.reporting.svg import chart, short
+from hftune.tools.reporting.tables import Section, format_cell, stages_section
+from hftune.visible import code, html, markdown, visible
+
+NAME = "report"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_SPARK = 32
+
+
+def write_pages(folder: str | Path) -> tuple[Path, Path]:
+    """Write `report.html` and `report.md` into a stage's or a pipeline's folder.
+
+    Raises:
+        ManifestError: There is nothing to report.
+    """
+    folder = Path(folder)
+    stages = _asked_first(read_stages(folder))
+    title = f"{folder.resolve().name}: {' → '.join(_title(stage) for stage in stages if _trained(stage)) or 'merge'}"
+    written = folder / f"{NAME}.html", folder / f"{NAME}.md"
+    pages = html_page(title, stages), markdown_page(title, stages)
+    for file, text in zip(written, pages, strict=True):
+        write_page(file, text, "report")
+    return written
+
+
+def _trained(stage: Stage) -> bool:
+    return stage.manifest.get("stage") not in ("merge", ASKED)
+
+
+def _title(stage: Stage) -> str:
+    said = stage.manifest.get("stage") != "merge" or stage.name.endswith("-merged")
+    return stage.name if said else f"{stage.name} (merged)"
+
+
+def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
+    """What the models answer is what most readers open the page for."""
+    return sorted(stages, key=lambda stage: stage.manifest.get("stage") != ASKED)
+
+
+# --- what both show ---
+
+
+def sections(stage: Stage) -> Iterator[Section]:
+    """The tables of a stage: records, settings, figures, and what a merge's verification measured."""
+    manifest = stage.manifest
+    splits = lineage.trained_on(manifest)
+    if splits:
+        names = ("split", "read", "used", "dropped", "truncated", "tokens", "trained tokens", "files")
+        yield Section("Records", names, [_records(split) for split in splits])
+    settings = lineage.settings(manifest)
+    if settings:
+        shortened = [(name, f"{value:g}" if isinstance(value, float) else value) for name, value in settings.items()]
+        yield Section("Settings", ("argument", "value"), shortened)
+    figures = {name: value for name, value in (manifest.get("metrics") or {}).items() if isinstance(value, int | float)}
+    shown = {name: value for name, value in figures.items() if not name.endswith(("_per_second", "flos", "runtime"))}
+    if shown:
+        yield Section("Metrics", ("metric", "value"), sorted(shown.items()))
+    verified = manifest.get("verified") or {}
+    if verified:
+        labels = {"largest": "largest difference", "mean": "mean difference", "same_greedy": "same greedy answers"}
+        rows = [(label, verified[name]) for name, label in labels.items() if verified.get(name) is not None]
+        yield Section("Merged model against base + adapter", ("measure", "value"), rows)
+
+
+def _records(split: dict[str, Any]) -> tuple[object, ...]:
+    dropped = split.get("dropped") or {}
+    told = ", ".join(f"{number} {reason}" for reason, number in dropped.items()) or 0
+    files = ", ".join(Path(file).name for file in (split.get("files") or [])[:6]) or None
+    counts = (split.get("rows"), split.get("used"), told, split.get("truncated"), split.get("tokens"))
+    return (split["split"], *counts, split.get("trained_tokens") or None, files)
+
+
+def _answers(stage: Stage) -> Iterator[Section]:
+    """What models answered: before and after, and as RL went on."""
+    yield from answer_sections(stage.answers)
+    if stage.completions:
+        yield completion_section(stage.completions)
+
+
+# --- HTML ---
+
+
+def html_page(title: str, stages: Sequence[Stage]) -> str:
+    """The page: no script, no font, no picture is loaded from anywhere."""
+    trained = [stage for stage in stages if _trained(stage)]
+    overview = stages_section([_named(stage) for stage in trained]) if trained else None
+    links = "".join(f'<a href="#s{number}">{html(_title(stage))}</a>' for number, stage in enumerate(stages))
+    body = [
+        f"<h1>{html(title)}</h1>",
+        f"<nav>{links}</nav>",
+        *([_html_table(overview)] if overview else []),
+        *(_html_stage(number, stage) for number, stage in enumerate(stages)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        # Nothing is loaded and nothing runs, whatever found its way in here.
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{html(title)}</title><style>{CSS}</style></head>\n<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _named(stage: Stage) -> Any:
+    return replace(stage.summary, stage=stage.name)
+
+
+def _html_stage(number: int, stage: Stage) -> str:
+    status = stage.manifest.get("status")
+    badge = "" if status == "complete" else f'<span class="badge">{html(str(status))}</span>'
+    base = (stage.manifest.get("base") or {}).get("name")
+    origin = f'<p class="from">from <code>{html(str(base))}</code></p>' if base else ""
+    charts = "".join(
+        f"<figure><figcaption>{html(title)}</figcaption>{chart(curves, title)}</figure>"
+        for title, curves in stage.curves.items()
+    )
+    wide = ' class="whole"'
+    tables = "".join(f"<div{wide if s.title == 'Records' else ''}>{_html_table(s)}</div>" for s in sections(stage))
+    parts = [
+        f'<section id="s{number}"><h2>{html(_title(stage))}{badge}</h2>{origin}',
+        f'<div class="charts">{charts}</div>' if charts else "",
+        f'<div class="tables">{tables}</div>',
+        _html_samples(stage),
+        _html_said(stage),
+        _html_notices(stage),
+        f"<h3>Command</h3><pre>{html(stage.command)}</pre>" if stage.command else "",
+        "</section>",
+    ]
+    return "".join(parts)
+
+
+def _html_said(stage: Stage) -> str:
+    """What models answered, a card a question."""
+    rewards = reward_section(stage.answers)
+    parts = [_html_table(rewards)] if rewards else []
+    parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
+    parts += [html_completions(stage.completions)] if stage.completions else []
+    return "".join(parts)
+
+
+def _html_table(section: Section) -> str:
+    numeric = [
+        bool(section.rows) and all(isinstance(row[column], int | float | None) for row in section.rows)
+        for column in range(len(section.headers))
+    ]
+    heads = "".join(f"<th{_right(n)}>{html(head)}</th>" for head, n in zip(section.headers, numeric, strict=True))
+    rows = "".join(
+        "<tr>" + "".join(f"<td{_right(n)}>{_cell(cell)}</td>" for cell, n in zip(row, numeric, strict=True)) + "</tr>"
+        for row in section.rows
+    )
+    note = f"<p>{html(section.note)}</p>" if section.note else ""
+    table = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return f"<h3>{html(section.title)}</h3>{note}{table}"
+
+
+def _right(numeric: bool) -> str:
+    return ' class="n"' if numeric else ""
+
+
+def _cell(value: object) -> str:
+    # Text goes in as it is; only numbers are formatted as in Markdown, whose escapes mean nothing here.
+    return html(value if isinstance(value, str) else format_cell(value))
+
+
+def _html_samples(stage: Stage) -> str:
+    if not stage.samples:
+        return ""
+    shown = "".join(
+        "<pre class=sample>"
+        + "".join(f"<mark>{html(text)}</mark>" if trained else html(text) for text, trained in sample)
+        + "</pre>"
+        for sample in stage.samples
+    )
+    return f"<h3>What was trained</h3><p>Marked text is trained; the rest is context.</p>{shown}"
+
+
+def _html_notices(stage: Stage) -> str:
+    told = stage.manifest.get("notices") or []
+    if not told:
+        return ""
+    entries = "".join(f"<li>{html(str(notice))}</li>" for notice in told)
+    return f"<details><summary>Notices ({len(told)})</summary><ul>{entries}</ul></details>"
+
+
+# --- Markdown ---
+
+
+def markdown_page(title: str, stages: Sequence[Stage]) -> str:
+    """The same in Markdown; curves as a line of blocks with their first, lowest, highest and last value."""
+    trained = [_named(stage) for stage in stages if _trained(stage)]
+    parts = [f"# {markdown(title)}", *([stages_section(trained).render()] if trained else [])]
+    for stage in stages:
+        parts.append(f"## {markdown(_title(stage))}")
+        base = (stage.manifest.get("base") or {}).get("name")
+        parts += [f"From {code(base)}, {markdown(stage.manifest.get('status'))}."] if base else []
+        if stage.curves:
+            parts.append(_curves(stage).render().replace("## ", "### ", 1))
+        found = [*sections(stage), *_answers(stage)]
+        parts += [section.render().replace("## ", "### ", 1) for section in found]
+        if stage.samples:
+            parts.append("### What was trained\n\nText between « and » is trained; the rest is context.")
+            parts += [_fenced("".join(f"«{t}»" if b else t for t, b in sample)) for sample in stage.samples]
+        if stage.command:
+            parts.append(f"### Command\n\n{_fenced(stage.command)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _curves(stage: Stage) -> Section:
+    rows = [
+        (title if len(curves) == 1 else f"{title}, {label}", spark(points), *_figures(points))
+        for title, curves in stage.curves.items()
+        for label, points in curves.items()
+    ]
+    return Section("Curves", ("what", "over the steps", "first", "lowest", "highest", "last"), rows)
+
+
+def _figures(points: Points) -> tuple[str, ...]:
+    values = [value for value in points[1] if math.isfinite(value)] or [math.nan]
+    return tuple(short(value) for value in (points[1][0], min(values), max(values), points[1][-1]))
+
+
+def spark(points: Points) -> str:
+    """Values as blocks of eight heights; a value that is not finite is an `x`."""
+    values = list(points[1])
+    if len(values) > _SPARK:
+        values = [values[int(number * len(values) / _SPARK)] for number in range(_SPARK - 1)] + values[-1:]
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    span = (high - low) or 1.0
+    return "".join(_BLOCKS[min(7, int((value - low) / span * 8))] if math.isfinite(value) else "x" for value in values)
+
+
+def _fenced(text: str) -> str:
+    """A block whose fence is longer than any in the text."""
+    text, fence = visible(text), "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,180 @@
+"""Everything that a report shows of a folder: its stages, their curves, counts, samples, answers and commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.manifest import Manifest, read_manifest
+from hftune.constants import MANIFEST_NAME, SAMPLES_NAME
+from hftune.errors import ManifestError
+from hftune.opening.files import read_bytes
+from hftune.opening.json_file import LARGE, parse_json, read_json
+from hftune.secrets import command_without_secrets
+from hftune.tools.reporting.history import StageSummary, read_history, series, summary
+
+PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.jsonl"
+ASKED = "answers"
+"""The stage of a folder of `hftune ask`."""
+_SHOWN = 2
+_SKIPPED = {"previous", "logs"}
+_DEPTH = 3
+
+CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    ("Loss", (("loss", "training"), ("eval_loss", "held out"))),
+    ("Reward", (("reward", "mean reward"), ("eval_reward", "held out"))),
+    ("Reward margin", (("margin", "training"), ("rewards/margins", "training"), ("eval_margin", "held out"))),
+    ("Accuracy", (("accuracy", "pairs"), ("rewards/accuracies", "pairs"), ("mean_token_accuracy", "tokens"))),
+    ("KL to the reference", (("kl", "kl"),)),
+    ("Completion length (tokens)", (("completions/mean_length", "mean"),)),
+    ("Entropy", (("entropy", "entropy"),)),
+    ("Learning rate", (("learning_rate", "learning rate"),)),
+    ("Gradient norm", (("grad_norm", "gradient norm"),)),
+    ("Tokens per second", (("tokens_per_second", "tokens/s"),)),
+    ("Peak memory (GB)", (("memory_gb", "rank 0"),)),
+)
+"""Title to logged names and what they are called; what was not logged is left out."""
+
+Points = tuple[list[int], list[float]]
+
+
+@dataclass
+class Stage:
+    """One folder.
+
+    Args:
+        name: The folder relative to what is reported.
+        curves: Title to label to steps and values; empty ones are left out.
+        samples: What was trained on: for each sample its pieces of text and whether they were trained.
+        answers: Questions, and what each model answered, where the stage has written them.
+        completions: Of RL: some answers of the first and of the last logged step, with their rewards.
+    """
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    summary: StageSummary
+    curves: dict[str, dict[str, Points]] = field(default_factory=dict)
+    samples: list[list[tuple[str, bool]]] = field(default_factory=list)
+    answers: dict[str, Any] = field(default_factory=dict)
+    completions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What was typed, as far as the manifest knows it; without the secrets that older versions wrote there."""
+        words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
+        return shlex.join(command_without_secrets(words))
+
+
+def read_stages(folder: str | Path) -> list[Stage]:
+    """All stages and merges at or below a folder, in the order in which they were made from each other.
+
+    Raises:
+        ManifestError: There are none.
+    """
+    folder = Path(folder)
+    found = list(_folders(folder, _DEPTH))
+    if not found:
+        raise ManifestError(
+            f"there is no {MANIFEST_NAME} in {folder} or below it"
+            if folder.is_dir()
+            else f"there is no folder {folder}",
+            place=str(folder),
+            fix="give the output folder of a stage or of a pipeline",
+        )
+    stages = [_read(place, folder) for place in found]
+    return _in_order(stages)
+
+
+def _folders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / MANIFEST_NAME).is_file():
+        yield folder
+        return
+    if depth and folder.is_dir():
+        for child in sorted(folder.iterdir()):
+            if child.is_dir() and child.name not in _SKIPPED and not child.name.startswith((".", "checkpoint-")):
+                yield from _folders(child, depth - 1)
+
+
+def _read(folder: Path, top: Path) -> Stage:
+    manifest = read_manifest(folder) or {}
+    history = read_history(folder)
+    name = folder.name if folder == top else str(folder.relative_to(top))
+    stage = Stage(name, folder, manifest, summary(manifest, history))
+    logged = read_progress(folder) or history
+    for title, names in CURVES:
+        found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
+        if found and any(any(points[1]) for points in found.values()):
+            stage.curves[title] = dict(reversed(found.items()))
+    stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME) or []]
+    stage.answers = _json(folder / ANSWERS) or {}
+    stage.completions = _first_and_last(_lines(folder / COMPLETIONS))
+    return stage
+
+
+def _in_order(stages: list[Stage]) -> list[Stage]:
+    """Parents first; stages that do not build on each other by the time at which their manifest was written."""
+    waiting = sorted(stages, key=lambda stage: (stage.folder / MANIFEST_NAME).stat().st_mtime)
+    places = {stage.folder.resolve() for stage in stages}
+    done: list[Stage] = []
+    made: set[Path] = set()
+    while waiting:
+        ready = next((s for s in waiting if all(p in made for p in _parents(s) & places)), waiting[0])
+        waiting.remove(ready)
+        done.append(ready)
+        made.add(ready.folder.resolve())
+    return done
+
+
+def _parents(stage: Stage) -> set[Path]:
+    named = [parent.get("folder") for parent in stage.manifest.get("parents") or []]
+    named += [(stage.manifest.get("base") or {}).get("name")]
+    return {place for name in named if name for place in _places(name)} - {stage.folder.resolve()}
+
+
+def _places(name: Any) -> Iterator[Path]:
+    """A folder that a manifest names; none where it names what cannot be one (zero bytes, halves of characters)."""
+    with suppress(ValueError, OSError, RuntimeError):
+        yield Path(str(name)).resolve()
+
+
+def read_progress(folder: Path) -> list[dict[str, Any]]:
+    """`progress.jsonl` with the speed between logs; a step that was done again after an interruption counts once."""
+    lines: list[dict[str, Any]] = []
+    before: dict[str, Any] | None = None
+    for line in _lines(folder / PROGRESS):
+        if line.get("began"):
+            before = None
+        tokens, speed = line.get("tokens"), None
+        if before is not None and tokens is not None and before.get("tokens") is not None:
+            seconds = line["time"] - before["time"]
+            # Counts of earlier versions began anew where a run was resumed.
+            more = seconds > 0 and line["step"] > before["step"] and tokens >= before["tokens"]
+            speed = (tokens - before["tokens"]) / seconds if more else None
+        lines.append({**line, **({"tokens_per_second": speed} if speed is not None else {})})
+        before = line
+    return lines
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file that a run appends to; a line that a kill cut off is none."""
+    if file.is_file():
+        for line in read_bytes(file, limit=LARGE).splitlines():
+            with suppress(ManifestError):
+                yield parse_json(line, str(file), finite=False, halves=True)
+
+
+def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    trained = [line for line in lines if line.get("mode") == "train"]
+    steps = sorted({line["step"] for line in trained})
+    return [line for step in steps[:1] + steps[1:][-1:] for line in [x for x in trained if x["step"] == step][:_SHOWN]]
+
+
+def _json(file: Path) -> Any:
+    if not file.is_file():
+        return None
+    return read_json(file, limit=LARGE, kind=None, finite=False, halves=True, fix="delete it")

@@ -1,0 +1,300 @@
+"""`hftune ask`: the same questions to several models, one after another, for the before and after of `hftune report`.
+
+`answers.json` holds the questions, the answers of each model under the name by which it was asked, and, with a reward
+model, the reward of each answer.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from hftune.arguments.asking import AskArguments
+from hftune.checkpoints import manifest as manifests
+from hftune.checkpoints.chain import whole_chain
+from hftune.checkpoints.contents import is_model
+from hftune.checkpoints.inputs import record_inputs
+from hftune.checkpoints.reward_scale import read_scale
+from hftune.data.borders import Borders, count_borders, describe_borders, mode_for_answers
+from hftune.data.chat import Renderer
+from hftune.data.encoding import Counts
+from hftune.data.readers.base import Row
+from hftune.data.records.messages import Message
+from hftune.data.respelling import token_ids
+from hftune.data.schemas import Prompt, to_prompt
+from hftune.data.scored import Conversations
+from hftune.data.sources import chunks, find_files
+from hftune.digests import record_files
+from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
+from hftune.logging import get_logger, notice, notices
+from hftune.models.adapter_configs import read_lora_config
+from hftune.models.agreement import grow_as_recorded
+from hftune.models.config_sizes import check_config
+from hftune.models.folding import fold_adapters
+from hftune.models.pretrained import pretrained
+from hftune.nearby import not_had
+from hftune.opening.json_file import LARGE, read_json
+from hftune.publishing.disk import disk_errors, write_file
+from hftune.publishing.files import file_problems, published_file
+from hftune.publishing.into import begin_result, finish_result
+from hftune.secrets import command_without_secrets, without_secrets
+from hftune.tools.reporting.stages import ANSWERS, ASKED
+from hftune.tools.scoring.run import scores_of
+from hftune.trainers.result import hold_output, release_output
+from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
+from hftune.trainers.score_batches import run_batches
+from hftune.visible import whole
+from hftune.weight_files import fingerprint
+
+_BATCH = 16
+
+
+def ask(args: AskArguments, argv: list[str]) -> dict[str, Any]:
+    """Ask every model, score the answers if there is a reward model, and write `answers.json` into the output folder.
+
+    Args:
+        args: What to ask of whom.
+        argv: The command line, for the manifest.
+
+    Returns:
+        What was written: `questions`, `answers` and `rewards` by model, `max_new_tokens`, `reward_model`.
+
+    Raises:
+        ArgumentError: No questions, no models, one that cannot be loaded.
+        DataError: A prompt that cannot be read.
+    """
+    began = time.time()
+    raise_together(check_ask(args))
+    prompts = list(_prompts(args))
+    models = list(dict.fromkeys(args.models or []))
+    said = {name: _answers(name, prompts, args) for name in models}
+    found: dict[str, Any] = {"questions": [_shown(prompt.messages) for prompt in prompts], "answers": said}
+    found["max_new_tokens"] = args.max_new_tokens
+    if args.reward_model_path:
+        found["reward_model"] = args.reward_model_path
+        found["rewards"] = _rewards(prompts, said, args)
+    if args.output_dir:
+        _write(Path(args.output_dir), found, args, argv, began)
+    return found
+
+
+def check_ask(args: AskArguments) -> Iterator[UserError]:
+    """All that is wrong with the arguments."""
+    if not args.models:
+        yield ArgumentError("no model was named", place="--models", fix="hftune ask --models BASE outputs/sft-merged")
+    for name in args.models or []:
+        if Path(name).is_dir() and not is_model(Path(name)):
+            yield ArgumentError(f"there is no model in {name}", place="--models", fix="give a model or an adapter")
+        elif Path(name).is_dir() and _scores(name, args.trust_remote_code):
+            fix = "give language models; --reward_model_path scores their answers"
+            yield ArgumentError(f"{name} is a reward model and says nothing", place="--models", fix=fix)
+    if not args.questions and not args.question_file:
+        yield ArgumentError("there are no questions", place="--questions", fix='--questions "Who are you?"')
+    if args.output_dir:
+        # Asking again replaces the answers before; asking is cheap, and the questions are in the file.
+        file = Path(args.output_dir) / ANSWERS
+        yield from file_problems(
+            file, overwrite=True, written_by_us=_are_answers, flag="--output_dir", overwrite_flag=""
+        )
+
+
+def _are_answers(file: Path) -> bool:
+    """Whether a file is an `answers.json` of an earlier `hftune ask`."""
+    try:
+        found = read_json(file, limit=LARGE, finite=False)
+    except ManifestError:
+        return False
+    return {"questions", "answers"} <= found.keys()
+
+
+def _scores(folder: str, trust_remote_code: bool) -> bool:
+    """Whether a model ends with a score head: with tied embeddings it would load as a language model all the same."""
+    try:
+        return reward_head(folder, "--models", trust_remote_code=trust_remote_code) in ("score", "steps")
+    except ArgumentError:
+        return False
+
+
+def _prompts(args: AskArguments) -> Iterator[Prompt]:
+    """The questions as conversations that end with a user's turn."""
+    for text in args.questions or []:
+        if os.path.isfile(text):
+            yield from _of_file(text, "--questions")
+        else:
+            yield Prompt([{"role": "user", "content": text}], origin="--questions")
+    if args.question_file:
+        yield from _of_file(args.question_file, "--question_file")
+
+
+def _of_file(path: str, flag: str) -> Iterator[Prompt]:
+    """The prompts of a file or folder; each line of a plain text is a question."""
+    for chunk in chunks(find_files(path, flag)):
+        for row in chunk.rows():
+            if isinstance(row, DataError):
+                raise row
+            if row.value.keys() == {"text"}:
+                yield Prompt([{"role": "user", "content": row.value["text"]}], origin=row.origin)
+            else:
+                yield to_prompt(row)
+
+
+def _shown(prompt: list[Message]) -> str:
+    """A single question as it is; a longer conversation with its speakers."""
+    if len(prompt) == 1:
+        return str(prompt[0].get("content"))
+    return "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in prompt)
+
+
+@torch.no_grad()
+def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
+    """The greedy answers of one model; it is gone from memory afterwards."""
+    get_logger().info("asking %s", name)
+    model, tokenizer = _load(name, args)
+    chats = bool(tokenizer.chat_template)
+    if not chats:
+        notice(f"{name} has no chat template: it goes on with the bare text of the last turn")
+    texts_of_all = _texts(prompts, tokenizer, args.borders_in_text)
+    said: list[str] = []
+    for start in range(0, len(prompts), _BATCH):
+        texts = texts_of_all[start : start + _BATCH]
+        given = token_ids(tokenizer, texts, add_special_tokens=not chats)
+        inputs = tokenizer.pad({"input_ids": given}, padding_side="left", return_tensors="pt").to(model.device)
+        ids = model.generate(  # type: ignore[operator]
+            **inputs, max_new_tokens=args.max_new_tokens, do_sample=False, pad_token_id=tokenizer.pad_token_id
+        )
+        said += tokenizer.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    del model
+    gc.collect()
+    return [whole(text).strip() for text in said]  # at --max_new_tokens an answer ends anywhere
+
+
+def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
+    """The prompts as a model is given them, with turn borders in them counted, or refused."""
+    render = Renderer(tokenizer) if tokenizer.chat_template else None
+    borders, counts = Borders(tokenizer, mode, render), Counts(rows=len(prompts))
+    texts: list[str] = []
+    for prompt in prompts:
+        try:
+            if render is None:
+                texts.append(borders.document(str(prompt.messages[-1].get("content"))))
+            else:
+                texts.append(borders.text(render, prompt.messages, add_generation_prompt=True))
+        except DataError as error:
+            raise error.at(prompt.origin) from error
+        count_borders(counts, texts[-1:])
+    if counts.bordered:
+        notice(describe_borders(counts, mode))
+    return texts
+
+
+def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model whole, over all GPUs of this machine or on the CPU; an adapter is folded into its base in memory."""
+    on_gpu = torch.cuda.is_available() and not args.use_cpu
+    dtype: Any = ("auto" if on_gpu else torch.float32) if args.dtype == "auto" else getattr(torch, args.dtype)
+    options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
+    folders, base = [], name
+    if (Path(name) / "adapter_config.json").is_file():
+        folders = whole_chain([name])
+        recorded = (manifests.read_manifest(name) or {}).get("base", {}).get("name")
+        base = recorded or read_lora_config(name, "--models").base_model_name_or_path
+    for folder in {name, base}:
+        check_config(folder, "--models")
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # load reports and advice on sampling, once a model
+    transformers_logging.disable_progress_bar()
+    try:
+        tokenizer = pretrained(AutoTokenizer, name, trust_remote_code=args.trust_remote_code)
+        if on_gpu:
+            options["device_map"] = "auto"
+        model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
+    except (OSError, ValueError) as error:
+        raise not_had(name, error, "--models", "language model") from error
+    finally:
+        transformers_logging.set_verbosity(level)
+    if info["missing_keys"]:
+        missing = sorted(map(str, info["missing_keys"]))
+        cause = f"{base} lacks weights, which would be drawn at random: {', '.join(missing[:3])}"
+        raise ArgumentError(cause, place="--models", fix="give a whole language model")
+    grow_as_recorded(model, folders)
+    model = fold_adapters(model, folders)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    for sampling in (
+        "temperature",
+        "top_p",
+        "top_k",
+    ):  # they mean nothing to greedy answers, and would be complained of
+        setattr(model.generation_config, sampling, None)
+    return model.eval(), tokenizer
+
+
+def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:
+    """What the reward model gives each answer, raw; None for an empty one."""
+    path = str(args.reward_model_path)
+    get_logger().info("scoring the answers with %s", path)
+    steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
+    model, tokenizer = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
+    if torch.cuda.is_available() and not args.use_cpu:
+        model.to("cuda")  # type: ignore[arg-type]
+    mode = mode_for_answers(args.borders_in_text)
+    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders=mode)
+    found: dict[str, list[float | None]] = {}
+    for name, answers in said.items():
+        rows = [
+            Row({"messages": [*prompt.messages, {"role": "assistant", "content": answer}]}, name, number)
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), start=1)
+        ]
+        scored = [make(row) if answer else [] for row, answer in zip(rows, answers, strict=True)]
+        run_batches(model, [one for conversation in scored for one in conversation], tokenizer.pad_token_id)
+        scale = read_scale(path)
+        found[name] = [scores_of(conversation, scale).get("score") for conversation in scored]
+        if empty := sum(not answer for answer in answers):
+            notice(f"{name} has no answer to {empty} of {len(answers)} questions; they have no reward")
+    return found
+
+
+def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> None:
+    """`answers.json` and the manifest, old or new together; the folder of a stage keeps its own manifest."""
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    if (manifests.read_manifest(folder) or {}).get("stage", ASKED) != ASKED:
+        with published_file(folder / ANSWERS, flag="--output_dir") as stream:
+            stream.write(text)
+        return
+    manifest = _manifest(found, args, argv, began)
+    hold_output(folder, create=True)
+    try:
+        with disk_errors(folder):
+            aside = begin_result(folder)
+            write_file(aside / ANSWERS, text)
+            manifests.write_manifest(aside, manifest | {"status": manifests.RUNNING})
+            manifest["files"] = record_files({ANSWERS: aside / ANSWERS})
+            finish_result(folder)
+            manifests.write_manifest(folder, manifest)
+    finally:
+        release_output()
+
+
+def _manifest(found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> manifests.Manifest:
+    """What was asked of whom; the file's record is still to come."""
+    asked = [name for name in [*found["answers"], args.reward_model_path] if name and manifests.read_manifest(name)]
+    return {
+        "hftune": manifests.library_versions().get("hftune"),
+        "stage": ASKED,
+        "status": manifests.COMPLETE,
+        "command": ["hftune", "ask", *command_without_secrets(argv)],
+        "arguments": without_secrets(vars(args)),
+        "versions": manifests.library_versions(),
+        "parents": [{"folder": name, "fingerprint": fingerprint(name)} for name in asked],
+        "inputs": record_inputs(argv),
+        "wall_seconds": round(time.time() - began, 2),
+        "notices": notices(),
+    }

@@ -1,0 +1,45 @@
+"""Bases that the tests of merging and of export share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.architectures import make_model
+
+
+@pytest.fixture(scope="session")
+def make_base(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`make_base("qwen2", tie_word_embeddings=True, shard="60KB", dtype=torch.bfloat16)`, made once."""
+    made: dict[str, Path] = {}
+
+    def once(name: str = "llama", **changes: Any) -> Path:
+        key = f"{name}-{sorted(changes.items())}"
+        if key not in made:
+            made[key] = _make(name, tmp_path_factory.mktemp("base"), dict(changes))
+        return made[key]
+
+    return once
+
+
+def _make(name: str, folder: Path, changes: dict[str, Any]) -> Path:
+    shard, dtype = changes.pop("shard", None), changes.pop("dtype", None)
+    if name == "gpt2":
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        torch.manual_seed(0)
+        config = GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=320, initializer_range=0.1)
+        GPT2LMHeadModel(config).save_pretrained(folder)
+    else:
+        make_model(name, folder, **changes)
+    if shard or dtype:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size=shard or "5GB")
+    return folder

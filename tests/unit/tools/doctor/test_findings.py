@@ -1,0 +1,184 @@
+"""`hftune doctor` on made-up machines: what is wrong is said with a way out, what is well in a line."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from hftune.errors import ArgumentError
+from hftune.tools.doctor import devices, launching, libraries, surroundings
+from hftune.tools.doctor.command import main
+from hftune.tools.doctor.devices import GIB, Gpu, Gpus
+from hftune.tools.doctor.findings import FINE, NOTE, WRONG, Finding, render, to_json
+
+HOPPER = Gpu("NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB)
+GOOD = Gpus("580.65", "13.0", None, [HOPPER, HOPPER])
+
+
+def levels(findings: object) -> list[str]:
+    return [one.level for one in findings]  # type: ignore[attr-defined]
+
+
+def the_wrong(findings: object) -> Finding:
+    (found,) = (one for one in findings if one.level != FINE)  # type: ignore[attr-defined]
+    assert found.fix
+    return found
+
+
+def test_a_page_counts_what_is_wrong() -> None:
+    found = [
+        Finding("GPU", "none"),
+        Finding("launch", "nobody met", WRONG, "try again"),
+        Finding("launch", "slow", NOTE),
+    ]
+    page = render(found)
+    assert page.splitlines() == [
+        "GPU",
+        "    ok   none",
+        "launch",
+        "  WRONG  nobody met",
+        "         to do: try again",
+        "  note   slow",
+        "1 thing(s) wrong, 1 note(s)",
+    ]
+    assert json.loads(to_json(found))["wrong"] == 1
+    assert render([Finding("GPU", "none")]).endswith("nothing is wrong")
+
+
+def test_python() -> None:
+    assert libraries.check_python("3.12.1", ">=3.11").level == FINE
+    old = libraries.check_python("3.9.2", ">=3.11")
+    assert old.level == WRONG and "3.9.2; hftune wants >=3.11" in old.said
+
+
+def test_versions() -> None:
+    requires = ["torch>=2.11,<2.14", "trl>=1.16,<1.17", "numpy", "ruff; extra == 'dev'"]
+    here = {"torch": "2.13.0+cpu", "trl": "1.16.0", "numpy": "2.4.0"}
+    assert levels(libraries.check_requirements(requires, here.get)) == [FINE]
+    newer = the_wrong(libraries.check_requirements(requires, (here | {"trl": "1.17.0"}).get))
+    assert "trl 1.17.0; hftune was made for" in newer.said and newer.fix == "pip install 'trl<1.17,>=1.16'"
+    absent = the_wrong(libraries.check_requirements(requires, {"torch": "2.12.0", "trl": "1.16.0"}.get))
+    assert absent.said == "numpy is not installed"
+
+
+def test_what_is_installed_here_is_well() -> None:
+    import importlib.metadata
+
+    assert levels(libraries.check_requirements(importlib.metadata.requires("hftune") or [])) == [FINE]
+    assert set(levels(libraries.check_optional())) == {FINE}
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os.abort()", "importing broken_kernels ends Python"),
+        ("raise OSError('undefined symbol: cudaMalloc')", "broken_kernels fails: OSError undefined symbol"),
+    ],
+)
+def test_a_library_that_does_not_load(code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tmp_path / "broken_kernels-1.0.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: broken_kernels\nVersion: 1.0\n")
+    tmp_path.joinpath("broken_kernels.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    root = Path(libraries.__file__).parents[3]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+    found = the_wrong(libraries.check_loading(["xxhash", "broken_kernels", "not_installed"]))
+    assert said in found.said
+
+
+def test_gpus() -> None:
+    assert levels(devices.check_gpus(GOOD)) == [FINE, FINE]
+    assert levels(devices.check_gpus(Gpus())) == [FINE], "a CPU is no fault"
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "said", "fix"),
+    [
+        (Gpus("580.65"), WRONG, "is a build without CUDA", "build for CUDA"),
+        (Gpus("470.1", "13.0", "driver too old"), WRONG, "sees no GPU: driver too old", "newer driver"),
+        (Gpus("580.65", "13.0", visible=""), WRONG, "CUDA_VISIBLE_DEVICES='' hides", "unset"),
+        (replace(GOOD, seen=[HOPPER, replace(HOPPER, free=70 * GIB)]), NOTE, "50% is in use by others", "nvidia-smi"),
+        (replace(GOOD, seen=[HOPPER, replace(HOPPER, name="T4")]), NOTE, "not alike", "slowest"),
+        (replace(GOOD, bf16=False), NOTE, "no bf16", "--fp16"),
+        (replace(GOOD, varlen=False), NOTE, "a document at a time", "flash-attn"),
+        (replace(GOOD, apart=[(0, 1)]), NOTE, "through the host only: 0-1", "ZeRO-2"),
+    ],
+)
+def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) -> None:
+    problem = the_wrong(devices.check_gpus(found))
+    assert problem.level == level and said in problem.said and fix in str(problem.fix)
+
+
+def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, *_) = devices.check_host(has_gpu=False)
+    assert "core" in first.said and "GiB free" in first.said
+    monkeypatch.setattr(devices.building, "builds_operators", lambda: False)
+    assert any("no C++ compiler" in one.said for one in devices.check_host(has_gpu=False))
+
+
+def test_folders(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("")
+    fresh, closed = tmp_path / "not" / "yet", Path("/proc/nowhere")
+    well, shut = surroundings.check_folders({"results": fresh, "more results": closed})
+    assert well.level != WRONG and "GiB free" in well.said and not fresh.exists()
+    assert shut.level == WRONG and "more results: /proc/nowhere cannot be written to" in shut.said
+    assert list(tmp_path.iterdir()) == [file], "nothing is left"
+
+
+def test_variables() -> None:
+    assert levels(surroundings.check_variables({"HOME": "/root"})) == [FINE]
+    left = the_wrong(surroundings.check_variables({"RANK": "3", "WORLD_SIZE": "8"}))
+    assert "RANK=3, WORLD_SIZE=8" in left.said and left.fix == "unset RANK WORLD_SIZE"
+    found = list(surroundings.check_variables({"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1"}))
+    assert levels(found) == [FINE, NOTE] and found[0].said == "set: HF_HUB_OFFLINE=1, NCCL_DEBUG=INFO"
+
+
+def test_processes_that_do_not_meet() -> None:
+    busy = "import sys; sys.exit('The server socket has failed to listen: Address already in use')"
+    found = launching.meet([sys.executable, "-c", busy], 2)
+    assert found.level == WRONG and "2 processes did not meet" in found.said and "--master_port" in str(found.fix)
+    hangs = launching.meet([sys.executable, "-c", "import time; time.sleep(60)"], 2, patience=0.5)
+    assert hangs.level == WRONG and "nothing within 0.5 s" in hangs.said
+
+
+def test_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(launching.children, "program", lambda name: None)
+    assert launching.find_launcher() == ["/nowhere/python", "-P", "-m", "deepspeed.launcher.runner"]
+    monkeypatch.setattr(launching, "find_spec", lambda name: None)
+    assert "DeepSpeed is not installed" in the_wrong(launching.check_launch(2)).said
+
+
+def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "metadata", absent)
+    python, requires = libraries.own_requirements()
+    assert python.startswith(">=3.11") and libraries.check_python("3.11.9", python).level == FINE
+    assert {"torch", "transformers", "trl", "deepspeed"} <= {Requirement(line).name for line in requires}
+
+
+def test_the_command_ends_with_2_where_something_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(SystemExit) as caught:
+        main(["--quick", "--json"])
+    assert caught.value.code == 2
+    said = json.loads(capsys.readouterr().out)
+    assert said["wrong"] == 1 and {one["topic"] for one in said["findings"]} > {"libraries", "GPU", "folders"}
+    monkeypatch.delenv("WORLD_SIZE")
+    main(["--quick", "outputs"])
+    assert "results (outputs)" in capsys.readouterr().out
+    with pytest.raises(ArgumentError, match="has no --deep"):
+        main(["--deep"])

@@ -1,0 +1,221 @@
+"""The other formats: each result loads with the library that it is for, and says what the model says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import HfApi
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from hftune.arguments.export import (
+    ExtractArguments,
+    GgufArguments,
+    HubArguments,
+    OllamaArguments,
+    QuantisedArguments,
+    ServingArguments,
+)
+from hftune.cli import dispatch
+from hftune.errors import UserError
+from hftune.tools.export import architectures
+from hftune.tools.export.run import export
+from tests.architectures import make_model
+
+IDS = torch.arange(3, 35)[None]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model("llama", tmp_path / "model")
+
+
+def logits(folder: Path, **options: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder, **options)(IDS).logits.float()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised(tmp_path: Path, bits: int) -> None:
+    # bitsandbytes' CPU kernel takes rows of whole blocks of 64.
+    model = make_model("llama", tmp_path / "model", hidden_size=64, intermediate_size=128)
+    figures = export(
+        QuantisedArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "q"), bits=bits, dtype="float32")
+    )["figures"]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "q")
+    linear = type(again.model.layers[0].self_attn.q_proj).__name__
+    assert linear == {4: "Linear4bit", 8: "Linear8bitLt"}[bits]
+    assert type(again.lm_head) is torch.nn.Linear
+    assert figures["logits_mean_difference"] < {4: 0.5, 8: 0.1}[bits]
+    assert AutoTokenizer.from_pretrained(tmp_path / "q").chat_template
+
+
+def test_serving_folder_ends_where_answers_end(model: Path, tmp_path: Path) -> None:
+    GenerationConfig(eos_token_id=0, max_length=77).save_pretrained(model)
+    manifest = export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), dtype="bfloat16"))
+    settings = GenerationConfig.from_pretrained(tmp_path / "s")
+    assert settings.eos_token_id == [0, 2] and settings.max_length == 77
+    assert manifest["figures"]["ends"] == ["<|pad|>", "<|im_end|>"]
+    served = AutoModelForCausalLM.from_pretrained(tmp_path / "s")
+    assert served.dtype == torch.bfloat16
+    torch.testing.assert_close(logits(tmp_path / "s"), logits(model), atol=0.1, rtol=0.1)
+    assert AutoTokenizer.from_pretrained(tmp_path / "s").chat_template
+
+
+def test_serving_folder_of_shards(model: Path, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(model).save_pretrained(tmp_path / "sharded", max_shard_size="60KB")
+    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "sharded")
+    export(ServingArguments(model_name_or_path=str(tmp_path / "sharded"), output_dir=str(tmp_path / "s")))
+    index = json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(
+        parameter.nbytes for parameter in AutoModelForCausalLM.from_pretrained(tmp_path / "s").parameters()
+    )
+
+
+@pytest.mark.parametrize(("limit", "least"), [(None, 1), ("30KB", 3)])
+def test_serving_folder_in_files_of_a_size(model: Path, tmp_path: Path, limit: str | None, least: int) -> None:
+    export(ServingArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "s"), max_shard_size=limit))
+    files = list((tmp_path / "s").glob("*.safetensors"))
+    assert len(files) >= least if limit else len(files) == 1
+    assert not limit or all(file.stat().st_size < 34_000 for file in files)
+    torch.testing.assert_close(logits(tmp_path / "s"), logits(model), atol=0.1, rtol=0.1)
+
+
+def test_ollama_takes_one_file(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="one file"):
+        export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), max_shard_size="1GB"))
+
+
+def test_ollama(model: Path, tmp_path: Path) -> None:
+    export(OllamaArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "o"), system="Be brief."))
+    text = (tmp_path / "o" / "Modelfile").read_text()
+    named = text.splitlines()[0].removeprefix("FROM ./")
+    assert (tmp_path / "o" / named).is_file() and named.endswith("q8_0.gguf")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_lora_of_enough_rank_is_the_tuned_model(tmp_path: Path, tied: bool) -> None:
+    base = make_model("llama", tmp_path / "base", tie_word_embeddings=tied)
+    tuned = AutoModelForCausalLM.from_pretrained(base)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for layer in tuned.model.layers:  # differences of rank 3
+            for linear in (layer.self_attn.q_proj, layer.mlp.down_proj):
+                linear.weight += torch.randn(linear.out_features, 3) @ torch.randn(3, linear.in_features) * 0.05
+        tuned.get_input_embeddings().weight[5] += 0.3
+    tuned.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "tuned")
+    manifest = export(
+        ExtractArguments(
+            model_name_or_path=str(tmp_path / "tuned"),
+            base_model_name_or_path=str(base),
+            output_dir=str(tmp_path / "lora"),
+            lora_r=4,
+        )
+    )
+    figures = manifest["figures"]
+    assert figures["adapted"] == 4 and figures["kept_share_least"] > 0.9999 and figures["lost"] == []
+    assert figures["whole"] == ["embed_tokens"]
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "lora")
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(IDS).logits, tuned(IDS).logits, atol=1e-4, rtol=1e-4)
+    assert manifest["kind"] == "adapter" and figures["logits_largest_difference"] < 1e-4
+    assert manifest["base"]["name"] == str(base)  # a later stage compares its fingerprint
+
+
+def test_a_lora_of_less_rank_keeps_what_it_can_and_says_what_it_lost(tmp_path: Path) -> None:
+    base = make_model("llama", tmp_path / "base")
+    tuned = AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():
+        # Singular values 3 and 1: a rank of one keeps 9 of 10 parts.
+        weight = tuned.model.layers[0].self_attn.q_proj.weight
+        weight += torch.diag(torch.tensor([3.0, 1.0] + [0.0] * 30))
+        tuned.model.norm.weight += 0.5
+    tuned.save_pretrained(tmp_path / "tuned")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "tuned")
+    args = ExtractArguments(
+        model_name_or_path=str(tmp_path / "tuned"),
+        base_model_name_or_path=str(base),
+        output_dir=str(tmp_path / "lora"),
+        lora_r=1,
+    )
+    figures = export(args)["figures"]
+    assert figures["kept_share_mean"] == pytest.approx(0.9, abs=1e-4)
+    assert figures["lost"] == ["model.norm.weight"]
+
+
+def test_models_that_do_not_differ_or_do_not_fit(model: Path, tmp_path: Path) -> None:
+    other = make_model("llama", tmp_path / "other", num_hidden_layers=1)
+    for base, says in ((model, "do not differ"), (other, "not of one shape")):
+        args = ExtractArguments(
+            model_name_or_path=str(model), base_model_name_or_path=str(base), output_dir=str(tmp_path / "lora")
+        )
+        with pytest.raises(UserError, match=says):
+            export(args)
+        assert not (tmp_path / "lora").exists()
+
+
+def test_problems_come_together(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        export(GgufArguments(model_name_or_path=str(tmp_path / "nowhere")))
+    assert "there is no folder" in str(raised.value) and "no output folder" in str(raised.value)
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="LoRA adapter"):
+        export(GgufArguments(model_name_or_path=str(tmp_path), output_dir=str(tmp_path / "out")))
+
+
+def test_to_the_hub(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upload itself is the library's; what it is asked to take, and what not, is ours."""
+    manifest = {
+        "stage": "sft",
+        "status": "complete",
+        "kind": "full",
+        "base": {"name": "org/base"},
+        "metrics": {"eval_loss": 1.25},
+        "arguments": {"training": {"learning_rate": 2e-5}},
+        "data": {"train": {"used": 1200, "trained_tokens": 34567, "files": ["/home/me/secret/chat.jsonl"]}},
+        "versions": {"transformers": "5.0"},
+    }
+    (model / "hftune.json").write_text(json.dumps(manifest))
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, name, **options: asked.update(name=name, **options))
+    monkeypatch.setattr(HfApi, "create_commit", lambda self, *args, **more: asked.update(added=args[1], **more) or "c")
+    export(HubArguments(model_name_or_path=str(model), hub_model_id="me/mine", hub_private_repo=True))
+    assert asked["name"] == "me/mine" and asked["private"]
+    sent = {added.path_in_repo for added in asked["added"]}
+    assert {"model.safetensors", "config.json", "tokenizer.json", "README.md"} <= sent and "hftune.json" not in sent
+    card = (model / "README.md").read_text()
+    assert "base_model: org/base" in card and "1,200 records" in card and "| eval_loss | 1.25 |" in card
+    assert "chat.jsonl" in card and "/home/me" not in card
+
+
+def test_no_hub_is_one_message(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "hftune.json").write_text(json.dumps({"stage": "sft"}))
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    with pytest.raises(UserError, match="no route to host"):
+        export(HubArguments(model_name_or_path=str(model), hub_model_id="me/mine"))
+
+
+def test_from_the_command_line(model: Path, tmp_path: Path) -> None:
+    dispatch(["export", "gguf", "--model_name_or_path", str(model), "--output_dir", str(tmp_path / "g")])
+    assert list((tmp_path / "g").glob("*.gguf"))
+    with pytest.raises(UserError, match="needs a format"):
+        dispatch(["export", "onnx"])
+
+
+def test_a_wrong_result_is_not_published(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "reorder", lambda tensor, heads: tensor)
+    with pytest.raises(UserError, match="does not say what the model says"):
+        export(GgufArguments(model_name_or_path=str(model), output_dir=str(tmp_path / "g")))
+    assert not (tmp_path / "g").exists()

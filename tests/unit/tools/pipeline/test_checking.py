@@ -1,0 +1,96 @@
+"""Arguments are asked of the scripts' own parsers, each with its line; and every shipped example passes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hftune.errors import ArgumentError
+from hftune.tools.pipeline.checking import check_steps, merge_problems, missing_files, stage_problems
+from hftune.tools.pipeline.spec import read_spec
+from hftune.tools.pipeline.steps import MERGE, steps_of
+from tests.unit.tools.pipeline.files import steps
+
+ROOT = Path(__file__).parents[4]
+EXAMPLES = sorted((ROOT / "examples" / "pipelines").glob("*.yaml"))
+
+WRONG = """
+model: base
+output_dir: out
+stages:
+  sft:
+    learnig_rate: 1e-3
+    max_steps: many
+    lora: true
+    use_dora: perhaps
+    pipeline_model_parallel_size: 2
+    merge: {dtype: int3, verfy: true}
+"""
+
+
+def test_every_problem_has_its_line(tmp_path: Path) -> None:
+    sft, merge = steps(tmp_path, WRONG)
+    found = [*stage_problems(sft.script, sft.arguments, sft.places, (1, 1)), *merge_problems(merge)]
+    told = {str(problem.place).rsplit(":", 1)[1]: problem.render() for problem in found}
+    assert "did you mean --learning_rate?" in told["6"] and "--max_steps cannot be 'many'" in told["7"]
+    assert "use_dora" in told["9"] and "pipeline_model_parallel_size" in told["10"]
+    merge_told = [problem.render() for problem in merge_problems(merge)]
+    assert any("int3" in text for text in merge_told) and any("verify" in text for text in merge_told)
+
+
+def test_arguments_that_do_not_go_together(tmp_path: Path) -> None:
+    text = "model: base\noutput_dir: out\nstages:\n  sft:\n    use_peft: true\n    train_new_tokens_only: true\n"
+    step = steps(tmp_path, text)[0]
+    (problem,) = stage_problems(step.script, step.arguments, step.places, None)
+    assert "LoRA trains more than the new rows" in problem.cause and str(problem.place).endswith(":5")
+
+
+def test_what_the_process_says_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real checking starts a process; here it is one that answers at once."""
+    answer = json.dumps([{"cause": "wrong", "place": "a.yaml:7", "fix": None}])
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\ncat > {tmp_path}/asked\necho noise\necho '{answer}'\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    with pytest.raises(ArgumentError, match=r"wrong\n.*a\.yaml:7"):
+        check_steps(steps(tmp_path, "model: base\noutput_dir: out\nstages:\n  sft: {seed: 1}\n"))
+    asked = json.loads((tmp_path / "asked").read_text())
+    assert asked[0]["script"] == "sft" and asked[0]["arguments"]["seed"] == ["1"]
+
+
+def test_what_is_asked_is_checked_as_well(tmp_path: Path) -> None:
+    text = "model: b\noutput_dir: o\nstages:\n  sft: {}\nanswers:\n  qestions: [a]\n  max_new_tokens: few\n"
+    text += "  question_file: ./none\n"
+    ask = steps(tmp_path, text)[-1]
+    found = [*stage_problems(ask.script, ask.arguments, ask.places, None), *missing_files(ask)]
+    told = {str(problem.place).rsplit(":", 1)[1]: problem.render() for problem in found}
+    assert "did you mean --questions?" in told["6"] and "'few'" in told["7"] and "no ./none" in told["8"]
+
+
+def test_records_that_are_not_there(tmp_path: Path) -> None:
+    text = "model: b\noutput_dir: o\nstages:\n  sft:\n    train_file_dir: ./none#5,org/name\n"
+    (problem,) = missing_files(steps(tmp_path, text)[0])
+    assert problem.cause == "there is no ./none" and str(problem.place).endswith(":5")
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
+def test_the_examples_pass(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = steps_of(read_spec(file))
+    problems = []
+    for step in found:
+        problems += list(missing_files(step))
+        problems += list(
+            merge_problems(step)
+            if step.script == MERGE
+            else stage_problems(step.script, step.arguments, step.places, step.launcher.processes)
+        )
+    assert [problem.render() for problem in problems] == []
+
+
+def test_there_are_examples() -> None:
+    names = {file.stem for file in EXAMPLES}
+    assert names >= {"full", "lora", "qlora", "dpo", "rl", "multi_node", "slurm", "sweep"}

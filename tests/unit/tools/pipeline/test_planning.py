@@ -1,0 +1,135 @@
+"""What `plan` and `--dry_run` make of the steps."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hftune.tools.pipeline import progress
+from hftune.tools.pipeline.dry_run import in_small, scratch_folder
+from hftune.tools.pipeline.planning import measure, show_plan
+from hftune.tools.pipeline.progress import Follower, Moment, Screen, clock
+from hftune.tools.pipeline.steps import Step
+from tests.unit.tools.pipeline.files import by_name, finish, model, steps
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> list[Step]:
+    model(tmp_path / "base")
+    text = f"""
+model: {tmp_path}/base
+output_dir: {tmp_path}/out
+shared: {{use_peft: true, save_steps: 50}}
+stages:
+  sft: {{max_steps: 900, merge: false}}
+  rm: {{}}
+  rl: {{num_generations: 4}}
+answers: {{questions: ["Who?", "Well, why?"]}}
+"""
+    return steps(tmp_path, text)
+
+
+def test_what_would_run_and_why(made: list[Step], tmp_path: Path) -> None:
+    finish(made[0])
+    said = io.StringIO()
+    show_plan(made, Screen(Console(file=said, width=300, markup=False)), measured=False)
+    text = said.getvalue()
+    assert "sft: finished and unchanged, will be skipped" in text and "rm: will run" in text
+    (tmp_path / "base" / "model.safetensors").write_text("other")
+    said.truncate(0)
+    show_plan(made, Screen(Console(file=said, width=300, markup=False)), measured=False)
+    assert f"sft: will run again, since the model in {tmp_path}/base is another one" in said.getvalue()
+
+
+def test_memory_and_time_are_asked_of_hftune_plan(
+    made: list[Step], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for = {"fits": False, "peak": 12 << 30, "verdict": "too much", "seconds_per_step": 0.5}
+    plan = {"choices": [asked_for], "cheapest": {"flags": "--qlora"}, "steps": 900, "device": "H100"}
+    stub = tmp_path / "python"
+    stub.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/asked\necho noise\necho '{json.dumps(plan)}'\n")
+    stub.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stub))
+    assert list(measure(by_name(made)["rm"], "8xH100")) == [
+        "memory: 12.0 GiB a process at the peak: too much",
+        "  what would fit: --qlora",
+        "time: about 0.5 s a step, 900 steps in about 7:30",
+    ]
+    asked = (tmp_path / "asked").read_text()
+    # What the stage before makes is not there yet; it has the shape of the base.
+    assert f"plan run_rm --model_name_or_path {tmp_path}/base" in asked and "--json" in asked
+    assert "--nodes 1 --gpus 8xH100" in asked
+    stub.write_text('#!/bin/sh\necho "error: there is no such thing" >&2\nexit 2\n')
+    assert list(measure(made[0])) == ["memory and time: not estimated (there is no such thing)"]
+
+
+def test_in_small(made: list[Step], tmp_path: Path) -> None:
+    small = by_name(in_small(made, tmp_path / "out", tmp_path / "scratch"))
+    sft, rl = small["sft"].arguments, small["rl"].arguments
+    assert sft["max_steps"] == ["2"] and sft["max_train_samples"] == ["8"] and "save_steps" not in sft
+    assert sft["output_dir"] == [f"{tmp_path}/scratch/sft"] and small["sft"].folder == tmp_path / "scratch" / "sft"
+    assert rl["per_device_train_batch_size"] == ["4"] and rl["peft_path"] == [f"{tmp_path}/scratch/sft"]
+    assert rl["reward_model_path"] == [f"{tmp_path}/scratch/rm-merged"]
+    assert small["merge rm"].argv == [
+        *("--peft_model_path", f"{tmp_path}/scratch/rm", "--output_dir", f"{tmp_path}/scratch/rm-merged")
+    ]
+    assert rl["model_name_or_path"] == [f"{tmp_path}/base"]
+    asked = small["answers"].arguments
+    assert asked["models"] == [f"{tmp_path}/base", f"{tmp_path}/scratch/sft", f"{tmp_path}/scratch/rl-merged"]
+    assert asked["questions"] == ["Who?", "Well, why?"] and asked["max_new_tokens"] == ["2"]
+
+
+def test_the_scratch_folder_goes_if_all_went_well(tmp_path: Path) -> None:
+    with scratch_folder(tmp_path / "out") as scratch:
+        assert scratch == tmp_path / "out.dry_run" and scratch.is_dir()
+    assert not scratch.exists()
+    with pytest.raises(ValueError), scratch_folder(tmp_path / "out"):
+        raise ValueError
+    assert scratch.is_dir()
+
+
+def test_progress_is_followed(tmp_path: Path) -> None:
+    def line(step: int, **more: float) -> str:
+        return json.dumps({"step": step, "max_steps": 10, "time": 2.0 * step, "tokens": 100 * step, **more}) + "\n"
+
+    file = tmp_path / "progress.jsonl"
+    file.write_text(line(9, loss=9.0))  # an earlier run
+    follower = Follower(tmp_path)
+    assert not follower.read() and str(follower.moment) == "loading"
+    with file.open("a") as stream:
+        stream.write(line(1, loss=3.0) + line(3, loss=2.5) + '{"step": 4, "ma')
+    assert follower.read()
+    assert str(follower.moment) == "step 3/10, loss 2.5, 50 tokens/s, 14 s left"
+    with file.open("a") as stream:
+        stream.write('x_steps": 10, "time": 8.0, "tokens": 400}\n')
+    assert follower.read() and follower.moment.step == 4 and follower.moment.loss == 2.5
+
+
+def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
+    said = io.StringIO()
+    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "xterm"}))
+    screen.begin("[1/2] sft")
+    follower = Follower(tmp_path)
+    follower.moment.step, follower.moment.max_steps, follower.moment.loss = 5, 10, 1.25
+    screen.show(follower.moment, new=True)
+    screen.end()
+    assert "step 5/10" in said.getvalue() and "━" in said.getvalue()
+
+
+def test_a_dumb_terminal_has_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    screen = Screen(Console(file=said, force_terminal=True, width=80, _environ={"TERM": "dumb"}))
+    screen.begin("[1/2] sft")
+    monkeypatch.setattr(progress, "_PLAIN_SECONDS", 0.0)
+    screen.show(Moment(step=5, max_steps=10), new=True)
+    screen.end()
+    assert said.getvalue().strip() == "[1/2] sft: step 5/10"
+
+
+def test_clock() -> None:
+    assert [clock(seconds) for seconds in (5.4, 67, 3600 * 2 + 61)] == ["5 s", "1:07", "2:01:01"]

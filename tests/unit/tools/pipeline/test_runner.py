@@ -1,0 +1,366 @@
+"""The runner on steps that are shell commands: order, failure, signals, the lock, and processes that leave nothing."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, ManifestError, Preempted
+from hftune.tools.pipeline import processes
+from hftune.tools.pipeline.exposed import with_quiet_token
+from hftune.tools.pipeline.lock import locked
+from hftune.tools.pipeline.progress import Screen
+from hftune.tools.pipeline.runner import Choice, Runner, StageFailed, command_of, shown
+from hftune.tools.pipeline.steps import Step
+from tests.unit.tools.pipeline.files import finish, model, steps
+
+
+class Ended:
+    """A command that has ended at once."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+    def ask_to_stop(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+class Bench:
+    """A pipeline of pt and sft with adapters, whose commands finish at once and are counted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        model(folder / "base")
+        (folder / "data").mkdir()
+        (folder / "data" / "a.jsonl").write_text("one\n")
+        self.lr, self.more = "1e-3", ""
+        self.started: list[str] = []
+        self.fails: dict[str, tuple[int, str]] = {}
+        self.said = io.StringIO()
+
+    @property
+    def steps(self) -> list[Step]:
+        stage = f"{{use_peft: true, train_file_dir: {self.folder}/data"
+        return steps(
+            self.folder,
+            f"model: {self.folder}/base\noutput_dir: {self.folder}/out\nstages:\n"
+            f"  pt: {stage}}}\n  sft: {stage}, learning_rate: {self.lr}}}\n{self.more}",
+        )
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
+        step = next(step for step in self.steps if f"--output_dir {step.folder} " in f"{' '.join(command)} ")
+        self.started.append(step.name)
+        code, words = self.fails.get(step.name, (0, ""))
+        with log.open("a") as stream:
+            stream.write(words)
+        if code == 0:
+            finish(step)
+        return Ended(code)
+
+    def run(self, choice: Choice | None = None) -> list[str]:
+        """Names of the steps that were started."""
+        self.started = []
+        screen = Screen(Console(file=self.said, width=200, highlight=False, markup=False, soft_wrap=True))
+        runner = Runner(self.folder / "out", screen, start=self.start, check=lambda steps: None)
+        runner.run(self.steps, choice or Choice())
+        return self.started
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+ALL = ["pt", "merge pt", "sft", "merge sft"]
+
+
+def test_what_has_not_changed_is_skipped(bench: Bench) -> None:
+    assert bench.run() == ALL
+    assert bench.run() == []
+    assert "nothing had changed" in bench.said.getvalue()
+    bench.lr = "2e-3"
+    assert bench.run() == ["sft", "merge sft"]
+    assert "sft: runs again, since learning_rate was 1e-3, is 2e-3" in bench.said.getvalue()
+    former = read_manifest(bench.folder / "out" / "previous" / "sft")
+    assert former is not None and "1e-3" in former["command"], "the former result is kept"
+
+
+def test_answers_are_asked_last_and_again_if_they_may_be_others(bench: Bench) -> None:
+    bench.more = "answers: {questions: ['Who?']}\n"
+    assert bench.run() == [*ALL, "answers"]
+    assert f"finished: {bench.folder}/out/sft-merged\n" in bench.said.getvalue(), "what was made, not what it said"
+    assert bench.run() == []
+    bench.more = "answers: {questions: ['Who?', 'Why?']}\n"
+    assert bench.run() == ["answers"] and "--resume_from_checkpoint" not in command_of(bench.steps[-1])
+    bench.lr = "2e-3"
+    assert bench.run() == ["sft", "merge sft"], "what is merged here is the same as before, and would say the same"
+    (bench.folder / "base" / "model.safetensors").write_text("other")
+    assert bench.run()[-1] == "answers"
+    assert bench.run(Choice(only="answers", force=("*",))) == ["answers"]
+
+
+def test_a_part(bench: Bench) -> None:
+    with pytest.raises(ManifestError, match="pt is not finished"):
+        bench.run(Choice(first="sft"))
+    assert bench.run(Choice(last="pt")) == ["pt", "merge pt"]
+    assert bench.run(Choice(only="sft")) == ["sft", "merge sft"]
+    assert bench.run(Choice(only="pt", force=("*",))) == ["pt", "merge pt"]
+    assert bench.run(Choice(force=("sft",))) == ["sft", "merge sft"]
+    with pytest.raises(ArgumentError, match="there is no stage dpo"):
+        bench.run(Choice(last="dpo"))
+
+
+def test_a_failure_is_told_in_its_own_words(bench: Bench) -> None:
+    bench.fails["sft"] = (
+        2,
+        "loading\n[2026-01-01 00:00:00,1] [INFO] [launch.py:1] noise\n\n"
+        "error: no such thing\n  to do: mend it\n\nmore noise\n",
+    )
+    with pytest.raises(StageFailed) as caught:
+        bench.run()
+    assert bench.started == ["pt", "merge pt", "sft"]
+    text = caught.value.render()
+    assert "sft failed (exit code 2)" in text and "    no such thing\n      to do: mend it" in text
+    assert "noise" not in text and "run_sft.py --model_name_or_path" in text and "--resume_from_checkpoint auto" in text
+    del bench.fails["sft"]
+    assert bench.run() == ["sft", "merge sft"], "the same command goes on"
+
+
+@pytest.mark.parametrize(
+    "code, words, told",
+    [
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a"\nOSError: [Errno 28] No space left on device\n',
+            "disk is full",
+        ),
+        (-9, "step 3\n", "killed from outside"),
+        (1, "torch.OutOfMemoryError: CUDA out of memory. Tried\n", "out of memory"),
+        (1, "OSError: [Errno 30] Read-only file system: 'x'\n", "read-only file system"),
+        (
+            1,
+            'Traceback (most recent call last):\n  File "a", line 1\nValueError: odd\n[rank1]: Traceback\nlater\n',
+            "odd",
+        ),
+    ],
+)
+def test_known_causes(bench: Bench, code: int, words: str, told: str) -> None:
+    bench.fails["pt"] = (code, words)
+    with pytest.raises(StageFailed, match=told):
+        bench.run()
+
+
+def test_a_damaged_result_stops_what_would_build_on_it(bench: Bench) -> None:
+    bench.run(Choice(last="pt"))
+    weights = bench.folder / "out" / "pt-merged" / "model.safetensors"
+    good, stamp = weights.read_bytes(), weights.stat()
+    weights.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    os.utime(weights, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as a failing disk does it
+    with pytest.raises(ManifestError, match="changed after it was written") as caught:
+        bench.run()
+    assert "--force pt" in caught.value.render() and bench.started == []
+    weights.write_bytes(good)
+    assert bench.run() == ["sft", "merge sft"]
+
+
+def test_one_runner_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(ArgumentError, match=f"process {os.getpid()}"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("call", ["pwrite", "ftruncate", "mkdir", "rename"])
+def test_what_the_disk_does_not_take_is_one_message(bench: Bench, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """The lock, the folders of logs and of former results, and the move there; afterwards the same command works."""
+    bench.run()
+    bench.lr = "2e-3"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(ArgumentError, match="out cannot be written: No space left on device"):
+            bench.run()
+    assert bench.run() == ["sft", "merge sft"]
+
+
+def test_a_log_that_cannot_be_opened_is_the_runners_to_say(bench: Bench) -> None:
+    """A keeper that found it out would be a second runner."""
+    (bench.folder / "out" / "logs" / "pt.log").mkdir(parents=True)
+    runner, pid = Runner(bench.folder / "out", check=lambda steps: None), os.getpid()
+    with pytest.raises(ArgumentError, match=r"cannot be written: Is a directory"):
+        runner.run(bench.steps)
+    assert os.getpid() == pid
+
+
+def test_a_read_only_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match="cannot be written"), locked(tmp_path / "file" / "out"):
+        pass
+
+
+# --- real processes ---
+
+
+def below(pid: int) -> list[psutil.Process]:
+    return processes.descendants(pid)
+
+
+def wait(condition: object, seconds: float = 20.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+
+
+LAUNCHER = """
+import subprocess, sys, time
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+children = [subprocess.Popen(sleeper, start_new_session=True) for _ in "ab"]
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> list[str]:
+    """Something that starts two ranks in sessions of their own, as torchrun does."""
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    return [sys.executable, str(tmp_path / "launcher.py")]
+
+
+def test_killing_takes_everything(launcher: list[str], tmp_path: Path) -> None:
+    kept = processes.start(launcher, os.environ, tmp_path / "log")
+    wait(lambda: len(below(kept.pid)) == 3)
+    found = below(kept.pid)
+    kept.kill()
+    wait(lambda: kept.poll() is not None)
+    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_launcher_that_dies_leaves_no_ranks(launcher: list[str], tmp_path: Path) -> None:
+    kept = processes.start(launcher, os.environ, tmp_path / "log")
+    wait(lambda: len(below(kept.pid)) == 3)
+    found = below(kept.pid)
+    found[0].kill()
+    wait(lambda: kept.poll() is not None)
+    assert kept.poll() == -9
+    assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_runner_that_dies_leaves_nothing_and_no_lock(launcher: list[str], tmp_path: Path) -> None:
+    code = f"""
+import os, time
+from pathlib import Path
+from hftune.tools.pipeline import processes
+from hftune.tools.pipeline.exposed import with_quiet_token
+from hftune.tools.pipeline.lock import locked
+with locked(Path({str(tmp_path)!r})):
+    kept = processes.start({launcher!r}, os.environ, Path({str(tmp_path / "log")!r}))
+    while True:
+        time.sleep(0.1)
+"""
+    runner = subprocess.Popen([sys.executable, "-c", code])
+    wait(lambda: len(below(runner.pid)) == 4)
+    found = below(runner.pid)
+    with pytest.raises(ArgumentError, match="another"), locked(tmp_path):
+        pass
+    runner.kill()
+    runner.wait()
+    with locked(tmp_path):
+        assert not [process for process in found if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_codes_and_what_cannot_start(tmp_path: Path) -> None:
+    for command, code in ((["sh", "-c", "exit 75"], 75), (["no-such-command"], 127)):
+        kept = processes.start(command, os.environ, tmp_path / "log")
+        wait(lambda kept=kept: kept.poll() is not None)
+        assert kept.poll() == code
+    assert "no-such-command cannot be started" in (tmp_path / "log").read_text()
+
+
+SCRIPT = """
+import signal, sys, time
+def note(number, frame):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, note)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_first_signal_asks_a_rank_to_save(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "run_pt.py").write_text(SCRIPT)
+    log = bench.folder / "out" / "logs" / "pt.log"
+    bench.start = lambda command, env, log: processes.start(  # type: ignore[assignment, method-assign]
+        [sys.executable, str(tmp_path / "run_pt.py")], env, log
+    )
+
+    def tell() -> None:
+        wait(lambda: log.is_file() and "ready" in log.read_text())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    with pytest.raises(Preempted, match="a checkpoint is saved"):
+        bench.run()
+    teller.join()
+    assert "saved" in log.read_text()
+
+
+def test_secrets_are_not_shown() -> None:
+    told = shown({"HF_TOKEN": "abc", "A": "b c"}, ["python", "run.py", "--hub_token", "xyz", "--name", "d e"])
+    assert told == "HF_TOKEN=*** A='b c' python run.py --hub_token *** --name 'd e'"
+
+
+def test_checkpoints_without_an_optimizer_are_not_gone_on_from(bench: Bench) -> None:
+    step = bench.steps[0]
+    assert command_of(step)[-2:] == ["--resume_from_checkpoint", "auto"]
+    assert command_of(step.given(save_only_model="True"))[-2:] == ["--resume_from_checkpoint", "none"]
+
+
+@pytest.mark.parametrize("name", ("hub_token", "hf_hub_token", "push_to_hub_token"))
+def test_a_token_is_handed_on_in_the_environment(name: str, tmp_path: Path) -> None:
+    """A launcher prints the commands that it starts, into a log, and `ps` shows them."""
+    arguments = {"seed": ["1"], name: ["first", "the-token-1"]}
+    step = Step("a", "a", "sft", tmp_path, arguments, {}, "f:1", env={"B": "c"})
+    quiet = with_quiet_token(step)
+    assert quiet.arguments == {"seed": ["1"]} and quiet.env == {"B": "c", "HF_TOKEN": "the-token-1"}
+    assert step.arguments[name] and "the-token-1" not in " ".join(quiet.command())
+    assert with_quiet_token(quiet) is quiet
+
+
+def test_a_runner_starts_no_command_with_a_token(tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    step = Step("a", "a", "sft", tmp_path / "a", {"hub_token": ["the-token-1"]}, {}, "f:1")
+
+    def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> Ended:
+        told.append((" ".join(command), env["HF_TOKEN"]))
+        return Ended(0)
+
+    said = io.StringIO()
+    screen = Screen(Console(file=said, width=200, highlight=False, markup=False, soft_wrap=True))
+    Runner(tmp_path, screen, start=start)._execute(step, "a")
+    ((command, token),) = told
+    assert "the-token-1" not in command + said.getvalue() and token == "the-token-1"
+    assert "HF_TOKEN=***" in said.getvalue()

@@ -1,0 +1,70 @@
+"""The chain behind a model, and what no longer holds in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.manifest import COMPLETE, write_manifest
+from hftune.errors import ManifestError
+from hftune.tools.reporting.lineage import draw, trace
+from tests.unit.tools.pipeline.files import finish, model, steps
+
+
+@pytest.fixture
+def road(tmp_path: Path) -> Path:
+    """pt, sft, and a reward model that sft did not see, with merges."""
+    model(tmp_path / "base")
+    for name in ("pt", "sft", "rm"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.jsonl").write_text(f"{name}\n")
+    stages = "".join(f"  {name}: {{train_file_dir: {tmp_path}/{name}}}\n" for name in ("pt", "sft", "rm"))
+    text = f"model: {tmp_path}/base\noutput_dir: {tmp_path}/out\nshared: {{use_peft: true}}\nstages:\n{stages}"
+    for step in steps(tmp_path, text):
+        file = f"{tmp_path}/{step.script}/{step.script}.jsonl"
+        about = {"train": {"files": [file], "rows": 9, "used": 8, "dropped": {"bad": 1}, "trained_tokens": 1234}}
+        finish(step, **({"data": about} if step.script != "merge" else {}), kind="adapter", metrics={"eval_loss": 1.5})
+    return tmp_path
+
+
+def test_the_chain_is_drawn(road: Path) -> None:
+    text = draw(trace(road / "out" / "sft-merged"))
+    assert f"├─ base: {road}/out/pt-merged" in text and "8 of 9 records, 1 dropped, 1,234 trained tokens" in text
+    assert text.endswith("all fingerprints hold") and "eval_loss 1.5" in text and "rm.jsonl" not in text
+    told = text[text.index("was trained on") :]
+    assert told.index("pt.jsonl") < told.index("sft.jsonl")
+
+
+def test_answers_come_from_the_models_that_were_asked(road: Path) -> None:
+    asked = road / "out" / "sft-merged"
+    manifest = {"stage": "answers", "status": COMPLETE, "parents": [{"folder": str(asked), "fingerprint": "other"}]}
+    write_manifest(road / "answers", manifest)
+    text = draw(trace(road / "answers"))
+    assert f"└─ asked: {asked}" in text and "was trained on" not in text
+    assert f"the weights in {asked} are not those that were used" in text
+
+
+@pytest.mark.parametrize(
+    "file", ["pt/pt.jsonl", "base/model.safetensors", "out/pt/model.safetensors", "out/sft/config.json"]
+)
+def test_one_altered_byte_anywhere_is_found(road: Path, file: str) -> None:
+    (road / file).write_bytes(b"?" + (road / file).read_bytes()[1:])
+    origin = trace(road / "out" / "sft-merged")
+    assert len(origin.all_faults()) >= 1 and any(file.split("/")[-2] in fault for fault in origin.all_faults())
+    assert "no longer hold" in draw(origin)
+
+
+def test_as_json(road: Path) -> None:
+    command = [sys.executable, "-m", "hftune.cli", "lineage", str(road / "out" / "sft-merged"), "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert [parent["role"] for parent in found["parents"]] == ["base", "adapter"]
+    assert found["parents"][1]["trained_on"][0]["used"] == 8
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"no hftune\.json"):
+        trace(tmp_path)

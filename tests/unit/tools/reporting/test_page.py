@@ -1,0 +1,203 @@
+"""The report: what it says, that it needs nothing else, and how it lies in a real browser, wide and narrow."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from hftune.checkpoints.manifest import COMPLETE, write_manifest
+from hftune.errors import ManifestError
+from hftune.tools.reporting.page import spark, write_pages
+from hftune.tools.reporting.stages import read_progress, read_stages
+from hftune.tools.reporting.svg import chart, short, ticks
+
+NASTY = "<script>alert(1)</script> & | ```"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """sft and dpo upon it, with everything that a report can show, and the words that could break it."""
+    for name, parent in (("sft", "base"), ("dpo", f"{tmp_path}/sft")):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = [{"began": True, "step": 0, "time": 100.0, "tokens": None}]
+        for step in range(1, 31):
+            logged = {"loss": 3 / step, "grad_norm": 1.0, "learning_rate": 1e-3, "kl": 0.1 * step, "reward": step - 9.0}
+            logged |= {"step": step, "max_steps": 30, "time": 100.0 + 2 * step, "tokens": 64 * step, "memory_gb": 1.5}
+            lines.append(logged)
+        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"loss": 1, "st'  # killed while it wrote
+        (folder / "progress.jsonl").write_text(text)
+        (folder / "samples.json").write_text(json.dumps([[["user: " + NASTY, False], ["answer " * 40, True]]]))
+        (folder / "answers.json").write_text(
+            json.dumps({"questions": ["Who are you? " + NASTY], "answers": {"base": ["x" * 300], "after": ["Tuner"]}})
+        )
+        if name == "dpo":
+            turns = [{"role": "user", "content": "How much?"}]
+            rows = [
+                {"step": step, "mode": "train", "prompt": turns, "rewards": {"rm": step}} for step in (1, 1, 1, 5, 9)
+            ]
+            text = "".join(json.dumps({**row, "completion": f"said {row['step']}"}) + "\n" for row in rows)
+            (folder / "completions.jsonl").write_text(text)
+        about = {"train": {"files": ["a.jsonl"], "rows": 9, "used": 7, "dropped": {"no answer": 2}, "truncated": 1}}
+        manifest = {
+            "stage": name,
+            "status": COMPLETE,
+            "command": [f"run_{name}.py", "--local_rank=0", "--train_file_dir", "a folder"],
+            "arguments": {"training": {"learning_rate": 1e-3}, "adapter": {}},
+            "base": {"name": parent},
+            "data": about,
+            "metrics": {"eval_loss": 1.25},
+            "notices": [NASTY],
+        }
+        write_manifest(folder, manifest)
+    (tmp_path / "previous" / "sft").mkdir(parents=True)
+    (tmp_path / "previous" / "sft" / "hftune.json").write_text("{}")
+    return tmp_path
+
+
+class _Tags(HTMLParser):
+    """Whether every element that was opened is closed, and what would be loaded."""
+
+    VOID = ("meta", "link", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list) -> None:
+        self.tags.append(tag)
+        self.loads += [
+            value for name, value in attrs if name in ("src", "href") and not value.startswith(("#", "data:"))
+        ]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_alone(pipeline: Path) -> None:
+    html, markdown = (file.read_text() for file in write_pages(pipeline))
+    tags = _Tags()
+    tags.feed(html)
+    assert tags.open == [] and tags.loads == [] and "script" not in tags.tags
+    assert "url(" not in html and "@import" not in html
+    titles = (
+        "Loss",
+        "Learning rate",
+        "Gradient norm",
+        "Reward",
+        "KL to the reference",
+        "Tokens per second",
+        "Peak memory",
+    )
+    for said in (*titles, "2 no answer", "no answer", "Who are you?", "eval_loss", "run_dpo.py --train_file_dir"):
+        assert said in html and said in markdown, said
+    assert html.index('id="s0"><h2>sft') < html.index('id="s1"><h2>dpo'), "what builds on another comes after it"
+    assert html.count("said 1") == 2 and "said 9" in html and "said 5" not in html and "How much?" in markdown
+    assert "<dt>step 9<small>rm 9</small></dt>" in html and "rm 9" in markdown
+    assert "<mark>answer" in html and "«answer" in markdown
+    assert "--local_rank" not in html and "previous" not in html
+
+
+def test_speed_is_that_between_logs(pipeline: Path) -> None:
+    (stage, _) = read_stages(pipeline)
+    steps, speeds = stage.curves["Tokens per second"]["tokens/s"]
+    assert steps[0] == 2 and set(speeds) == {32.0}
+    file = pipeline / "sft" / "progress.jsonl"
+    again = {"began": True, "step": 10, "time": 900.0, "tokens": 640}
+    later = {"step": 11, "time": 902.0, "tokens": 704, "loss": 0.5}
+    file.write_text(file.read_text().splitlines()[5] + "\n" + json.dumps(again) + "\n" + json.dumps(later) + "\n")
+    assert [line.get("tokens_per_second") for line in read_progress(pipeline / "sft")] == [None, None, 32.0]
+
+
+def test_nothing_to_report(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"no hftune\.json"):
+        write_pages(tmp_path)
+    with pytest.raises(ManifestError, match="no folder"):
+        write_pages(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "low, high, expected",
+    [
+        (0, 10, [0, 2.5, 5, 7.5, 10]),
+        (1, 30, [10, 20, 30]),
+        (-0.03, 0.08, [0.0, 0.05]),
+        (1e-5, 4e-5, [1e-5, 2e-5, 3e-5, 4e-5]),
+    ],
+)
+def test_ticks(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_charts_of_odd_values() -> None:
+    assert "nothing finite" in chart({"loss": ([1, 2], [math.nan, math.inf])}, "Loss")
+    assert "nan" not in chart({"loss": ([1, 2, 3], [1.0, math.nan, 2.0])}, "Loss")
+    flat = chart({"a": ([5], [0.0])}, "One")
+    assert "<circle" in flat and "inf" not in flat
+    many = chart({"a": (list(range(100_000)), [float(n) for n in range(100_000)])}, "Many")
+    assert len(many) < 30_000
+    assert spark(([1, 2, 3], [0.0, math.nan, 1.0])) == "▁x█"
+    assert [short(value) for value in (0, 1.5e-5, 0.25, 12_000, 3.2e6, 7e9)] == [
+        "0",
+        "1.5e-05",
+        "0.25",
+        "12k",
+        "3.2M",
+        "7G",
+    ]
+
+
+# A page that measures itself, and tells the window around it: what sticks out, and every complaint of the browser.
+PROBE = """<script>
+const told = [];
+window.addEventListener("error", e => told.push(e.message));
+console.error = (...a) => told.push(a.join(" "));
+window.addEventListener("load", () => {
+  const wide = document.documentElement.scrollWidth - window.innerWidth;
+  const small = [...document.querySelectorAll("svg text")].filter(t => t.getBoundingClientRect().height < 9).length;
+  const beside = [...document.querySelectorAll(".asked")].filter(card => {
+    const [who, answer] = ["dt", "dd"].map(name => card.querySelector(name).getBoundingClientRect());
+    return answer.left > who.right;
+  }).length;
+  parent.postMessage(JSON.stringify({wide, small, beside, told, width: window.innerWidth}), "*");
+});</script>"""
+# Chromium opens no window narrower than 500 without a driver; a frame may have any width.
+FRAME = """<!DOCTYPE html><body><script>
+addEventListener("message", e => document.body.setAttribute("data-probe", e.data));
+</script><iframe src="report.html" style="border:0;width:{width}px;height:900px"></iframe></body>"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_in_a_browser(pipeline: Path, tmp_path: Path, width: int) -> None:
+    browser = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if browser is None:
+        pytest.skip("no Chromium here")
+    page = write_pages(pipeline)[0]
+    page.write_text(page.read_text().replace("<head>", f"<head>{PROBE}"))
+    (pipeline / "frame.html").write_text(FRAME.replace("{width}", str(width)))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    asked = [browser, *flags, "--window-size=1400,900", "--virtual-time-budget=2000", "--dump-dom"]
+    frame = (pipeline / "frame.html").as_uri()
+    dom = subprocess.run([*asked, frame], capture_output=True, text=True, timeout=120, check=True).stdout
+    found = re.search(r'data-probe="([^"]*)"', dom)
+    assert found, dom[-2000:]
+    probe = json.loads(found[1].replace("&quot;", '"'))
+    assert probe["wide"] <= 0 and probe["told"] == [] and probe["small"] == 0, probe
+    assert probe["width"] == width
+    assert (probe["beside"] > 0) == (width > 600), "on a phone an answer lies below the name of its model"

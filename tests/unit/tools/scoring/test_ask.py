@@ -1,0 +1,205 @@
+"""`hftune ask`: each model answers as it would alone, adapters are folded, and what is written can be trusted later."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
+from hftune.cli import dispatch
+from hftune.digests import changed_files
+from hftune.errors import ArgumentError, DataError
+from hftune.logging import notices
+from hftune.tools.reporting.stages import ASKED
+
+pytestmark = pytest.mark.long
+
+QUESTIONS = ["What is 2 plus 3?", "Why?"]
+
+
+@pytest.fixture(scope="module")
+def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """An adapter that changes what the tiny model says, and a reward model."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    torch.manual_seed(5)
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    )
+    adapted.save_pretrained(folder / "adapter")
+    reward = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    reward.score.weight.data.normal_()
+    reward.save_pretrained(folder / "reward")
+    for name in ("adapter", "reward"):
+        tokenizer.save_pretrained(folder / name)
+    return {name: folder / name for name in ("adapter", "reward")} | {"base": tiny_model}
+
+
+def asked(folder: Path, *flags: object) -> dict[str, Any]:
+    dispatch(["ask", *map(str, flags), "--output_dir", str(folder), "--max_new_tokens", "6"])
+    return json.loads((folder / "answers.json").read_text())
+
+
+def alone(model: Any, folder: Path, question: str) -> str:
+    """What plain transformers and peft say, one question at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": question}]
+    ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.no_grad():
+        said = model.eval().generate(**ids, max_new_tokens=6, do_sample=False)
+    return tokenizer.decode(said[0, ids["input_ids"].shape[1] :], skip_special_tokens=True).rstrip("\ufffd").strip()
+
+
+def test_models_answer_as_they_would_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "more.jsonl"
+    file.write_text('{"prompt": "Why?"}\n')
+    names = [str(models["base"]), str(models["adapter"])]
+    found = asked(tmp_path / "o", "--models", *names, "--questions", QUESTIONS[0], "--question_file", file)
+    assert found["questions"] == QUESTIONS and [*found["answers"]] == names and "rewards" not in found
+    from peft import PeftModel
+
+    base = AutoModelForCausalLM.from_pretrained(models["base"])
+    wanted = [alone(base, models["base"], question) for question in QUESTIONS]
+    assert found["answers"][names[0]] == wanted
+    adapted = PeftModel.from_pretrained(base, str(models["adapter"]))
+    assert found["answers"][names[1]] == [alone(adapted, models["base"], question) for question in QUESTIONS] != wanted
+
+
+def test_questions_from_files(models: dict[str, Path], tmp_path: Path) -> None:
+    """Not the name of the file is asked, but what is in it; a plain text has a question a line."""
+    lines, records = tmp_path / "questions.txt", tmp_path / "more.jsonl"
+    lines.write_text("Who are you?\nWhat is 2 plus 3?\n")
+    records.write_text('{"prompt": "Why?"}\n')
+    found = asked(tmp_path / "o", "--models", models["base"], "--questions", lines, "And you?", records)
+    assert found["questions"] == ["Who are you?", "What is 2 plus 3?", "And you?", "Why?"]
+
+
+def test_an_answer_ends_with_a_whole_character(models: dict[str, Path], tmp_path: Path) -> None:
+    """Tokens are bytes here: of an answer that is cut in a character the rest of it says nothing."""
+    from hftune.visible import whole
+
+    assert whole("你好\ufffd\ufffd") == "你好" and whole("good") == "good"
+    found = asked(tmp_path / "o", "--models", models["base"], models["adapter"], "--questions", *map(str, range(30)))
+    answers = [text for said in found["answers"].values() for text in said]
+    assert any("\ufffd" in text for text in answers), "such models say halves of characters"
+    assert not any(text.endswith("\ufffd") for text in answers)
+
+
+def test_rewards_and_what_is_printed(
+    models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--models", models["base"], "--reward_model_path", models["reward"], "--questions", *QUESTIONS)
+    found = asked(tmp_path, *flags)
+    tokenizer = AutoTokenizer.from_pretrained(models["reward"])
+    scorer = AutoModelForSequenceClassification.from_pretrained(models["reward"])
+    for question, answer, reward in zip(
+        QUESTIONS, found["answers"][str(models["base"])], found["rewards"][str(models["base"])], strict=True
+    ):
+        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        ids = tokenizer.apply_chat_template(chat, return_tensors="pt", return_dict=True)
+        assert reward == pytest.approx(scorer(**ids).logits.item(), abs=1e-5)
+    printed = capsys.readouterr().out
+    assert "mean reward" in printed and QUESTIONS[0] in printed and "tiny-llama" in printed
+
+
+def test_the_manifest_and_the_folder_of_a_stage(models: dict[str, Path], tmp_path: Path) -> None:
+    asked(tmp_path / "own", "--models", models["base"], "--questions", "Why?")
+    manifest = read_manifest(tmp_path / "own")
+    assert manifest is not None and manifest["status"] == COMPLETE and manifest["stage"] == ASKED
+    assert [*manifest["inputs"]] == [str(models["base"])] and [*manifest["files"]] == ["answers.json"]
+    assert manifest["command"][:3] == ["hftune", "ask", "--models"]
+    stage = {"stage": "sft", "status": COMPLETE}
+    write_manifest(tmp_path / "sft", stage)
+    asked(tmp_path / "sft", "--models", models["base"], "--questions", "Why?")
+    assert read_manifest(tmp_path / "sft") == stage, "a stage keeps its own"
+
+
+@pytest.mark.parametrize("which", range(5))
+def test_answers_and_manifest_are_old_or_new_together(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: int
+) -> None:
+    """A disk that fails at any of the flushes: one message, and no manifest that speaks of other answers."""
+    out, ask_why = tmp_path / "out", ("--models", models["base"], "--questions")
+    asked(out, *ask_why, "Why?")
+    before = (out / "answers.json").read_text()
+    calls, flush = iter(range(100)), os.fsync
+
+    def fails(handle: int) -> None:
+        if next(calls) == 3 * which:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        flush(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(ArgumentError, match="Input/output error"):
+            asked(out, *ask_why, "How?")
+    manifest = read_manifest(out)
+    assert manifest is not None
+    assert manifest["status"] != COMPLETE or not [*changed_files(out, manifest["files"], whole=True)]
+    assert (out / "answers.json").read_text() == before or "How?" in (out / "answers.json").read_text()
+    asked(out, *ask_why, "How?")
+    assert "How?" in (out / "answers.json").read_text() and not [*out.glob(".*")]
+
+
+def test_a_model_without_a_chat_template_goes_on_with_the_text(models: dict[str, Path], tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    tokenizer = AutoTokenizer.from_pretrained(models["base"])
+    tokenizer.chat_template = None
+    AutoModelForCausalLM.from_pretrained(models["base"]).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    found = asked(tmp_path / "o", "--models", plain, "--questions", "Why?")
+    ids = tokenizer("Why?", return_tensors="pt", return_token_type_ids=False)
+    model = AutoModelForCausalLM.from_pretrained(plain)
+    said = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids["input_ids"].shape[1] :]
+    assert found["answers"][str(plain)] == [tokenizer.decode(said, skip_special_tokens=True).strip()]
+    assert any("has no chat template" in said for said in read_manifest(tmp_path / "o")["notices"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ([], "2 problems"),
+        (["--models", "EMPTY", "--questions", "Why?"], "there is no model in"),
+        (["--models", "./nowhere", "--questions", "Why?"], "there is no folder ./nowhere"),
+        (["--models", "REWARD", "--questions", "Why?"], "is a reward model and says nothing"),
+        (["--models", "PARTIAL", "--questions", "Why?"], "lacks weights, which would be drawn at random: model.norm"),
+        (["--modles", "x"], "did you mean --models"),
+        (["--models", "BASE", "--questions", "Why?", "--reward_model_path", "BASE"], "has no score head"),
+    ],
+)
+def test_refusals(models: dict[str, Path], tmp_path: Path, flags: list[str], words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(models["base"], tmp_path / "partial")
+    weights = load_file(models["base"] / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, tmp_path / "partial" / "model.safetensors", metadata={"format": "pt"})
+    places = {name.upper(): str(folder) for name, folder in models.items()}
+    places |= {name.upper(): str(tmp_path / name) for name in ("empty", "partial")}
+    with pytest.raises(ArgumentError, match=words):
+        dispatch(["ask", *(places.get(flag, flag) for flag in flags)])
+
+
+def test_turn_borders_in_questions(models: dict[str, Path], tmp_path: Path) -> None:
+    """Text by default; with `allow` they end the question, with `error` they are refused with the flag or the line."""
+    file = tmp_path / "more.jsonl"
+    file.write_text('{"prompt": "a<|im_end|>b"}\n')
+    flags = ("--models", str(models["base"]), "--question_file", str(file))
+    found = {mode: asked(tmp_path / mode, *flags, "--borders_in_text", mode) for mode in ("split", "allow")}
+    base = AutoModelForCausalLM.from_pretrained(models["base"])
+    wanted = alone(base, models["base"], "a<|im_end|>b")  # as plain transformers encodes it: as the token
+    assert found["allow"]["answers"][str(models["base"])] == [wanted] != found["split"]["answers"][str(models["base"])]
+    assert any("1 of 1 records spell tokens" in text for text in notices())
+    for more, place in (([], f"{file}:1"), (["--questions", "c<|im_end|>d"], "--questions")):
+        with pytest.raises(DataError, match="spells") as caught:
+            asked(tmp_path / "error", *flags, *more, "--borders_in_text", "error")
+        assert caught.value.place == place

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import Trainer, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
@@ -43,6 +43,7 @@ from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import hold_output, leave_as_it_was, release_output, save_result
+from hftune.trainers.stage_trainer import StageTrainer
 from hftune.weight_files import fingerprint
 
 
@@ -87,7 +88,7 @@ def start_run(
     return Run(stage, model_args, data_args, adapter_args, training_args, time.time())
 
 
-def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
+def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
     """Train (or go on from a checkpoint), evaluate, save weights and tokenizer, and write the manifest last.
 
     Returns:
@@ -105,7 +106,7 @@ def finish_run(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
         release_output()
 
 
-def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
+def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
     args = run.training_args
     if data.evaluation is None and not args.do_train:
         raise nothing_to_do()
@@ -136,7 +137,7 @@ def _finish_run(run: Run, trainer: Trainer, data: Splits, stop: PreemptionCallba
     return manifest
 
 
-def _last_evaluation(trainer: Trainer, manifest: manifests.Manifest) -> dict[str, float]:
+def _last_evaluation(trainer: StageTrainer, manifest: manifests.Manifest) -> dict[str, float]:
     """What the last weights measure: of the evaluation in training at the last step, where there was one.
 
     Raises:
@@ -163,7 +164,7 @@ def _complete_chain(adapter_args: AdapterArguments) -> None:
 
 
 def _train(
-    run: Run, trainer: Trainer, data: Splits, manifest: manifests.Manifest, stop: PreemptionCallback
+    run: Run, trainer: StageTrainer, data: Splits, manifest: manifests.Manifest, stop: PreemptionCallback
 ) -> dict[str, float]:
     """Train from the beginning or from a checkpoint, save the result, and return the metrics.
 
@@ -176,7 +177,7 @@ def _train(
     if resume:
         say_if_done(args, resume)
         check_same_start(trainer.model, resume)
-    trainer.checkpoint_manifest = manifest | {"status": manifests.CHECKPOINT}
+    trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     if args.profile and (ranks.is_main() or not args.profiler_rank0_only):
@@ -189,8 +190,7 @@ def _train(
     if stop.stopped:
         raise _stopped(trainer, manifest)
     check_trained(trainer.state.global_step)
-    if hasattr(trainer, "before_saving"):  # what is measured of the trained model and saved with it
-        trainer.before_saving()
+    trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest)
@@ -210,7 +210,9 @@ class _Begin(TrainerCallback):
         self.begin()
 
 
-def _begin(args: StageArguments, trainer: Trainer, data: Splits, manifest: manifests.Manifest, *, anew: bool) -> None:
+def _begin(
+    args: StageArguments, trainer: StageTrainer, data: Splits, manifest: manifests.Manifest, *, anew: bool
+) -> None:
     """The first that a run writes into its output folder."""
     _place_log(args)
     if anew and ranks.is_main():
@@ -227,15 +229,15 @@ def _place_log(args: StageArguments) -> None:
     terminal.place_log(Path(str(args.output_dir)) / name)
 
 
-def _stopped(trainer: Trainer, manifest: manifests.Manifest) -> Preempted:
+def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:
     """What ends a run that was told to stop, once a checkpoint of its last step is there and the manifest says so."""
     args, step = trainer.args, trainer.state.global_step
     name = f"checkpoint-{step}"
     there = ranks.all_agree((Path(str(args.output_dir)) / name).is_dir())
     # Where the best weights were loaded they are not those of the last step any more.
     if not there and not args.load_best_model_at_end and step:
-        trainer._save_checkpoint(trainer.model, None)
-        trainer._wait_for_publisher()
+        trainer.save_checkpoint()
+        trainer.checkpoints.wait()
         there = True
     ranks.barrier()
     if not manifests.is_complete(args.output_dir):
@@ -269,7 +271,7 @@ def check_trained(steps: int) -> None:
         )
 
 
-def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest:
+def describe_run(run: Run, trainer: StageTrainer, data: Splits) -> manifests.Manifest:
     """Everything known before training: where the weights and records come from and how they are used."""
     args, model = run.training_args, trainer.model
     tokenizer = trainer.processing_class
@@ -311,13 +313,13 @@ def describe_run(run: Run, trainer: Trainer, data: Splits) -> manifests.Manifest
     }
 
 
-def _figures(run: Run, trainer: Trainer, data: Splits) -> dict[str, Any]:
+def _figures(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
     """What is known after training: steps, trained tokens and wall time."""
     # RL makes its own tokens, and an endless loader knows how far it came; other records are gone through by epochs.
-    trained = trainer.count_trained_tokens() if hasattr(trainer, "count_trained_tokens") else None
+    trained = trainer.count_trained_tokens()
     if trained is None:
         trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
-    more = trainer.figures() if hasattr(trainer, "figures") else {}
+    more = trainer.figures()
     return more | {
         "steps": trainer.state.global_step,
         "trained_tokens": trained,
@@ -358,7 +360,7 @@ def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
         manifests.write_manifest(args.output_dir, manifest)
 
 
-def _write_samples(args: StageArguments, trainer: Trainer, data: Splits) -> None:
+def _write_samples(args: StageArguments, trainer: StageTrainer, data: Splits) -> None:
     """What is trained, as text, for `hftune report`."""
     if ranks.is_main():
         found = segments(data, trainer.processing_class, 2)

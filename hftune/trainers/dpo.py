@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+import trl
+from datasets import Dataset
 from peft import PeftModel
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import disable_dropout_in_model
@@ -17,19 +18,21 @@ from hftune.arguments import DPOArguments
 from hftune.data.splits import Splits
 from hftune.models.answer_head import add_answer_head
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import plainly
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.references import PRECOMPUTED, References
+from hftune.trainers.isolation import plainly
 from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
-from hftune.trainers.pair_loss import PairLossTrainer, settings_of
-from hftune.trainers.pair_metrics import PairMetrics
-from hftune.trainers.references import ReferenceMixin
+from hftune.trainers.pair_loss import PairLoss, forward_answers
 from hftune.trainers.shared_proof import prove_alike
+from hftune.trainers.stage_trainer import StageTrainer
 
 
-class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
-    """`transformers.Trainer` on pairs that hftune has tokenised, with the arguments and metrics of TRL's DPO trainer.
+class DPOTrainer(StageTrainer, trl.DPOTrainer):
+    """TRL's trainer on pairs that hftune has tokenised, with losses and a reference of its own.
 
-    TRL's own (1.16) pads, projects prompts onto the vocabulary on a CPU, and reads metrics back in every step.
+    Arguments, metrics and methods are TRL's (1.16). Its loss pads and reads metrics back in every step, and its
+    constructor copies adapters, loads a second model and projects prompts onto the vocabulary on a CPU: neither runs.
 
     Args:
         model: As it is trained.
@@ -37,6 +40,8 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
         ref_model: Another model as reference; None: the model as it is now.
         starts_as_base: Whether the model with its adapter off is what it is with it on.
     """
+
+    extra_columns = (*COLUMNS, FILLER)
 
     # Means over pairs: the Trainer divides by accumulated batches itself.
     loss_is_scaled_for_ga = False
@@ -52,9 +57,8 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
         starts_as_base: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.metrics = {"train": PairMetrics(), "eval": PairMetrics()}
-        self.seen_tokens = torch.zeros((), dtype=torch.long, device=args.device)
-        self.settings = settings_of(args)
+        self.ref_model = None
+        self.references, self.pair_figures = References(self), PairFigures(args.device)
         assert isinstance(tokenizer.pad_token_id, int), "load_tokenizer gives it a pad token"
         collator = PairCollator(
             tokenizer.pad_token_id,
@@ -79,74 +83,76 @@ class DPOTrainer(ReferenceMixin, HftuneTrainerMixin, PairLossTrainer):
             **kwargs,
         )
         self.model_accepts_loss_kwargs = False  # as `loss_is_scaled_for_ga`, before transformers 5.20
-        self.mixture = data.mixture
-        self.settle_reference(ref_model, starts_as_base)
+        self.record_order.mixture = data.mixture
+        self.pair_loss = PairLoss(self, self.references, self.pair_figures)
+        self.references.settle(ref_model, starts_as_base)
+        self.precompute_ref_logps = self.references.kind == PRECOMPUTED
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's; activations go to the CPU where that was asked for."""
-        offloading = get_act_offloading_ctx_manager(self.model) if self.args.activation_offloading else nullcontext()
-        with offloading:
-            return super().training_step(*args, **kwargs)
+    def build_upstream(self, **kwargs: Any) -> None:
+        """Leave TRL's own constructor out, and give its methods the attributes that it would have set."""
+        super(trl.DPOTrainer, self).__init__(**kwargs)
+        args = self.args
+        self._tokenizer, self._is_vlm, self._is_vision_dataset = self.processing_class, False, False
+        self.beta, self.label_smoothing, self.ld_alpha = args.beta, args.label_smoothing, args.ld_alpha
+        self.loss_types, self.loss_weights = args.loss_type, args.loss_weights or [1.0] * len(args.loss_type)
+        self.f_divergence_type, self.f_alpha_divergence_coef = args.f_divergence_type, args.f_alpha_divergence_coef
+        self.use_weighting = args.use_weighting
+        offloads = args.activation_offloading
+        self.maybe_activation_offload_context = (
+            get_act_offloading_ctx_manager(self.model) if offloads else nullcontext()
+        )
+        # Routers' losses are a feature's; metrics are kept by another, and TRL's `log` finds none to add.
+        self.router_aux_loss_coef, self.aux_loss_enabled = 0.0, False
+        self._metrics: dict[str, dict[str, list[float]]] = {"train": defaultdict(list), "eval": defaultdict(list)}
+        self._total_train_tokens, self._tp_size = 0, args.tensor_parallel_size
+        self._precompute_model_hash, self._precompute_engine = None, None
 
-    def _prove_apart(self, model: Any) -> None:
-        """Once a run, where pairs lie side by side."""
-        if self._proven_apart or not self.args.flat_batches:
-            return
-        self._proven_apart = True
+    def make_features(self) -> list[Feature]:
+        """The reference before all that asks for data, and figures over all."""
+        return [self.pair_figures, self.references, *super().make_features()]
 
-        def score(batch: dict[str, Any]) -> torch.Tensor:
-            log_probs = self.forward_answers(model, self._prepare_inputs(batch)).log_probs
+    def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
+        """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
+        loss, outputs = self.pair_loss.loss(model, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    def answer_sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """log pi of each answer of a batch under a model, (answers,)."""
+        return self.pair_loss.answer_sums(forward_answers(model, inputs), inputs)
+
+    def stage_prediction(self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any) -> tuple[Any, ...]:
+        """The loss alone: logits of an evaluation are kept nowhere."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs)
+        return loss.detach(), None, None
+
+    def prove_isolation(self, model: Any) -> None:
+        """By the log-probabilities of answers, in the layout of this run and padded."""
+
+        def score(batch: Inputs) -> torch.Tensor:
+            log_probs = forward_answers(model, self._prepare_inputs(batch)).log_probs
             assert log_probs is not None
             return log_probs
 
         was_training = model.training
         model.eval()  # dropout is no leak
         with self.compute_loss_context_manager(), plainly(self.model, self.args):
-            collator: Any = self.data_collator
-            prove_alike(score, collator, vocabulary_rows(self.model))
+            prove_alike(score, self.data_collator, vocabulary_rows(self.model))
         model.train(was_training)
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """As `Trainer.log`, with the metrics since the last log beside the training loss."""
-        if "loss" in logs:
-            found = self.metrics["train"].read(self.accelerator)
-            found.pop("loss", None)  # the Trainer's own, over accumulated batches
-            logs |= found
-            logs["num_tokens"] = float(self.accelerator.reduce(self.seen_tokens.double(), "sum"))
-        super().log(logs, *args, **kwargs)
+    # TRL's methods of a reference, which its `evaluate` calls for records that the trainer was not given.
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """As the Trainer's; loss and metrics are means over all pairs of all ranks, each counted once."""
-        self.metrics["eval"] = PairMetrics()
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        found = self.metrics["eval"].read(self.accelerator)
-        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in found.items()})
-        return output
+    def compute_ref_log_probs(self, model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
+        """Overrides TRL's: log pi_ref of chosen and rejected answers of any layout, (pairs,) each."""
+        return self.references.computed(model, inputs).chunk(2)
 
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
-    ) -> Any:
-        """The loss alone: logits of an evaluation are kept nowhere."""
-        self._prove_apart(model)
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs)
-        return loss.detach(), None, None
+    def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
+        """Overrides TRL's: tokenised records stay as they are; others are tokenised as TRL does it."""
+        if "prompt_ids" in dataset.column_names:
+            return dataset
+        return super()._prepare_dataset(dataset, *args, **kwargs)
 
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """As the Trainer's, with as many records as fill every rank's last batch; those are marked, and not counted."""
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(dataset, str):
-            dataset = self.eval_dataset[dataset]
-        return super().get_eval_dataloader(marked(dataset, self.args.eval_batch_size * self.args.world_size))
-
-    def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = [*COLUMNS, FILLER]
-        super()._set_signature_columns_if_needed()
-
-
-def marked(dataset: Dataset, multiple: int) -> Dataset:
-    """The dataset with a column that marks copies of its first record, as many as lack to a multiple of `multiple`."""
-    missing = -len(dataset) % multiple
-    whole = concatenate_datasets([dataset, dataset.select([0] * missing)]) if missing else dataset
-    return whole.add_column(FILLER, [False] * len(dataset) + [True] * missing)
+    def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
+        """Overrides TRL's: by hftune's cache, whatever the world."""
+        return self.references.for_others(dataset, name)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from trl.trainer.utils import pad
 
+from hftune.arguments import GRPOArguments
 from hftune.data.corpus.mixing import MixtureSampler
 from hftune.logging import notice
+from hftune.trainers.features.record_order import RecordOrder, data_seed
 
 Batch = dict[str, Any]
 Row = tuple[int, int]
@@ -46,79 +49,91 @@ def take_rows(batches: list[Batch], rows: list[Row], padding: int) -> Batch:
     return taken
 
 
-class DynamicSamplingMixin:
-    """Put before `OnlineMixin` and TRL's `GRPOTrainer`; does nothing without `--dynamic_sampling`.
+class SamplingRun(Protocol):
+    """What is needed of a trainer of TRL's that answers in groups."""
 
-    A group of equal rewards has no advantage, so it only thins out the gradient. It is replaced by the answers to
-    another prompt, up to `max_sampling_rounds` batches of answers a step. Groups are whole on a process, as preflight
-    makes sure of; which prompts come instead depends on the seed and the step alone.
+    args: GRPOArguments
+    accelerator: Any
+    num_generations: int
+    scores: torch.Tensor
+    train_dataset: Any
+    record_order: RecordOrder
+    _metrics: dict[str, Any]
+    _step: int
+    _tokenizer: Any
+
+
+class DynamicSampling:
+    """Replaces groups of equal rewards, which have no advantage and only thin out the gradient.
+
+    They are replaced by the answers to another prompt, up to `max_sampling_rounds` batches of answers a step. Groups
+    are whole on a process, as preflight makes sure of; which prompts come instead depends on the seed and the step
+    alone.
+
+    Args:
+        run: The trainer.
+        generate: Its way from rows to a scored batch, which leaves `run.scores`.
     """
 
-    _scores: torch.Tensor
-    _said_short = False
+    def __init__(self, run: SamplingRun, generate: Callable[[list[dict[str, Any]]], Batch]) -> None:
+        self.run, self.generate = run, generate
+        self._said_short = False
 
-    def _calculate_rewards(self: Any, *args: Any) -> torch.Tensor:
-        """As TRL's; keeps the weighted sums of all processes."""
-        rewards: torch.Tensor = super()._calculate_rewards(*args)  # type: ignore[misc]
-        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
-        self._scores = weighted.masked_fill(rewards.isnan().all(dim=1), torch.nan)
-        return rewards
-
-    def _generate_and_score_completions(self: Any, inputs: list[dict[str, Any]]) -> Batch:
-        """As TRL's, on the rows of this process; of training with groups replaced."""
-        output: Batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
-        if not (self.args.dynamic_sampling and self.model.training):
-            return output
-        batches, places, dull = [output], list(self._rows_by_group(0, len(inputs))), self._dull_groups(len(inputs))
+    def fill(self, output: Batch, rows: int) -> Batch:
+        """A batch of `rows` rows of this process with its groups replaced; every rank must call it."""
+        batches, places, dull = [output], list(self._rows_by_group(0, rows)), self._dull_groups(rows)
         rounds, found = 1, len(dull)
-        while (missing := self._most_missing(dull)) and rounds < self.args.max_sampling_rounds:
+        while (missing := self._most_missing(dull)) and rounds < self.run.args.max_sampling_rounds:
             fresh = self._other_rows(missing, rounds)
-            batches.append(super()._generate_and_score_completions(fresh))  # type: ignore[misc]
+            batches.append(self.generate(fresh))
             still = set(self._dull_groups(len(fresh)))
-            rows = self._rows_by_group(len(batches) - 1, len(fresh))
-            for group in (group for number, group in enumerate(rows) if number not in still):
+            groups = self._rows_by_group(len(batches) - 1, len(fresh))
+            for group in (group for number, group in enumerate(groups) if number not in still):
                 if dull:
                     places[dull.pop()] = group
             rounds += 1
         self._note_rounds(rounds, found, len(dull), len(places))
         if len(batches) == 1:
             return output
-        merged = take_rows(batches, [row for group in places for row in group], self._tokenizer.pad_token_id)
+        merged = take_rows(batches, [row for group in places for row in group], self.run._tokenizer.pad_token_id)
         mask = merged["completion_mask"] * merged.get("tool_mask", 1)
-        merged["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        merged["num_items_in_batch"] = self.run.accelerator.gather(mask.sum()).sum()
         return merged
 
-    def _rows_by_group(self: Any, batch: int, rows: int) -> list[list[Row]]:
-        number = self.num_generations
+    def _rows_by_group(self, batch: int, rows: int) -> list[list[Row]]:
+        number = self.run.num_generations
         return [[(batch, first + row) for row in range(number)] for first in range(0, rows, number)]
 
-    def _dull_groups(self: Any, rows: int) -> list[int]:
+    def _dull_groups(self, rows: int) -> list[int]:
         """Groups of this process's last answers whose rewards are all alike."""
-        first = self.accelerator.process_index * rows
-        differ = groups_that_differ(self._scores[first : first + rows], self.num_generations)
+        first = self.run.accelerator.process_index * rows
+        differ = groups_that_differ(self.run.scores[first : first + rows], self.run.num_generations)
         return [group for group, differs in enumerate(differ) if not differs]
 
-    def _most_missing(self: Any, dull: list[int]) -> int:
+    def _most_missing(self, dull: list[int]) -> int:
         """Groups that the process lacks which lacks most: all answer together."""
-        own = torch.tensor([len(dull)], device=self.accelerator.device)
-        return int(self.accelerator.gather(own).max().item())
+        own = torch.tensor([len(dull)], device=self.run.accelerator.device)
+        return int(self.run.accelerator.gather(own).max().item())
 
-    def _other_rows(self: Any, groups: int, round_: int) -> list[dict[str, Any]]:
+    def _other_rows(self, groups: int, round_: int) -> list[dict[str, Any]]:
         """This process's share of further prompts, each as often as it is answered."""
-        seed = (self._data_seed() * 1_000_003 + self._step) * 1_009 + round_
-        if self.mixture is not None:
-            order = list(MixtureSampler(self.mixture, seed))
+        # Primes, so that no two steps and rounds of a run share a seed.
+        seed = (data_seed(self.run.args) * 1_000_003 + self.run._step) * 1_009 + round_
+        mixture, records = self.run.record_order.mixture, self.run.train_dataset
+        if mixture is not None:
+            order = list(MixtureSampler(mixture, seed))
         else:
             generator = torch.Generator().manual_seed(seed % 2**63)
-            order = torch.randperm(len(self.train_dataset), generator=generator).tolist()
-        first = self.accelerator.process_index * groups
+            order = torch.randperm(len(records), generator=generator).tolist()
+        first = self.run.accelerator.process_index * groups
         chosen = [order[place % len(order)] for place in range(first, first + groups)]
-        return [self.train_dataset[index] for index in chosen for _ in range(self.num_generations)]
+        return [records[index] for index in chosen for _ in range(self.run.num_generations)]
 
-    def _note_rounds(self: Any, rounds: int, found: int, left: int, groups: int) -> None:
-        counts = self.accelerator.gather(torch.tensor([found, left, groups], device=self.accelerator.device))
+    def _note_rounds(self, rounds: int, found: int, left: int, groups: int) -> None:
+        accelerator = self.run.accelerator
+        counts = accelerator.gather(torch.tensor([found, left, groups], device=accelerator.device))
         found, left, groups = counts.view(-1, 3).sum(dim=0).tolist()
-        metrics = self._metrics["train"]
+        metrics = self.run._metrics["train"]
         metrics["dynamic_sampling/rounds"].append(rounds)
         metrics["dynamic_sampling/replaced"].append((found - left) / groups)
         metrics["dynamic_sampling/alike"].append(left / groups)

@@ -15,18 +15,51 @@ from hftune.arguments import RMArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.score_scale import ScoreScale, numbered
 from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
 from hftune.trainers.reward_losses import step_loss
-from hftune.trainers.scales import ScaleMixin, numbered
+from hftune.trainers.stage_trainer import StageTrainer
 
 
-class _StepLoss:
-    """The loss of a batch of answers. Below hftune's mixins, one of which adds the routers' losses to it."""
+class ProcessRewardTrainer(StageTrainer, Trainer):
+    """`transformers.Trainer` on answers in steps; TRL (1.16) has none.
 
-    def compute_loss(
-        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    The loss is a mean over all steps of a global batch, however they are spread over answers, ranks and accumulation.
+    """
+
+    extra_columns = ("ends", "step_labels", "index")
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: RMArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        **kwargs: Any,
+    ) -> None:
+        if args.disable_dropout:
+            disable_dropout_in_model(model)
+        self.scores = ScoreScale(self.describe)
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=data.train,
+            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            data_collator=StepCollator(tokenizer.pad_token_id, flat=args.flat_batches),
+            compute_metrics=self.score_figures,
+            **kwargs,
+        )
+        self.record_order.mixture = data.mixture
+        # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `stage_loss`.
+        self.model_accepts_loss_kwargs = True
+
+    def make_features(self) -> list[Feature]:
+        """The scale around all others: its loss takes the place of what they measured."""
+        return [self.scores, *super().make_features()]
+
+    def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
         labels = inputs.pop("labels")
         logits = self.step_logits(model, inputs)
@@ -39,7 +72,7 @@ class _StepLoss:
                 loss = loss * self.accelerator.num_processes  # which the mean over ranks divides by again
         return (loss, logits[:, 1].float() - logits[:, 0].float()) if return_outputs else loss
 
-    def step_logits(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def step_logits(self, model: Any, inputs: Inputs) -> torch.Tensor:
         """Logits of the classes wrong and right of each step in a batch, (steps, 2)."""
         ends = inputs.pop("ends")
         for name in ("steps", "index"):
@@ -47,48 +80,10 @@ class _StepLoss:
         logits: torch.Tensor = model(**{**inputs, "use_cache": False}).logits
         return logits.flatten(0, 1)[ends]
 
-
-class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, _StepLoss, Trainer):
-    """`transformers.Trainer` on answers in steps; TRL (1.16) has none.
-
-    The loss is a mean over all steps of a global batch, however they are spread over answers, ranks and accumulation.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel | PeftModel,
-        args: RMArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        data: Splits,
-        **kwargs: Any,
-    ) -> None:
-        if args.disable_dropout:
-            disable_dropout_in_model(model)
-        super().__init__(
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
-            data_collator=StepCollator(tokenizer.pad_token_id, flat=args.flat_batches),
-            compute_metrics=self.score_figures,
-            **kwargs,
-        )
-        self.mixture = data.mixture
-        # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `compute_loss`.
-        self.model_accepts_loss_kwargs = True
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        self._signature_columns += [
-            name for name in ("ends", "step_labels", "index") if name not in self._signature_columns
-        ]
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    def stage_prediction(
+        self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Loss; log-odds of the steps, (answers, steps), padded; and the number of each answer before its labels."""
-        self._prove_apart(model)
         inputs = self._prepare_inputs(inputs)
         index, labels, sizes = inputs["index"], inputs["labels"], inputs["steps"].tolist()
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -100,22 +95,22 @@ class ProcessRewardTrainer(ScaleMixin, HftuneTrainerMixin, _StepLoss, Trainer):
     def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
         """Figures over all held-out answers; the report of them is kept for the manifest."""
         numbered_labels, odds = np.asarray(prediction.label_ids), np.asarray(prediction.predictions)
-        answers: Dataset = self.scored[numbered_labels[:, 0].astype(int)]
+        answers: Dataset = self.scores.scored[numbered_labels[:, 0].astype(int)]
         labels = [np.asarray(each, dtype=np.float32) for each in answers["step_labels"]]
         found = [row[1 : 1 + len(each)] for row, each in zip(odds, labels, strict=True)]
         with np.errstate(over="ignore"):
             right = [1 / (1 + np.exp(-each.astype(np.float64))) for each in found]
-        self.report = step_report(right, labels, answers["source"])
-        self.all_scores = np.array([each.min() for each in right])
+        self.scores.report = step_report(right, labels, answers["source"])
+        self.scores.all_scores = np.array([each.min() for each in right])
         flat = torch.tensor(np.concatenate(found)).float()
         logits = torch.stack([torch.zeros_like(flat), flat], dim=1)
         losses = step_loss(logits, torch.tensor(np.concatenate(labels)), label_smoothing=self.args.label_smoothing)
-        self.whole_loss = float(losses.double().mean())
+        self.scores.whole_loss = float(losses.double().mean())
         return step_figures(right, labels)
 
     def describe(self) -> str:
         """The last evaluation, in lines."""
-        return describe_steps(self.report)
+        return describe_steps(self.scores.report)
 
 
 def _rows(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -12,14 +12,15 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from hftune.arguments import PTArguments
 from hftune.data.splits import Splits
 from hftune.trainers import metrics
-from hftune.trainers.answer_loss import AnswerLossMixin
-from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.blocks import BlocksMixin
-from hftune.trainers.evaluation import TokenLossMixin
-from hftune.trainers.streams import StreamMixin
+from hftune.trainers.features.answer_loss import AnswerLoss
+from hftune.trainers.features.blocks import Blocks
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.held_out_loss import HeldOutLoss
+from hftune.trainers.features.streams import Streams
+from hftune.trainers.stage_trainer import StageTrainer, causal_collator
 
 
-class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, Trainer):
+class PTTrainer(StageTrainer, Trainer):
     """`transformers.Trainer` on blocks of text; evaluation reports token accuracy and perplexity.
 
     The training data are a map-style dataset, a `BlockDataset` over tokenised folders, or a `StreamingDataset`.
@@ -46,7 +47,12 @@ class PTTrainer(StreamMixin, BlocksMixin, HftuneTrainerMixin, TokenLossMixin, An
             preprocess_logits_for_metrics=most_likely,
             **kwargs,
         )
-        self.mixture = data.mixture
+        self.record_order.mixture = data.mixture
+
+    def make_features(self) -> list[Feature]:
+        """Data of one's own before all others, the loss behind all others."""
+        answers = AnswerLoss(measures_tokens=False)
+        return [Streams(), Blocks(), *super().make_features(), HeldOutLoss(), answers]
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:

@@ -17,19 +17,54 @@ from hftune.arguments import RMArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.apart import plainly, prove_apart
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.score_scale import ScoreScale, numbered
 from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
+from hftune.trainers.isolation import plainly, prove_apart
 from hftune.trainers.reward_losses import bradley_terry, centring
-from hftune.trainers.scales import ScaleMixin, numbered
+from hftune.trainers.stage_trainer import StageTrainer
 
 
-class _PairLoss:
-    """The loss of a batch of pairs. Below hftune's mixins, one of which adds the routers' losses to it."""
+class RewardTrainer(StageTrainer, trl.RewardTrainer):
+    """TRL's trainer with score differences, label smoothing and rows without padding.
 
-    def compute_loss(
-        self: Any, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    Figures of held-out pairs, the loss as well, are taken over all pairs at once: means of batches' means are other
+    numbers where the last batch is smaller or ranks differ.
+    """
+
+    extra_columns = ("index",)
+
+    def __init__(
+        self,
+        model: PreTrainedModel | PeftModel,
+        args: RMArguments,
+        tokenizer: PreTrainedTokenizerBase,
+        data: Splits,
+        **kwargs: Any,
+    ) -> None:
+        pad = tokenizer.pad_token_id
+        self.scores = ScoreScale(self.describe)
+        super().__init__(
+            model=model,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=data.train,
+            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            data_collator=FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of),
+            compute_metrics=self.score_figures,
+            **kwargs,
+        )
+        self.record_order.mixture = data.mixture
+
+    def make_features(self) -> list[Feature]:
+        """The scale around all others: its loss takes the place of what they measured."""
+        return [self.scores, *super().make_features()]
+
+    def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
+        """Overrides TRL's: pairs are tokenised and within their limits; TRL would go through all to see that."""
+        return dataset
+
+    def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
         difference = inputs.pop("margin", None)
         inputs.pop("index", None)
@@ -39,17 +74,18 @@ class _PairLoss:
             self._count(inputs, chosen.detach(), rejected.detach())
         return (loss, torch.stack([chosen, rejected], dim=1)) if return_outputs else loss
 
-    def conversation_scores(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def conversation_scores(self, model: Any, inputs: Inputs) -> torch.Tensor:
         """The score of each conversation in a batch, (conversations,), float32."""
         ends = inputs.pop("ends", None)
         if ends is None:
-            return model(**inputs, use_cache=False).logits.squeeze(-1).float()
+            scores: torch.Tensor = model(**inputs, use_cache=False).logits.squeeze(-1).float()
+            return scores
         with token_scores(self.model) as heard:
             model(**inputs)
         return heard[-1][0, ends, 0].float()
 
     def pair_losses(
-        self: Any, chosen: torch.Tensor, rejected: torch.Tensor, difference: torch.Tensor | None
+        self, chosen: torch.Tensor, rejected: torch.Tensor, difference: torch.Tensor | None
     ) -> torch.Tensor:
         """One loss a pair, (pairs,), as the arguments say."""
         how = self.args
@@ -61,7 +97,46 @@ class _PairLoss:
             losses = losses + how.center_rewards_coefficient * centring(chosen, rejected)
         return losses
 
-    def _count(self: Any, inputs: dict[str, Any], chosen: torch.Tensor, rejected: torch.Tensor) -> None:
+    def stage_prediction(
+        self, model: Any, inputs: Inputs, loss_only: bool, ignore_keys: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Loss, scores (pairs, 2) as chosen and rejected, and the number of each pair, so that ranks are gathered."""
+        inputs = self._prepare_inputs(inputs)
+        index = inputs["index"]
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, scores = self.compute_loss(model, inputs, return_outputs=True)
+        # The loss of all pairs comes from their scores (`score_figures`); the Trainer only wants scores with this.
+        return loss, scores, index
+
+    def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Figures over all held-out pairs; the report of them is kept for the manifest."""
+        scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
+        pairs: Dataset = self.scores.scored[index]
+        self.scores.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
+        self.scores.all_scores = scores.flatten()
+        difference = torch.tensor(pairs["margin"]) if "margin" in pairs else None
+        chosen, rejected = torch.tensor(scores).unbind(1)
+        self.scores.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
+        return pair_figures(scores)
+
+    def describe(self) -> str:
+        """The last evaluation, in lines."""
+        return describe_pairs(self.scores.report)
+
+    def prove_isolation(self, model: Any) -> None:
+        """By the scores of tokens: a reward model gives one of a row."""
+        attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
+        with plainly(self.model, self.args):
+            rows = vocabulary_rows(self.model)
+            prove_apart(model, rows, attention, self.args.device, self._scores_of_tokens, autocast)
+
+    def _scores_of_tokens(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """(1, tokens, 1)"""
+        with token_scores(self.model) as heard:
+            model(**inputs)
+        return heard[-1]
+
+    def _count(self, inputs: Inputs, chosen: torch.Tensor, rejected: torch.Tensor) -> None:
         """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
         tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
         scores = torch.cat([chosen, rejected])
@@ -74,87 +149,6 @@ class _PairLoss:
         found |= {"accuracy": accuracy.mean(), "margin": margin.mean()}
         for name, value in found.items():
             self._metrics["train"][name].append(float(value))
-
-
-class RewardTrainer(ScaleMixin, HftuneTrainerMixin, _PairLoss, trl.RewardTrainer):
-    """TRL's trainer with score differences, label smoothing and rows without padding.
-
-    Figures of held-out pairs, the loss as well, are taken over all pairs at once: means of batches' means are other
-    numbers where the last batch is smaller or ranks differ.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel | PeftModel,
-        args: RMArguments,
-        tokenizer: PreTrainedTokenizerBase,
-        data: Splits,
-        **kwargs: Any,
-    ) -> None:
-        pad = tokenizer.pad_token_id
-        collator = FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of)
-        super().__init__(
-            model=model,
-            args=args,
-            processing_class=tokenizer,
-            train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
-            data_collator=collator,
-            compute_metrics=self.score_figures,
-            **kwargs,
-        )
-        self.mixture = data.mixture
-
-    def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
-        """Pairs are tokenised and within their limits already; TRL would go through all of them to see that."""
-        return dataset
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        if "index" not in self._signature_columns:
-            self._signature_columns.append("index")
-
-    def prediction_step(
-        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Loss, scores (pairs, 2) as chosen and rejected, and the number of each pair, so that ranks are gathered."""
-        self._prove_apart(model)
-        inputs = self._prepare_inputs(inputs)
-        index = inputs["index"]
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss, scores = self.compute_loss(model, inputs, return_outputs=True)
-        # The loss of all pairs comes from their scores (`score_figures`); the Trainer only wants scores with this.
-        return loss, scores, index
-
-    def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Figures over all held-out pairs; the report of them is kept for the manifest."""
-        scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
-        pairs: Dataset = self.scored[index]
-        self.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
-        self.all_scores = scores.flatten()
-        difference = torch.tensor(pairs["margin"]) if "margin" in pairs else None
-        chosen, rejected = torch.tensor(scores).unbind(1)
-        self.whole_loss = float(self.pair_losses(chosen, rejected, difference).double().mean())
-        return pair_figures(scores)
-
-    def describe(self) -> str:
-        """The last evaluation, in lines."""
-        return describe_pairs(self.report)
-
-    def _prove_apart(self, model: Any) -> None:
-        """As the mixin's, by the scores of tokens: a reward model gives one of a row."""
-        if self.args.flat_batches and not self._proven_apart:
-            self._proven_apart = True
-            attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
-            rows, read = vocabulary_rows(self.model), self._scores_of_tokens
-            with plainly(self.model, self.args):
-                prove_apart(model, rows, attention, self.args.device, read, autocast)
-
-    def _scores_of_tokens(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """(1, tokens, 1)"""
-        with token_scores(self.model) as heard:
-            model(**inputs)
-        return heard[-1]
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.vocabulary import vocabulary_rows
-from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.dynamic_sampling import DynamicSamplingMixin
-from hftune.trainers.online import OnlineMixin
+from hftune.trainers.dynamic_sampling import DynamicSampling
+from hftune.trainers.online import OnlineTrainer
 from hftune.trainers.online_dpo import OnlineDPOTrainer
 from hftune.trainers.ppo.critic import (
     Critic,
@@ -36,11 +35,22 @@ RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTraine
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 
 
-class GRPOTrainer(DynamicSamplingMixin, OnlineMixin, HftuneTrainerMixin, trl.GRPOTrainer):
-    """Group relative policy optimisation (arXiv:2402.03300)."""
+class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
+    """Group relative policy optimisation (arXiv:2402.03300), with `--dynamic_sampling` (DAPO)."""
+
+    _sampling: DynamicSampling | None = None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Overrides TRL's: in training, groups of equal rewards may be replaced."""
+        generate = super()._generate_and_score_completions
+        output: dict[str, Any] = generate(inputs)
+        if not (self.args.dynamic_sampling and self.model.training):
+            return output
+        self._sampling = self._sampling or DynamicSampling(self, generate)
+        return self._sampling.fill(output, len(inputs))
 
 
-class RLOOTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
+class RLOOTrainer(OnlineTrainer, trl.RLOOTrainer):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
 
@@ -91,9 +101,9 @@ def rl_trainer(
         reward_processing_classes=tokenizers,
         **kwargs,
     )
-    trainer.mixture = data.mixture
+    trainer.record_order.mixture = data.mixture
     _say_gathered(model, args)
-    trainer.set_judges(judges)
+    trainer.guards.set_judges(judges, args.device)
     if starts_as_base and isinstance(model, PeftModel) and "ref" in model.peft_config:
         # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
         model.delete_adapter("ref")

@@ -19,8 +19,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, shuffle_sequence_dict, split_tensor_dict, use_adapter
 
 from hftune.distributed import phases
-from hftune.trainers.base import HftuneTrainerMixin
-from hftune.trainers.online import OnlineMixin
+from hftune.trainers.online import OnlineTrainer
 
 Batch = dict[str, Any]
 
@@ -61,7 +60,7 @@ class Answers:
         return {name: getattr(self, name) for name in names}
 
 
-class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
+class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
     """TRL's loop of answering and training, for losses that are not RLOO's.
 
     A batch of answers is gone through `num_iterations` times, in another order each time (as in arXiv:1707.06347), and
@@ -71,7 +70,7 @@ class RolloutTrainer(OnlineMixin, HftuneTrainerMixin, trl.RLOOTrainer):
     _rollout: Batch | None = None
 
     def _prepare_inputs(self, generation_batch: Any) -> Batch:
-        """The micro-batch that is due; new answers where the last ones have been gone through."""
+        """Overrides TRL's: the micro-batch that is due; new answers where the last ones have been gone through."""
         if not self.model.training:
             return self._generate_and_score_completions(generation_batch)
         steps = self.args.steps_per_generation

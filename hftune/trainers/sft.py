@@ -14,17 +14,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hftune.arguments import SFTArguments
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import Splits
-from hftune.trainers.answer_loss import AnswerLossMixin
-from hftune.trainers.base import HftuneTrainerMixin, causal_collator
-from hftune.trainers.evaluation import TokenLossMixin, weighted_mean
-from hftune.trainers.streams import StreamMixin
+from hftune.trainers.features.answer_loss import AnswerLoss
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.held_out_loss import HeldOutLoss
+from hftune.trainers.features.streams import Streams
+from hftune.trainers.features.token_figures import TokenFigures
+from hftune.trainers.stage_trainer import StageTrainer, causal_collator
 
 
-class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixin, trl.SFTTrainer):
+class SFTTrainer(StageTrainer, trl.SFTTrainer):
     """TRL's trainer on records that hftune has tokenised and masked; token accuracy and entropy are TRL's."""
 
     reports_perplexity = True
-    measures_tokens = True
+    extra_columns = ("loss_weights",)
 
     def __init__(
         self,
@@ -47,32 +49,16 @@ class SFTTrainer(StreamMixin, HftuneTrainerMixin, TokenLossMixin, AnswerLossMixi
                 eval_dataset=data.evaluation,
                 **kwargs,
             )
-        self.mixture = data.mixture
+        self.record_order.mixture = data.mixture
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size
         if streams:
             self.train_dataset = data.train
 
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        if "loss_weights" not in self._signature_columns:
-            self._signature_columns.append("loss_weights")
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's; token accuracy and entropy are means over the tokens since the last log, not over batches."""
-        mode = "train" if self.model.training else "eval"
-        if self.token_sums[mode].sums is not None:
-            means, read = self.token_sums[mode].take(self.accelerator)
-            if mode == "train":
-                self._total_train_tokens += read // self._tp_size
-            measured = {**means, "num_tokens": self._total_train_tokens}
-            self._metrics[mode] |= {name: [value] for name, value in measured.items()}
-        elif mode == "eval":  # batches went TRL's own way
-            for name in ("entropy", "mean_token_accuracy"):
-                values = self._metrics[mode].get(name)  # looking it up with [] would make an empty entry
-                if values:
-                    self._metrics[mode][name] = [weighted_mean(values, self.tokens_per_batch)]
-        super().log(logs, start_time)
+    def make_features(self) -> list[Feature]:
+        """Streams before all others, the loss behind all others."""
+        answers, held_out = AnswerLoss(measures_tokens=True), HeldOutLoss()
+        return [TokenFigures(answers, held_out), Streams(), *super().make_features(), held_out, answers]
 
 
 def sample_of(stream: StreamingDataset) -> Dataset:

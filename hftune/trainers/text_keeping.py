@@ -6,8 +6,6 @@ are what changes; a conversation without a turn border in it goes to them as it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -70,30 +68,3 @@ def keeping_text(tokenizer: PreTrainedTokenizerBase, mode: str) -> Any:
     """The tokenizer, or what stands for it unless `--borders_in_text` allows borders."""
     chats = isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.chat_template
     return KeepingText(tokenizer) if chats and mode != "allow" else tokenizer
-
-
-class KeepsTextMixin:
-    """Before a trainer of TRL's (1.16) that generates: its prompts and results of tools stay text."""
-
-    _keeper: Any = None
-
-    @contextmanager
-    def _keeping_text(self: Any) -> Iterator[None]:
-        given = self.processing_class
-        if self._keeper is None:
-            self._keeper = keeping_text(given, self.args.borders_in_text)
-        self.processing_class = self._keeper
-        try:
-            yield
-        finally:
-            self.processing_class = given
-
-    def _tokenize_prompts(self: Any, prompts: list[Any]) -> Any:
-        """As TRL's."""
-        with self._keeping_text():
-            return super()._tokenize_prompts(prompts)  # type: ignore[misc]
-
-    def _get_tool_suffix_ids(self: Any, tool_messages: list[Any]) -> Any:
-        """As TRL's."""
-        with self._keeping_text():
-            return super()._get_tool_suffix_ids(tool_messages)  # type: ignore[misc]

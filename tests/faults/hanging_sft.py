@@ -16,10 +16,10 @@ import run_pt
 import run_sft
 from hftune.distributed import ranks
 from hftune.errors import run_script
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import StageTrainer
 from hftune.visible import say
 
-original = HftuneTrainerMixin.training_step
+original = StageTrainer.training_step
 STEP = 4
 
 
@@ -47,5 +47,5 @@ def harmed(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 if __name__ == "__main__":
-    HftuneTrainerMixin.training_step = harmed  # type: ignore[method-assign]
+    StageTrainer.training_step = harmed  # type: ignore[method-assign]
     run_script(run_pt.main if os.environ.get("STAGE") == "pt" else run_sft.main)

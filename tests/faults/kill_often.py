@@ -120,10 +120,10 @@ def run_once(script: str, argv: list[str], processes: int, plan: Plan | None, lo
 def work(script: str, argv: list[str]) -> None:
     """The script's main, saying what it is doing."""
     from hftune.errors import run_script
-    from hftune.trainers.checkpoints import CheckpointMixin
     from hftune.trainers.preemption import PreemptionCallback
+    from hftune.trainers.stage_trainer import StageTrainer
 
-    begin, save = PreemptionCallback.on_train_begin, CheckpointMixin._save_checkpoint
+    begin, save = PreemptionCallback.on_train_begin, StageTrainer._save_checkpoint
 
     def says_training(self: Any, *args: Any, **kwargs: Any) -> None:
         say(TRAINING)
@@ -135,7 +135,7 @@ def work(script: str, argv: list[str]) -> None:
         say(TRAINING)
 
     PreemptionCallback.on_train_begin = says_training  # type: ignore[method-assign]
-    CheckpointMixin._save_checkpoint = says_saving  # type: ignore[method-assign]
+    StageTrainer._save_checkpoint = says_saving  # type: ignore[method-assign]
     sys.argv = [script, *argv]
     run_script(importlib.import_module(script.removesuffix(".py")).main)
 

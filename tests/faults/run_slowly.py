@@ -19,9 +19,9 @@ from hftune.errors import run_script
 
 def main() -> None:
     """The script's own main, slowed down."""
-    from hftune.trainers.checkpoints import CheckpointMixin
-    from hftune.trainers.totals import TotalsMixin
-    from hftune.trainers.watching import PhaseMixin
+    from hftune.trainers.features.checkpoints import Checkpoints
+    from hftune.trainers.features.totals import Totals
+    from hftune.trainers.stage_trainer import StageTrainer
     from hftune.visible import say
 
     slow = dict(part.split("=") for part in os.environ.get("SLOW", "").split(",") if part)
@@ -37,10 +37,10 @@ def main() -> None:
 
         setattr(owner, name, wrapper)
 
-    slowed(PhaseMixin, "training_step", "step")
-    slowed(PhaseMixin, "evaluate", "evaluation")
-    slowed(CheckpointMixin, "_publish", "save")
-    slowed(TotalsMixin, "take_up_totals", "begin")
+    slowed(StageTrainer, "training_step", "step")
+    slowed(StageTrainer, "evaluate", "evaluation")
+    slowed(Checkpoints, "publish", "save")
+    slowed(Totals, "take_up", "begin")
     importlib.import_module(f"run_{os.environ['STAGE']}").main()
 
 

@@ -13,7 +13,7 @@ from hftune.data.batches.collators import FlatCollator
 from hftune.models.attention import causal_class
 from hftune.models.segments import SEGMENTS
 from hftune.models.varlen import VARLEN, has_varlen
-from hftune.trainers.apart import prove_apart
+from hftune.trainers.isolation import prove_apart
 
 pytestmark = [
     pytest.mark.gpu,

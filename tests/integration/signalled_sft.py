@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import run_sft
 from hftune.distributed import ranks
 from hftune.errors import run_script
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import StageTrainer
 
-original = HftuneTrainerMixin.training_step
+original = StageTrainer.training_step
 
 
 class Signal(TrainerCallback):
@@ -41,5 +41,5 @@ def with_signal(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 if __name__ == "__main__":
     if "--resume_from_checkpoint" not in sys.argv:
-        HftuneTrainerMixin.training_step = with_signal  # type: ignore[method-assign]
+        StageTrainer.training_step = with_signal  # type: ignore[method-assign]
     run_script(run_sft.main)

@@ -33,7 +33,8 @@ from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
-from hftune.trainers.text_keeping import KeepingText, KeepsTextMixin, keeping_text
+from hftune.trainers.online import OnlineTrainer
+from hftune.trainers.text_keeping import KeepingText, keeping_text
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.templates.turn_token_families import FAMILIES, border_ids, borders_of_family, family_tokenizer
 
@@ -382,8 +383,9 @@ class _Trl:
         return self.processing_class.apply_chat_template(tool_messages, tokenize=True, return_dict=False)
 
 
-class _Trainer(KeepsTextMixin, _Trl):
-    pass
+class _Trainer(OnlineTrainer, _Trl):
+    def __init__(self, tokenizer: Any, mode: str) -> None:
+        _Trl.__init__(self, tokenizer, mode)  # of the trainer's own methods, those alone that encode
 
 
 @pytest.mark.parametrize("mode, turns", [("split", 2), ("error", 2), ("allow", 4)])

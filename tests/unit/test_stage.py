@@ -24,6 +24,7 @@ class Trainer:
         self.state = SimpleNamespace(global_step=step, best_global_step=None)
         given = {"output_dir": str(output), "do_train": True, "load_best_model_at_end": False}
         self.args = SimpleNamespace(**given, resume_from_checkpoint=None, **args)
+        self.checkpoints = SimpleNamespace(wait=lambda: None)
         self.model, self.evaluated, self.saved = "model", 0, 0
         self.last_evaluation: tuple[int, dict[str, float]] | None = (6, {"eval_loss": 1.0})
 
@@ -31,11 +32,9 @@ class Trainer:
         self.evaluated += 1
         return {"eval_loss": 2.0}
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_checkpoint(self) -> None:
         self.saved += 1
         (Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}").mkdir()
-
-    def _wait_for_publisher(self) -> None: ...
 
 
 def test_the_last_evaluation_is_not_made_twice(tmp_path: Path) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hftune.arguments import PPOArguments
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.checkpointing import recompute
-from hftune.opening.model_files import read_checked
-from hftune.trainers.ppo.critic import FOLDER, Critic, attach, detached, load_critic, save_critic
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.ppo.critic import Critic, attach, detached
 from hftune.trainers.ppo.maths import (
     KLController,
     explained_variance,
@@ -27,10 +24,8 @@ from hftune.trainers.ppo.maths import (
     value_losses,
     whiten,
 )
+from hftune.trainers.ppo.state import PPOState
 from hftune.trainers.rollouts import Answers, Batch, RolloutTrainer
-
-STATE = "ppo_state.json"
-"""The file of a checkpoint with the KL coefficient."""
 
 
 class PPOTrainer(RolloutTrainer):
@@ -45,8 +40,8 @@ class PPOTrainer(RolloutTrainer):
 
     args: PPOArguments
 
-    def __init__(self, *positional: Any, critic: Critic, **kwargs: Any) -> None:
-        super().__init__(*positional, **kwargs)
+    def __init__(self, *, critic: Critic, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         args = self.args
         if not self.is_deepspeed_enabled:
             critic.to(args.device)
@@ -54,9 +49,19 @@ class PPOTrainer(RolloutTrainer):
             reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
             recompute(critic.body, args.recomputation, reentrant=reentrant, on_cpu=args.use_cpu)
         attach(self.model, critic)
-        self.controller = KLController(args.beta, args.kl_target, args.kl_horizon)
         if args.beta == 0.0:
             notice("--beta 0: no reference, so KL is neither held nor logged")
+
+    def make_features(self) -> list[Feature]:
+        """The critic around all others: they meet the policy as the model that it was."""
+        self.ppo_state = PPOState()
+        return [self.ppo_state, *super().make_features()]
+
+    @property
+    def controller(self) -> KLController:
+        """Moves the KL coefficient."""
+        assert self.ppo_state.controller is not None, "made with the trainer"
+        return self.ppo_state.controller
 
     @property
     def critic(self) -> Critic:
@@ -69,12 +74,12 @@ class PPOTrainer(RolloutTrainer):
         return self.critic.listening()
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
-        """As TRL's (1.16). vLLM is sent all weights of the model that it is given, and knows no critic."""
+        """Overrides TRL's (1.16): vLLM is sent all weights of the model that it is given, and knows no critic."""
         with detached(self.model) if self.use_vllm else nullcontext():
             return super()._generate_single_turn(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Batch:
-        """Answers with old log-probabilities and values, advantages and returns: each (B, C)."""
+        """Overrides TRL's: answers with old log-probabilities and values, advantages and returns: each (B, C)."""
         answers = self.answer(inputs)
         assert answers.values is not None, "the critic listens"
         mask = answers.completion_mask * answers.scored[:, None]
@@ -103,7 +108,7 @@ class PPOTrainer(RolloutTrainer):
         }
 
     def _compute_loss(self, model: Any, inputs: Batch) -> torch.Tensor:
-        """The loss of a micro-batch: a sum over its tokens, by the mean number of tokens of all micro-batches."""
+        """Overrides TRL's: a sum over a micro-batch's tokens, by the mean number of tokens of all micro-batches."""
         body = self.critic.body
         if body is not None and hasattr(body, "recomputing"):
             # Switching the policy's off and on around generation does so with all modules below it.
@@ -152,45 +157,3 @@ class PPOTrainer(RolloutTrainer):
         metrics["reward_with_kl"].append(total.mean().item())
         assert answers.values is not None, "the critic listens"
         metrics["explained_variance"].append(explained_variance(answers.values, returns, mask, self.sum_over_ranks))
-
-    # What is saved is the policy, a model like any other; the critic and the coefficient lie beside it.
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        folder = output_dir or str(self.args.output_dir)
-        with detached(self.model) as critic:
-            if state_dict is None:
-                state, policy = dict(critic.state_dict()), None
-            else:
-                begins = f"{FOLDER}."
-                state = {name.removeprefix(begins): t for name, t in state_dict.items() if name.startswith(begins)}
-                policy = {name: tensor for name, tensor in state_dict.items() if not name.startswith(begins)}
-            super()._save(output_dir, policy)
-            if self.args.should_save:
-                save_critic(critic, folder, state)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with detached(self.model) as critic:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            load_critic(critic, resume_from_checkpoint)
-
-    def _load_best_model(self) -> None:
-        with detached(self.model):
-            super()._load_best_model()
-
-    def _save_beside(self, folder: Path) -> None:
-        super()._save_beside(folder)
-        if ranks.is_main():
-            (folder / STATE).write_text(json.dumps({"beta": self.controller.beta}), encoding="utf-8")
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """As the Trainer's; the KL coefficient goes on where it was."""
-        if isinstance(resume_from_checkpoint, str):
-            file = Path(resume_from_checkpoint) / STATE
-            if not file.is_file():
-                raise ArgumentError(
-                    f"{resume_from_checkpoint} was not written by PPO",
-                    place="--resume_from_checkpoint",
-                    fix="go on with the algorithm that wrote it",
-                )
-            self.controller.beta = float(read_checked(file)["beta"])
-        return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)

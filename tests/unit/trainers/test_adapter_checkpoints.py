@@ -13,7 +13,7 @@ from transformers import Trainer
 
 from hftune.arguments import parse_arguments
 from hftune.models.adapters import add_adapter
-from hftune.trainers.base import HftuneTrainerMixin
+from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load, logits
 
 pytestmark = pytest.mark.long
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 ROWS = [{"input_ids": list(range(at, at + 12)), "labels": list(range(at, at + 12))} for at in range(3, 35)]
 
 
-class PlainTrainer(HftuneTrainerMixin, Trainer):
+class PlainTrainer(StageTrainer, Trainer):
     pass
 
 

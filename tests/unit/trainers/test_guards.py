@@ -63,7 +63,7 @@ def test_a_run_says_that_it_learns_nothing(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, reward: float | None, says: bool
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("hftune.trainers.online.notice", said.append)
+    monkeypatch.setattr("hftune.trainers.features.reward_guards.notice", said.append)
 
     def score(completions: list[Any], **columns: Any) -> list[float]:
         return [float(index if reward is None else reward) for index, _ in enumerate(completions)]

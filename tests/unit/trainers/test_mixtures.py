@@ -17,7 +17,7 @@ from hftune.arguments import parse_arguments
 from hftune.data.corpus.mixing import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
-from hftune.trainers.base import innermost_sampler
+from hftune.trainers.features.record_order import innermost_sampler
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.rl import rl_trainer
 from tests.unit.data.helpers import make_tokenizer
@@ -113,7 +113,7 @@ def test_the_innermost_sampler_is_found_below_any_wrapper() -> None:
 
 
 def test_accelerate_still_does_not_reach_it() -> None:
-    """If this fails, accelerate hands the epoch through, and `HftuneTrainerMixin._run_epoch` can go."""
+    """If this fails, accelerate hands the epoch through, and `RecordOrder.before_epoch` can go."""
     sampler = MixtureSampler(MIXTURE, seed=0)
     resumed_on_two_processes(sampler).set_epoch(3)
     assert sampler.epoch == 0

@@ -11,8 +11,8 @@ import torch
 
 from hftune import stage
 from hftune.errors import DataError, UserError
+from tests.unit.trainers.features.test_phases import ROWS, stage_trainer
 from tests.unit.trainers.rl_runs import make_trainer
-from tests.unit.trainers.test_watching import ROWS, stage_trainer
 
 pytestmark = pytest.mark.long
 

@@ -71,10 +71,10 @@ def test_held_out_figures(tiny_model: Path, steps: Path, tmp_path: Path, flags: 
     said, wanted = np.concatenate(right), np.concatenate(labels)
     expected = -np.log(np.where(wanted == 1, said, 1 - said)).mean()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
-    assert made.report["answers"] == 7 and made.report["steps"] == sum(map(len, labels))
+    assert made.scores.report["answers"] == 7 and made.scores.report["steps"] == sum(map(len, labels))
     assert "steps.jsonl" in made.describe()
     made.before_saving()
-    assert made.reward_scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
+    assert made.scores.scale.mean == pytest.approx(np.mean([each.min() for each in right]), abs=1e-5)
 
 
 def losses(made: ProcessRewardTrainer) -> list[float]:

@@ -9,7 +9,7 @@ import pytest
 from hftune.errors import ArgumentError
 from hftune.publishing.folder import make_work
 from hftune.trainers import result
-from hftune.trainers.checkpoints import _publish
+from hftune.trainers.features.checkpoints import publish_checkpoint
 from hftune.trainers.result import LOCK_NAME, hold_output, release_output
 from tests.unit.checkpoints.test_resume import make
 
@@ -50,7 +50,7 @@ def test_the_same_step_again(tmp_path: Path, foreign: str | None) -> None:
         (old / foreign).write_text("mine")
     new = make(make_work(tmp_path / ".partial"), 5, record=False)
     (new / "extra").write_text("of the new one")
-    _publish(new, old, {"step": 5})
+    publish_checkpoint(new, old, {"step": 5})
     assert (old / "extra").is_file() and not (tmp_path / ".checkpoint-5.old").exists()
     kept = tmp_path / "checkpoint-5.replaced"
     assert kept.is_dir() == (foreign is not None)

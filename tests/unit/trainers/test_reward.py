@@ -109,10 +109,10 @@ def test_held_out_figures_are_over_all_pairs(
     distance = torch.tensor(scores[:, 0] - scores[:, 1] - np.array(data.train["margin"][:]))
     expected = -torch.nn.functional.logsigmoid(distance).mean().item()
     assert metrics["eval_loss"] == pytest.approx(expected, abs=1e-5)
-    assert made.report["pairs"] == 11
-    assert {name: part["pairs"] for name, part in made.report["by_source"].items()} == {"left": 7, "right": 4}
+    assert made.scores.report["pairs"] == 11
+    assert {name: part["pairs"] for name, part in made.scores.report["by_source"].items()} == {"left": 7, "right": 4}
     right = scores[[source == "right" for source in data.train["source"]]]
-    assert made.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
+    assert made.scores.report["by_source"]["right"]["margin"] == pytest.approx(pair_figures(right)["margin"], abs=1e-5)
     assert ("left" in made.describe() and "▁" in made.describe()) or "█" in made.describe()
 
 
@@ -150,7 +150,7 @@ def test_evaluation_is_not_repeated_after_the_scale(tiny_model: Path, pairs: Pat
     made, _ = trainer(tiny_model, pairs, tmp_path)
     made.before_saving()
     logged = len(made.state.log_history)
-    assert made.evaluate()["eval_accuracy"] == made.report["accuracy"]
+    assert made.evaluate()["eval_accuracy"] == made.scores.report["accuracy"]
     assert len(made.state.log_history) == logged
 
 

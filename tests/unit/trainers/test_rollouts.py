@@ -53,7 +53,7 @@ def test_trl_is_as_it_was() -> None:
 def test_a_judge_is_logged_and_not_trained_on(algorithm: str, tiny_model: Path, tmp_path: Path) -> None:
     flags = (*SMALL, "--max_steps", "2", "--sample_completions", "3", "--num_iterations", "1")
     trainer = make_trainer(tiny_model, tmp_path, algorithm, count_even, *flags)
-    trainer.set_judges(([count_odd], [None]))
+    trainer.guards.set_judges(([count_odd], [None]), trainer.args.device)
     trainer.train()
     rewards, judged = logged(trainer, "reward"), logged(trainer, "judge/count_odd/mean")
     assert [reward + judge for reward, judge in zip(rewards, judged, strict=True)] == pytest.approx([1.0, 1.0])

@@ -35,7 +35,7 @@ def test_training_on_none_that_is_cut_is_said(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("hftune.trainers.online.notice", said.append)
+    monkeypatch.setattr("hftune.trainers.features.reward_guards.notice", said.append)
     flags = (*COMMON, "--mask_truncated_completions", "--max_completion_length", "1", "--max_steps", "1")
     trainer = make_trainer(tiny_model, tmp_path, "grpo", share_of_even, *flags)
     trainer.train()
@@ -61,7 +61,7 @@ def test_the_guards_are_logged(tiny_model: Path, tmp_path: Path) -> None:
     flags = (*COMMON, "--num_iterations", "1", "--beta", "0.1", "--learning_rate", "1e-2")
     for algorithm in ("grpo", "rloo", "ppo", "online_dpo"):
         trainer = make_trainer(tiny_model, tmp_path / algorithm, algorithm, share_of_even, *flags)
-        trainer.set_judges(([judge], [None]))
+        trainer.guards.set_judges(([judge], [None]), trainer.args.device)
         trainer.train()
         first = trainer.state.log_history[0]
         wanted = ("completions/mean_length", "completions/clipped_ratio", "completions/distinct_3", "kl")

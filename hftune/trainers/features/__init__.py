@@ -1,0 +1,1 @@
+"""What hftune adds to a trainer, one thing a file; `stage_trainer.py` calls them in their order."""

@@ -1,0 +1,225 @@
+"""Checkpoints that are whole or not there: written aside, checked, then published by a rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hftune.checkpoints.consolidate import exported_name
+from hftune.checkpoints.everywhere import send_common_files
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, what_is_wrong, write_record
+from hftune.checkpoints.manifest import Manifest, write_manifest
+from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
+from hftune.distributed import nodes, ranks, zero
+from hftune.distributed.tensor_parallel import own_part
+from hftune.logging import get_logger, notice
+from hftune.models.initialisation import started_from, trained_factors
+from hftune.opening.safetensors_file import load_tensors
+from hftune.publishing.disk import flush, free_name, is_there
+from hftune.publishing.folder import make_work
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.publisher import Publisher
+from hftune.weight_files import weight_files
+
+
+class Checkpoints(Feature):
+    """Nothing is called a checkpoint before all ranks have written all of it.
+
+    `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
+    `--async_save` training continues while what was written is read again, flushed and published.
+
+    Args:
+        save_state: Adds what all features keep to a folder, on all ranks.
+
+    Attributes:
+        manifest: Goes into every checkpoint: one that is merged or resumed must know its base as well.
+    """
+
+    def __init__(self, save_state: Callable[[Path], None]) -> None:
+        self.manifest: Manifest | None = None
+        self._save_state = save_state
+        self._publisher: Publisher | None = None
+        self._work: Path | None = None  # where the Trainer writes while a checkpoint is made
+        self._several_places: bool | None = None  # machines write into folders of their own; None: not asked yet
+
+    @contextmanager
+    def checkpointing(self, run: Run) -> Iterator[None]:
+        """Have the Trainer write into a folder of its own, check that and rename it."""
+        self.wait()
+        if run.args.async_save:
+            ranks.barrier()  # on each machine a process clears up what it takes for leftovers
+        output = Path(str(run.args.output_dir))
+        if self._several_places is None:
+            self._several_places = writes_in_several_places(output)
+        name = f"checkpoint-{run.state.global_step}"
+        with self._writing_into(output / PARTIAL):
+            yield
+        finish_writing(run)
+        self._save_state(output / PARTIAL / name)
+        remember_best(run, output, name)
+        ranks.barrier()
+        if self._several_places:
+            send_common_files(output / PARTIAL / name, exports=run.args.load_best_model_at_end)
+        if ranks.is_main() or (self._several_places and ranks.local_rank() == 0):
+            self.publish(run, output, name)
+        if not run.args.async_save:
+            ranks.barrier()
+
+    def checkpoint_parent(self, run: Run) -> Path | None:
+        """The folder for work in progress."""
+        return self._work
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """The manifest."""
+        if self.manifest is not None and ranks.is_main():
+            write_manifest(folder, self.manifest)
+
+    @contextmanager
+    def training(self, run: Run) -> Iterator[None]:
+        """When training ends, however that is, the last checkpoint is published."""
+        try:
+            yield
+        finally:
+            self.wait()
+
+    def load_best(self, run: Run) -> bool:
+        """Under DeepSpeed from the weights that were exported with the best checkpoint.
+
+        The Trainer would load the engine's own state into the live engine, which needs the optimizer's memory again and
+        fails with the checkpoints of adapters.
+        """
+        self.wait()
+        ranks.barrier()
+        if not run.is_deepspeed_enabled:
+            return False
+        best = Path(str(run.state.best_model_checkpoint))
+        get_logger().info("going back to the best weights, %s", best)
+        tensors = {name: tensor for file in weight_files(best) for name, tensor in load_tensors(file).items()}
+        if started_from(run.model):  # saved as an adapter of the whole base
+            tensors, _ = trained_factors(tensors)
+        missing = load_exported(run.model, tensors)
+        if missing:
+            notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")
+        return True
+
+    def wait(self) -> None:
+        """Until the last checkpoint is published; only the rank that publishes waits."""
+        if self._publisher is not None:
+            self._publisher.wait()
+
+    def publish(self, run: Run, output: Path, name: str) -> None:
+        """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
+        about = {
+            "step": run.state.global_step,
+            "world_size": ranks.world_size(),
+            "zero_stage": run.args.zero_stage,
+            "tensor_parallel_size": run.args.tensor_parallel_size,
+            "expert_parallel_size": run.args.expert_parallel_size,
+            "global_batch": run.get_total_train_batch_size(run.args),
+        }
+        limit, best = run.args.save_total_limit, run.state.best_model_checkpoint
+
+        def job() -> None:
+            publish_checkpoint(output / PARTIAL / name, output / name, about)
+            remove_leftovers(output)
+            remove_old(output, limit, best)
+
+        if not run.args.async_save:
+            job()
+            return
+        self._publisher = self._publisher or Publisher()
+        self._publisher.submit(job)
+
+    @contextmanager
+    def _writing_into(self, folder: Path) -> Iterator[None]:
+        if ranks.local_rank() == 0:
+            remove_leftovers(folder.parent)
+            if not is_there(folder):
+                make_work(folder)
+        ranks.barrier()
+        self._work = folder
+        try:
+            yield
+        finally:
+            self._work = None
+
+
+def writes_in_several_places(output: Path) -> bool:
+    """Whether machines write into folders of their own that have the same name; said once."""
+    if not nodes.several() or nodes.is_shared(output):
+        return False
+    notice(
+        f"{output} is not shared between the machines: each keeps its processes' part of every checkpoint and "
+        f"what all need; exported weights and the result are on {nodes.hosts()[0]}"
+    )
+    return True
+
+
+def finish_writing(run: Run) -> None:
+    """Nothing may be in flight when a checkpoint is checked; called on all ranks.
+
+    DeepSpeed's decoupled writers would go on until a later step, in a folder that has another name by then.
+    """
+    engine = run.model_wrapped if run.is_deepspeed_enabled else None
+    writer = getattr(engine, "checkpoint_engine", None)
+    if engine is not None and writer is not None and writer.is_decoupled():
+        engine._commit_decoupled_checkpoint()
+
+
+def remember_best(run: Run, output: Path, name: str) -> None:
+    """The Trainer looked for the best checkpoint where this one was written; it is where it will be published."""
+    if not run.state.best_global_step:
+        return
+    best = output / f"checkpoint-{run.state.best_global_step}"
+    if best.is_dir() or best.name == name:
+        run.state.best_model_checkpoint = str(best)
+        if run.args.should_save:
+            run.state.save_to_json(str(output / PARTIAL / name / TRAINER_STATE))
+
+
+def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
+    """Copy exported weights into a live model, partitioned or not.
+
+    Args:
+        model: A PreTrainedModel, or a PeftModel whose adapter was exported.
+        tensors: Names as in the exported safetensors; an adapter's lack the adapter's name.
+
+    Returns:
+        Names of trained parameters that the export does not have.
+    """
+    missing = []
+    for name, parameter in model.named_parameters():
+        stored = tensors.get(exported_name(name))
+        if stored is None:
+            missing += [name] if parameter.requires_grad else []
+            continue
+        with zero.gathered([parameter], write=True):
+            parameter.data.copy_(own_part(parameter, stored).to(parameter.dtype))
+    return missing
+
+
+def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
+    """Give a checkpoint its name once it is whole; what had that name before is replaced, or kept if it is not ours."""
+    write_record(aside, about)
+    fault = what_is_wrong(aside)
+    assert fault is None, f"the checkpoint just written is not whole: {fault}"
+    if is_there(final):  # the same step again after resuming, or another tool's checkpoint
+        foreign = added_files(final)
+        if foreign:
+            kept = free_name(final.with_name(f"{final.name}.replaced"))
+            final.rename(kept)
+            notice(f"{kept} is what was {final.name}: hftune did not write {', '.join(foreign[:3])}")
+        else:
+            old = final.with_name(f".{final.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            final.rename(old)
+            os.replace(aside, final)
+            flush(final.parent)
+            shutil.rmtree(old, ignore_errors=True)
+            return
+    os.replace(aside, final)
+    flush(final.parent)

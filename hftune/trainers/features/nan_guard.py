@@ -1,0 +1,120 @@
+"""A loss or a gradient that is no number ends a run, before anything broken is saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hftune.constants import IGNORE_INDEX
+from hftune.distributed import ranks, zero
+from hftune.errors import UserError, shown
+from hftune.logging import notice
+from hftune.trainers.features.feature import Feature, Inputs, Run
+
+_IDS = ("input_ids", "prompt_ids", "chosen_ids", "completion_ids")
+
+
+class NanGuard(Feature):
+    """Ends a run whose loss or gradient is NaN or infinite.
+
+    The Trainer logs the mean of earlier losses in the place of a NaN (`--logging_nan_inf_filter`, off here), which
+    reads like a loss of 0 for ever, and saves what such a step has made of the weights.
+    """
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[torch.Tensor, Inputs]] = []
+        self._last_norm: float | None = None
+
+    def after_step(self, run: Run, inputs: Inputs, loss: torch.Tensor) -> None:
+        """A loss on an accelerator is looked at when the step ends: looking waits for the device.
+
+        Raises:
+            UserError: The loss of this micro batch is NaN or infinite on this rank.
+        """
+        self._losses.append((loss, inputs))
+        if loss.device.type == "cpu":
+            self._look_at_losses(run, ended=False)
+
+    def on_step_end(self, run: Run, norm: Any) -> None:
+        """Stop before a step is logged or saved that had gradients which are no numbers.
+
+        DeepSpeed leaves such steps out in any precision, for ever if need be, and the run would end as if it had
+        trained. A loss scale for float16 does so now and then, and is lowered: only that goes on.
+
+        Raises:
+            UserError: It had.
+        """
+        self._look_at_losses(run, ended=True)
+        norm = None if norm is None else float(norm)
+        left_out = bool(run.accelerator.optimizer_step_was_skipped)
+        # DeepSpeed writes -1 for a norm that is NaN or infinite.
+        broken = left_out or (norm is not None and (norm < 0 or not math.isfinite(norm)))
+        if broken and not (left_out and run.args.fp16):
+            raise self._fault(run, "the gradient is not finite", {})
+        self._last_norm = norm
+
+    def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """Say a held-out loss that is no number."""
+        loss = metrics.get(f"{prefix}_loss")
+        if loss is not None and not math.isfinite(loss):
+            notice(f"{prefix}_loss is {loss} at step {run.state.global_step}")
+
+    def _look_at_losses(self, run: Run, *, ended: bool) -> None:
+        """Stop at the first micro batch since the last look whose loss is no number; one wait for all of them."""
+        seen, self._losses = self._losses, []
+        if not seen:
+            return
+        values = torch.stack([loss.float().reshape(()) for loss, _ in seen]).tolist()
+        for value, (_, inputs) in zip(values, seen, strict=True):
+            if not math.isfinite(value):
+                raise self._fault(run, f"the loss is {value}", inputs, ended=ended)
+
+    def _fault(self, run: Run, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> UserError:
+        begun = run.state.global_step + (0 if ended else 1)
+        place = [f"step {begun} of {run.state.max_steps}, rank {ranks.rank()}"]
+        place += [f"learning rate {rate:.3g}" for rate in run.lr_scheduler.get_last_lr()[:1]]
+        place += [f"gradient norm of the step before {self._last_norm:.3g}"] if self._last_norm is not None else []
+        place += describe_batch(inputs, run.processing_class)
+        return UserError(
+            f"{what}: training has broken down, and nothing was saved of this step",
+            place="; ".join(place),
+            fix=self._way_out(run),
+        )
+
+    def _way_out(self, run: Run) -> str:
+        # DeepSpeed has made its step with these gradients already: only what is frozen still tells of the base.
+        broken = list(broken_parameters(run.model, frozen_alone=run.is_deepspeed_enabled))
+        if broken and not run.state.global_step and self._last_norm is None:
+            return f"the base has weights that are no numbers ({', '.join(broken[:3])}): get it anew"
+        lower = "lower --learning_rate, or raise --warmup_steps"
+        if run.args.fp16:
+            lower = "use --bf16 or float32 instead of --fp16, whose numbers end at 65504; " + lower
+        if any(Path(str(run.args.output_dir)).glob("checkpoint-*")):
+            return f"{lower}; --resume_from_checkpoint auto goes on from the last checkpoint"
+        return lower
+
+
+def describe_batch(inputs: Mapping[str, Any], tokenizer: Any) -> Iterator[str]:
+    """Shape, trained tokens and first words of a batch, as far as it has them."""
+    labels = inputs.get("labels")
+    if torch.is_tensor(labels):
+        yield f"{int((labels != IGNORE_INDEX).sum())} trained tokens"
+    name = next((name for name in _IDS if torch.is_tensor(inputs.get(name))), None)
+    if name is not None:
+        ids = inputs[name]
+        text = tokenizer.decode(ids[0][:64].tolist(), skip_special_tokens=True) if len(ids) else ""
+        yield f"a batch of {' x '.join(map(str, ids.shape))} tokens that begins with {shown(text)!r}"
+
+
+def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> Iterator[str]:
+    """Names of parameters with a value that is no number; of ZeRO-3's, this rank's part is looked at."""
+    for name, parameter in model.named_parameters():
+        if frozen_alone and parameter.requires_grad:
+            continue
+        values = zero.local_part(parameter)
+        if values.is_floating_point() and not values.isfinite().all():
+            yield name

@@ -1,0 +1,68 @@
+"""Figures of preference optimisation: means over all pairs of all ranks, each counted once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from datasets import Dataset, concatenate_datasets
+
+from hftune.distributed import ranks
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.pair_batches import FILLER
+from hftune.trainers.pair_metrics import PairMetrics
+
+
+class PairFigures(Feature):
+    """Logs under the names that TRL's DPO trainer has; TRL (1.16) reads its metrics back in every step.
+
+    Args:
+        device: Where sums are kept, so that adding to them waits for nothing.
+
+    Attributes:
+        metrics: Of training ("train") and evaluation ("eval").
+        seen_tokens: Trained on by this process.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.metrics = {"train": PairMetrics(), "eval": PairMetrics()}
+        self.seen_tokens = torch.zeros((), dtype=torch.long, device=device)
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The metrics since the last log, next to the training loss."""
+        if "loss" in logs:
+            found = self.metrics["train"].read(run.accelerator)
+            found.pop("loss", None)  # the Trainer's own, over accumulated batches
+            logs |= found
+            logs["num_tokens"] = float(run.accelerator.reduce(self.seen_tokens.double(), "sum"))
+
+    def evaluation_data(self, run: Run, dataset: Any) -> Any:
+        """As many records as fill every rank's last batch; those are marked, and not counted."""
+        return marked(dataset, run.args.eval_batch_size * run.args.world_size)
+
+    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+        """Begin to add up."""
+        self.metrics["eval"] = PairMetrics()
+
+    def after_evaluation_loop(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
+        """Loss and metrics over all pairs."""
+        found = self.metrics["eval"].read(run.accelerator)
+        metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
+
+    def counts(self, run: Run) -> dict[str, Any]:
+        """Sums since the last log and tokens so far, over all ranks."""
+        pairs = self.metrics["train"].sums(run.accelerator)
+        return {"pairs": pairs, "seen": int(run.accelerator.reduce(self.seen_tokens.double(), "sum"))}
+
+    def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
+        """Sums over all processes are given to one of them."""
+        self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
+        if ranks.is_main():
+            self.metrics["train"].take_up(saved["pairs"])
+
+
+def marked(dataset: Dataset, multiple: int) -> Dataset:
+    """The dataset with a column that marks copies of its first record, as many as lack to a multiple of `multiple`."""
+    missing = -len(dataset) % multiple
+    whole = concatenate_datasets([dataset, dataset.select([0] * missing)]) if missing else dataset
+    return whole.add_column(FILLER, [False] * len(dataset) + [True] * missing)

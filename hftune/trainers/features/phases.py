@@ -1,0 +1,103 @@
+"""What a trainer is doing, for the watchdog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import TrainerCallback
+
+from hftune.distributed import phases
+from hftune.trainers.features.feature import Feature, Inputs, Run
+
+
+class EvaluationBatches(TrainerCallback):
+    """Each batch of an evaluation is a phase of its own.
+
+    The loop of the Trainer calls this after every batch, whichever trainer overrides `prediction_step`.
+    """
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin the next one."""
+        phases.enter(phases.EVALUATION)
+
+
+class Phases(Feature):
+    """Every phase of a step begins with one assignment, which the watchdog reads."""
+
+    def __init__(self) -> None:
+        self._engine_step_heard = False
+
+    def on_built(self, run: Run) -> None:
+        """Hear the batches of evaluations."""
+        run.add_callback(EvaluationBatches())
+
+    def training(self, run: Run) -> AbstractContextManager[None]:
+        """What comes before the first step is timed as well."""
+        return phases.timed("starting")
+
+    @contextmanager
+    def fetching(self, run: Run) -> Iterator[None]:
+        """Waiting for data, then working on them."""
+        phases.enter(phases.DATA, run.state.global_step)
+        yield
+        phases.enter(phases.FORWARD)
+
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """The forward pass begins."""
+        if not self._engine_step_heard and run.is_deepspeed_enabled:
+            self._engine_step_heard = True
+            hear_engine_step(run.model_wrapped)
+        phases.enter(phases.FORWARD, run.state.global_step)
+
+    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """While training, what follows the loss is the backward pass."""
+        if torch.is_grad_enabled():
+            phases.enter(phases.BACKWARD)
+        return loss
+
+    def after_step(self, run: Run, inputs: Inputs, loss: torch.Tensor) -> None:
+        """The optimizer's step may follow."""
+        phases.enter(phases.OPTIMIZER)
+
+    def before_evaluate(self, run: Run) -> None:
+        """An evaluation begins."""
+        phases.enter(phases.EVALUATION, run.state.global_step)
+
+    def before_save(self, run: Run) -> None:
+        """Saving begins."""
+        phases.enter(phases.SAVE, run.state.global_step)
+
+
+def hear_engine_step(engine: Any) -> None:
+    """Enter a phase at each step of the optimizer.
+
+    DeepSpeed's engine makes it at the end of accelerate's `backward` (accelerate 1.15), inside a training step.
+    """
+    step = engine.step
+
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        phases.enter(phases.OPTIMIZER)
+        return step(*args, **kwargs)
+
+    engine.step = heard
+
+
+@contextmanager
+def passes_heard(model: nn.Module) -> Iterator[None]:
+    """In the block every forward pass of the model is a sign of life: loops of TRL over many of them have no hook.
+
+    Args:
+        model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
+            compiled: a hook breaks the graph.
+    """
+    plain = model.get_base_model() if isinstance(model, PeftModel) else model
+    handle = plain.register_forward_pre_hook(lambda module, args: phases.alive())
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,46 @@
+"""The order of prompts, which TRL's trainers repeat for several answers and several uses of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import Sampler
+from trl.trainer.utils import RepeatSampler
+
+from hftune.data.corpus.mixing import LookedUp
+from hftune.trainers.features.feature import Epoch, Feature, Inputs, Run
+from hftune.trainers.features.record_order import RecordOrder, innermost_sampler
+
+
+class PromptOrder(Feature):
+    """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption.
+
+    Args:
+        record_order: Draws the mixture.
+    """
+
+    def __init__(self, record_order: RecordOrder) -> None:
+        self._record_order = record_order
+
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+        """The pattern over the places 0, 1, 2, ... of an epoch; each is then looked up in the mixture's order."""
+        drawn: Any = self._record_order.train_sampler(run, dataset)
+        if drawn is None:
+            return None
+        pattern = run.upstream_sampler(range(len(drawn)))
+        pattern.shuffle = False
+        return LookedUp(pattern, drawn)
+
+    def before_epoch(self, run: Run, epoch: Epoch) -> None:
+        """An epoch's order depends on its number, so a run that resumes sees the same one.
+
+        TRL's sampler (1.16) draws one permutation after the other, and begins again with the first on resuming.
+        """
+        sampler = innermost_sampler(epoch.loader)
+        if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            sampler.generator.manual_seed(run.args.seed + epoch.number)
+
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """A run that resumes stands where it stopped in its batch of answers, which is drawn again."""
+        if run._step == 0 and run.state.global_step:
+            run._step = run.state.global_step * run.args.gradient_accumulation_steps

@@ -1,0 +1,62 @@
+"""The order of training records: drawn by weights where sources are mixed, and another one in each epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
+
+from hftune.arguments import StageArguments
+from hftune.data.corpus.mixing import Mixture, MixtureSampler
+from hftune.errors import ArgumentError
+from hftune.trainers.features.feature import Epoch, Feature, Run
+
+
+class RecordOrder(Feature):
+    """Draws records of several sources as a mixture says, and tells samplers their epoch.
+
+    Attributes:
+        mixture: Set by the trainer of a stage; None: all records once an epoch.
+    """
+
+    mixture: Mixture | None = None
+
+    def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
+        """A mixture of sources is drawn by its weights."""
+        if self.mixture is None:
+            return None
+        if run.args.train_sampling_strategy != "random":
+            raise ArgumentError(
+                "records drawn by weights have an order of their own",
+                place=f"--train_sampling_strategy {run.args.train_sampling_strategy}",
+                fix="Leave it out, or leave out the weights of the sources.",
+            )
+        return MixtureSampler(self.mixture, data_seed(run.args))
+
+    def count_examples(self, run: Run, loader: DataLoader) -> int | None:
+        """Of the virtual epoch where sources are mixed."""
+        sampler = innermost_sampler(loader)
+        return len(sampler) if isinstance(sampler, MixtureSampler) else None
+
+    def before_epoch(self, run: Run, epoch: Epoch) -> None:
+        """Tell the sampler its epoch before the Trainer does.
+
+        Resumed in the middle of an epoch with several processes, the sampler lies under one more wrapper than
+        accelerate's `set_epoch` looks through (accelerate 1.15), and would begin again with the order of epoch 0.
+        """
+        sampler = innermost_sampler(epoch.loader)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch.number)
+
+
+def data_seed(args: StageArguments) -> int:
+    """The seed of the order of records."""
+    return int(args.seed if args.data_seed is None else args.data_seed)
+
+
+def innermost_sampler(dataloader: DataLoader) -> Any:
+    """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
+    batches: Any = getattr(dataloader, "batch_sampler", None)
+    while hasattr(batches, "batch_sampler"):
+        batches = batches.batch_sampler
+    return getattr(batches, "sampler", None)

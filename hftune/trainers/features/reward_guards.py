@@ -1,0 +1,123 @@
+"""What shows that rewards teach nothing or the wrong thing: repetition, equal rewards, cut answers, drifting judges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hftune.distributed import ranks
+from hftune.errors import ManifestError, shown
+from hftune.logging import notice
+from hftune.opening.model_files import read_checked
+from hftune.trainers.dynamic_sampling import groups_that_differ
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.guards import AllAlike, Drift, distinct_ngrams
+from hftune.trainers.rewards import Rewards
+
+STATE_NAME = "online_state.json"
+"""The file of a checkpoint with what judges are compared with."""
+
+
+class RewardGuards(Feature):
+    """Measures every batch of answers; judges are scored and logged, and never trained on.
+
+    Attributes:
+        judges: As `load_rewards` returns them.
+        names: One a judge, as it is logged.
+    """
+
+    def __init__(self) -> None:
+        self.judges: Rewards = ([], [])
+        self.names: list[str] = []
+        self.drift, self.alike = Drift(), AllAlike()
+
+    def set_judges(self, judges: Rewards, device: torch.device) -> None:
+        """Take on judges, placed where the trained rewards are."""
+        functions, tokenizers = judges
+        self.names = [
+            Path(source.config._name_or_path).name if isinstance(source, PreTrainedModel) else source.__name__
+            for source in functions
+        ]
+        placed = [source.to(device) if isinstance(source, torch.nn.Module) else source for source in functions]
+        self.judges, self.drift, self.alike = (placed, tokenizers), Drift(), AllAlike()
+
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """A run that resumes keeps what it compares with."""
+        state = Path(str(checkpoint)) / STATE_NAME
+        if checkpoint is not None and self.judges[0] and state.is_file():
+            self.drift = Drift(first_judgement(state))
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """What judges are compared with."""
+        if self.judges[0] and ranks.is_main():
+            (folder / STATE_NAME).write_text(json.dumps(self.drift.state()), encoding="utf-8")
+
+    def measure(
+        self, run: Run, rewards: torch.Tensor, weighted: torch.Tensor, prompts: list[Any], ids: list[list[int]]
+    ) -> None:
+        """Look at a batch of answers.
+
+        Args:
+            rewards: (completions of all ranks, functions).
+            weighted: Their weighted sums, (completions of all ranks,).
+            prompts: This rank's.
+            ids: This rank's answers.
+        """
+        metrics = run._metrics["train" if run.model.training else "eval"]
+        distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=run.accelerator.device)
+        metrics["completions/distinct_3"].append(run.accelerator.gather(distinct).mean().item())
+        if run.model.training:
+            self._say_if_all_are_alike(run, rewards, weighted, prompts, ids)
+        if run.mask_truncated_completions and not share_ended(run, ids):
+            # No gradient, no error and no word would come of it.
+            notice(
+                f"no answer of a batch ends within --max_completion_length {run.max_completion_length}, and "
+                "--mask_truncated_completions trains on none that is cut: such steps train nothing"
+            )
+
+    def compare(self, run: Run, weighted: torch.Tensor, judged: torch.Tensor) -> None:
+        """Log what judges say, (completions of all ranks, judges), and how far rewards have run ahead of them."""
+        metrics = run._metrics["train" if run.model.training else "eval"]
+        for column, name in enumerate(self.names):
+            metrics[f"judge/{name}/mean"].append(judged[:, column].nanmean().item())
+        metrics["judge/drift"].append(self.drift.measure(weighted.tolist(), judged.nanmean(dim=1).tolist()))
+
+    def _say_if_all_are_alike(
+        self, run: Run, rewards: torch.Tensor, weighted: torch.Tensor, prompts: list[Any], ids: list[list[int]]
+    ) -> None:
+        """No gradient, no error and no word would come of it."""
+        group = run.num_generations if run.num_generations > 1 else len(rewards)  # PPO: one answer a prompt
+        said = self.alike.measure(
+            groups_that_differ(weighted, group),
+            means=dict(zip(run.reward_func_names, rewards.nanmean(dim=0).tolist(), strict=True)),
+            asked=any(isinstance(prompt, list) and prompt[0]["role"] == "system" for prompt in prompts),
+            cut=1.0 - share_ended(run, ids),
+            limit=run.max_completion_length,
+        )
+        if said:
+            notice(said)
+
+
+def share_ended(run: Run, ids: list[list[int]]) -> float:
+    """Share of the answers of all ranks that end by themselves."""
+    ends = {*run.eos_token_ids, run._tokenizer.pad_token_id}
+    ended = torch.tensor([sum(one[-1] in ends for one in ids if one) / len(ids)], device=run.accelerator.device)
+    return float(run.accelerator.gather(ended).mean())
+
+
+def first_judgement(file: Path) -> dict[str, tuple[float, float]]:
+    """Mean and deviation of each judge's first scores, as a checkpoint has them.
+
+    Raises:
+        ManifestError: The file holds something else.
+    """
+    found = read_checked(file)["first"]
+    for name, pair in found.items():
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, int | float) for number in pair):
+            cause = f"{file}: {shown(ascii(name))} has no mean and deviation"
+            raise ManifestError(cause, place=str(file), fix="resume from another checkpoint")
+    return {name: (mean, std) for name, (mean, std) in found.items()}

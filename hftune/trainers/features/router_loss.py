@@ -1,0 +1,206 @@
+"""The losses of routers in the training loss of every stage, at one place.
+
+transformers adds its load-balancing loss inside the model, where the Trainer then multiplies it by the number of
+processes and of accumulated batches (5.23, where it counts tokens over both), and in evaluation as well, where it
+spoils perplexity; DeepSeek's models have none. TRL has its own in four of its trainers. Here routers are listened to,
+both of those are off, and all stages and architectures get the same loss.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hftune.arguments import StageArguments
+from hftune.distributed.sequence_parallel import SequenceGroup
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.experts import is_mixture, routers_of, scores_of
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.sequence_parallel import SequenceParallel
+from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.router_losses import balance_loss, z_loss
+
+
+@dataclass
+class _Pass:
+    """One forward pass through the model: which tokens count, and what its routers said, a layer at a time."""
+
+    mask: torch.Tensor | None
+    logits: list[torch.Tensor] = field(default_factory=list)
+    chosen: list[torch.Tensor] = field(default_factory=list)
+
+
+class RouterListener:
+    """Hears the routers of a model while it is open, in passes that are trained on.
+
+    Args:
+        model: The plain model (not an adapter around it), a mixture of experts.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.passes: list[_Pass] | None = None
+        config: Any = model.config
+        self.top_k = int(config.get_text_config().num_experts_per_tok)
+        shares = scores_of(config)
+        assert shares is not None, "preflight refuses routers that are not known"
+        self.shares = shares
+        model.register_forward_pre_hook(self._begin, with_kwargs=True)
+        for router in routers_of(model):
+            router.register_forward_hook(self._hear)
+
+    def listen_to_dealt(self, router: Any) -> None:
+        """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
+        said: list[torch.Tensor] = []
+
+        def keep(gate: Any, args: Any, logits: torch.Tensor) -> None:
+            said[:] = [logits]
+
+        def hear(module: Any, args: Any, output: Any) -> None:
+            self._hear(module, args, (said.pop(), *output[:2]))
+
+        router.gate.register_forward_hook(keep)
+        router.register_forward_hook(hear)
+
+    @contextmanager
+    def open(self) -> Iterator[list[_Pass]]:
+        """Passes in the block are heard; a recomputed one, in the backward pass after it, is not."""
+        self.passes = []
+        try:
+            yield self.passes
+        finally:
+            self.passes = None
+
+    def losses(self, passes: list[_Pass], group: SequenceGroup | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The balance and z losses, each a mean over passes; of whole rows where a group of processes shares them."""
+        over = None if group is None else (group.size, group.sum)
+        balances, zs = [], []
+        for one in passes:
+            logits = torch.cat(one.logits)
+            mask = None if one.mask is None else one.mask.reshape(-1).repeat(len(one.logits))
+            balances.append(balance_loss(self.shares(logits), torch.cat(one.chosen), mask, over))
+            zs.append(z_loss(logits, mask, over))
+        return torch.stack(balances).mean(), torch.stack(zs).mean()
+
+    def _begin(self, model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        # A reference model's or a sampling pass has no gradient.
+        if self.passes is not None and torch.is_grad_enabled():
+            mask = kwargs.get("attention_mask")
+            shared = kwargs.get("shared_prompts")
+            if shared is not None:  # a prompt counts for each of its answers, as if it were there as often
+                mask = shared.counts.to(kwargs["input_ids"].device)[None]
+            self.passes.append(_Pass(mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None))
+
+    def _hear(self, router: Any, args: Any, output: Any) -> None:
+        if not self.passes or not torch.is_grad_enabled():
+            return
+        logits = output[0] if isinstance(output, tuple) else output
+        logits = logits.reshape(-1, logits.shape[-1])
+        # Routers give logits, weights and the experts chosen; what they choose may be biased or limited to groups.
+        named = isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point()
+        chosen = output[2].reshape(len(logits), -1) if named else logits.topk(self.top_k, dim=-1).indices
+        self.passes[-1].logits.append(logits)
+        self.passes[-1].chosen.append(chosen)
+
+
+class RouterLoss(Feature):
+    """Adds the routers' losses in training, and logs them.
+
+    Logged are `aux_loss` (as TRL calls the balance loss) and `z_loss`, before their coefficients: means over the steps
+    since the last log and over ranks.
+
+    Args:
+        sequence: Knows the processes that share rows, over which the losses are computed.
+    """
+
+    def __init__(self, sequence: SequenceParallel) -> None:
+        self._sequence = sequence
+        self._balance_by, self._z_by = 0.0, 0.0
+        self._listener: RouterListener | None = None
+        self._passes: list[_Pass] | None = None  # of the loss that is being computed
+        self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)
+
+    @contextmanager
+    def building(self, model: Any, args: StageArguments) -> Iterator[None]:
+        """Keep transformers' own losses and TRL's off, which would come on top."""
+        plain = plain_model(model)
+        asked, text = args.router_aux_loss_coef, plain.config.get_text_config()
+        mixture = is_mixture(plain.config)
+        own = getattr(text, "router_aux_loss_coef", None) if mixture else None
+        self._balance_by = float(asked if asked is not None else own or 0.0)
+        self._z_by = float(args.moe_z_loss_coef)
+        if asked is None and self._balance_by and _recomputes_reentrantly(args):
+            notice("the model's own load-balancing loss is off: reentrant checkpointing gives it no gradient")
+            self._balance_by = 0.0
+        if hasattr(text, "output_router_logits"):
+            text.output_router_logits = False
+        args.router_aux_loss_coef = 0.0 if mixture else None  # TRL's own is off
+        yield
+        args.router_aux_loss_coef = asked
+        if own is not None:
+            text.router_aux_loss_coef = own  # TRL wrote its 0 here, and the config is saved
+
+    def on_built(self, run: Run) -> None:
+        """Listen to the routers."""
+        if self._balance_by or self._z_by:
+            self._listener = RouterListener(plain_model(run.model))
+            notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
+
+    def hear_sharded(self, router: Any) -> None:
+        """Listen to a router of AutoEP's, which took the place of another."""
+        if self._listener is not None:
+            self._listener.listen_to_dealt(router)
+
+    @contextmanager
+    def forward(self, run: Run) -> Iterator[None]:
+        """Hear the routers while a training loss is computed."""
+        self._passes = None
+        if self._listener is None or not run.model.training:
+            yield
+            return
+        with self._listener.open() as self._passes:
+            yield
+
+    def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
+        """Add what the passes of this loss have said."""
+        if self._passes is None or self._listener is None:
+            return loss
+        passes, self._passes = self._passes, None
+        balance, z = self._listener.losses(passes, self._sequence.group)
+        if not balance.requires_grad:
+            raise ArgumentError(
+                "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",
+                place="--router_aux_loss_coef / --moe_z_loss_coef",
+                fix="add --gradient_checkpointing False, or set both to 0",
+            )
+        self._sums["aux_loss"].append(balance.detach())
+        self._sums["z_loss"].append(z.detach())
+        extra = self._balance_by * balance + self._z_by * z
+        if is_mean_over_accumulation(run, counted):
+            extra = extra / run.current_gradient_accumulation_steps
+        return loss + extra
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The routers' losses, next to the training loss."""
+        if "loss" in logs and self._sums:
+            for name, values in self._sums.items():
+                logs[name] = float(run.accelerator.reduce(torch.stack(values).mean(), "mean"))
+            self._sums.clear()
+
+
+def is_mean_over_accumulation(run: Run, counted: Any) -> bool:
+    """Whether the Trainer leaves the mean over accumulated batches to the loss (`Trainer.training_step`)."""
+    scaled = getattr(run, "loss_is_scaled_for_ga", None)
+    if scaled is not None:
+        return bool(scaled)
+    return bool(run.model_accepts_loss_kwargs and counted is not None) or run.compute_loss_func is not None
+
+
+def _recomputes_reentrantly(args: StageArguments) -> bool:
+    plan = args.recomputation
+    return bool(plan and plan.takes_routers and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))

@@ -1,0 +1,159 @@
+"""Training in which processes share the tokens of rows: the same rows for a group, and of each row a slice for each.
+
+The Trainer's own arithmetic does the rest. The loss of a step is the sum over the labels of all processes divided by
+their number, and gradients are means over processes of a loss that was multiplied by their number: a slice is to it
+what a shorter record is. So DeepSpeed and DDP need not know of slices, and ZeRO partitions over all processes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.data_loader import prepare_data_loader
+from accelerate.utils import gather_object
+from torch.utils.data import DataLoader
+
+from hftune.data.batches.sequence_slices import sliced
+from hftune.distributed import ranks, sequence_parallel
+from hftune.distributed.parallel import Mesh
+from hftune.distributed.sequence_parallel import SequenceGroup
+from hftune.logging import notice
+from hftune.models.ulysses import stretch_by_whole_rows
+from hftune.trainers.features.feature import Feature, Inputs, Run
+
+
+class SequenceParallel(Feature):
+    """Does nothing unless `--sequence_parallel_size` is above 1.
+
+    Attributes:
+        group: This process's; None without sequence parallelism.
+    """
+
+    def __init__(self) -> None:
+        self.group: SequenceGroup | None = None
+        self._rows_compared = False
+        # Micro batches of the step so far, and that step.
+        self._micro, self._micro_of = 0, -1
+
+    def on_accelerator(self, run: Run) -> None:
+        """Loaders give the processes of a group the same rows."""
+        mesh = run.args.mesh
+        if mesh.sequence == 1:
+            return
+        self.group = sequence_parallel.join(mesh)
+        run.accelerator.prepare_data_loader = partial(_prepare_shared, run.accelerator, mesh)
+        # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
+        run.accelerator.gather_for_metrics = partial(_gather_all, run.accelerator)
+        notice(
+            f"sequence parallel: {mesh.sequence} processes share the tokens of each row, {mesh.data} group(s) have "
+            "rows of their own"
+        )
+
+    def on_built(self, run: Run) -> None:
+        """The model is told of whole rows."""
+        if self.group is None:
+            return
+        stretch_by_whole_rows(run.model)
+        if run.neftune_noise_alpha:
+            # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
+            run.neftune_noise_alpha /= math.sqrt(self.group.size)
+
+    def rows_per_step(self, run: Run, rows: int) -> int:
+        """A group of processes counts once."""
+        return rows // (self.group.size if self.group else 1)
+
+    def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """Slices: labels are counted where they are trained."""
+        return batches if self.group is None else (self._slice(run, batch) for batch in batches)
+
+    def before_evaluation_loop(self, run: Run, prefix: str) -> None:
+        """Whether a group has the same rows is looked at again."""
+        self._rows_compared = False
+
+    def before_prediction(self, run: Run, model: Any, inputs: Inputs) -> Inputs:
+        """A slice."""
+        return inputs if self.group is None else self._slice(run, inputs)
+
+    def stepping(self, run: Run) -> AbstractContextManager[None]:
+        """Random numbers of its own in each process: it has other tokens and other heads."""
+        if self.group is None:
+            return nullcontext()
+        step = run.state.global_step
+        self._micro = self._micro + 1 if step == self._micro_of else 0
+        self._micro_of = step
+        place = (step * run.args.gradient_accumulation_steps + self._micro) * run.args.world_size
+        # A prime keeps the seeds of two runs apart for a million micro batches.
+        return _drawn_from(run.args.seed * 1_000_003 + place + ranks.rank())
+
+    def read_row(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """The logits (1, tokens, vocabulary) of a whole row, on every process."""
+        assert self.group is not None
+        tokens = inputs["input_ids"].shape[1]
+        own = sliced(
+            {**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}, self.group.slice_of, self.group.size
+        )
+        del own["labels"], own["shift_labels"]
+        return self.group.whole(model(**own).logits, tokens)
+
+    def _slice(self, run: Run, batch: Inputs) -> Inputs:
+        assert self.group is not None
+        if not self._rows_compared:
+            # Nothing later would notice: exchanges of slices of two rows work as well.
+            ids = batch["input_ids"].flatten()
+            places = torch.arange(1, len(ids) + 1, device=ids.device)
+            same = self.group.same((ids * places).sum().to(run.args.device))
+            assert same, "the processes of a group have different rows"
+            self._rows_compared = True
+        return sliced(batch, self.group.slice_of, self.group.size)
+
+
+def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = False) -> Any:
+    """From every process, all of it; the loaders repeat no row that has labels."""
+    return gather_object(data) if use_gather_object else accelerator.gather(data)
+
+
+def _prepare_shared(
+    accelerator: Accelerator,
+    mesh: Mesh,
+    data_loader: DataLoader,
+    device_placement: bool | None = None,
+    slice_fn_for_dispatch: Any = None,
+) -> DataLoader:
+    """What `Accelerator.prepare_data_loader` does, for as many receivers of rows as there are groups."""
+    if getattr(data_loader, "_is_accelerate_prepared", False):
+        if data_loader not in accelerator._dataloaders:
+            accelerator._dataloaders.append(data_loader)
+        return data_loader
+    prepared = prepare_data_loader(
+        data_loader,
+        accelerator.device,
+        num_processes=mesh.data,
+        process_index=mesh.data_rank(ranks.rank()),
+        split_batches=accelerator.split_batches,
+        put_on_device=accelerator.device_placement if device_placement is None else device_placement,
+        rng_types=accelerator.rng_types.copy(),
+        dispatch_batches=accelerator.dispatch_batches,
+        even_batches=accelerator.even_batches,
+        slice_fn_for_dispatch=slice_fn_for_dispatch,
+        use_seedable_sampler=accelerator.use_seedable_sampler,
+        data_seed=accelerator.dataloader_config.data_seed,
+        non_blocking=accelerator.non_blocking,
+        use_stateful_dataloader=accelerator.use_stateful_dataloader,
+    )
+    accelerator._dataloaders.append(prepared)
+    return prepared
+
+
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Random numbers from this seed; afterwards they go on as if nothing had been drawn: samplers draw them, too."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,131 @@
+"""Real tokens a second, and the share of the device's arithmetic that training reaches (MFU), in every log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hftune.distributed import zero
+from hftune.models.experts import experts_of
+from hftune.preflight.devices import known_gpu
+from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.progress import peak_memory
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Floating-point operations of training: forward, to the inputs and, where trained, to the weights.
+
+    Recomputed activations do not count (arXiv:2204.02311, appendix B). The head counts for every token.
+
+    Args:
+        per_token: 2 for each weight and pass (arXiv:2001.08361, section 2.1); of experts those that a token is sent to.
+        per_square: For each squared length of a document: causal attention, both ways.
+    """
+
+    per_token: float
+    per_square: float
+
+    @classmethod
+    def of(cls, model: Any) -> Cost:
+        """Of a model, with an adapter around it or not."""
+        plain: PreTrainedModel = model.get_base_model() if hasattr(model, "peft_config") else model
+        config: Any = plain.config.get_text_config()
+        experts, chosen = experts_of(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+        head = plain.get_output_embeddings()
+        words = {id(one) for one in plain.get_input_embeddings().parameters()}
+        words -= {id(one) for one in head.parameters()} if head is not None else set()
+        total = 0.0
+        for parameter in model.parameters():
+            if id(parameter) in words or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
+                continue
+            stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
+            share = chosen / experts if experts and stacked else 1.0
+            total += share * zero.full_numel(parameter) * (6 if parameter.requires_grad else 4)
+        heads = getattr(config, "num_attention_heads", 0)  # none without attention
+        size = getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1)
+        return cls(total, 6.0 * config.num_hidden_layers * heads * size)
+
+
+class Meter:
+    """What went through the model since it was last read. Adding waits for no device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.all_tokens = 0.0
+        self.began: float | None = None
+
+    def add(self, inputs: Any) -> None:
+        """A micro batch; of one that this does not know (prompts of RL), nothing."""
+        lengths = lengths_of(inputs) if isinstance(inputs, Mapping) else None
+        if lengths is not None:
+            self.began = self.began or time.perf_counter()
+            lengths = lengths.double()
+            # A batch of a stream is on the CPU until the Trainer's own step.
+            self.sums += torch.stack([lengths.sum(), lengths.square().sum()]).to(self.sums.device, non_blocking=True)
+
+    def take(self, accelerator: Any) -> tuple[float, float, float]:
+        """Tokens and squared lengths of all processes, and seconds; every rank must ask, with something counted."""
+        assert self.began is not None
+        tokens, squares = accelerator.reduce(self.sums, "sum").tolist()
+        seconds = time.perf_counter() - self.began
+        self.sums, self.began = torch.zeros_like(self.sums), None
+        self.all_tokens += tokens
+        return tokens, squares, seconds
+
+
+def lengths_of(inputs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Tokens of each document of a batch, padding left out; None where it is of no kind known here."""
+    borders, mask, ids = (inputs.get(name) for name in ("cu_seq_lens_q", "attention_mask", "input_ids"))
+    if isinstance(borders, torch.Tensor):
+        return borders.diff()
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        return mask.sum(dim=1)
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2:
+        return torch.full((len(ids),), ids.shape[1], device=ids.device)
+    return None
+
+
+class Speed(Feature):
+    """Logs `tokens_per_second`, over all processes and without evaluation and saving, and `mfu`.
+
+    `mfu` is there where the device's data sheet is known. At the end: `train_tokens_per_second` over all of training,
+    and `train_peak_memory_gb`.
+    """
+
+    def __init__(self) -> None:
+        self._meter: Meter | None = None
+        self._cost: Cost | None = None
+
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """What a token costs is counted before processes share matrices or experts."""
+        self._cost = Cost.of(run.model)
+
+    def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
+        """Count the batch."""
+        if self._meter is None:
+            self._meter = Meter(run.args.device)
+        self._meter.add(inputs)
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The speed, next to the training loss."""
+        if self._meter is None:
+            return
+        args = run.args
+        copies = args.world_size // args.data_parallel_size  # processes which see the same rows
+        if "loss" in logs and self._meter.began is not None:
+            tokens, squares, seconds = self._meter.take(run.accelerator)
+            logs["tokens_per_second"] = round(tokens / copies / seconds, 1)
+            tflops = known_gpu().tflops if args.device.type == "cuda" else None
+            if tflops is not None and self._cost is not None:
+                work = self._cost.per_token * tokens + self._cost.per_square * squares
+                logs["mfu"] = round(work / copies / seconds / (tflops * 1e12 * args.world_size), 4)
+        if "train_runtime" in logs:
+            logs["train_peak_memory_gb"] = round(peak_memory() / 1e9, 3)
+            if self._meter.all_tokens and logs["train_runtime"]:
+                logs["train_tokens_per_second"] = round(self._meter.all_tokens / copies / logs["train_runtime"], 1)

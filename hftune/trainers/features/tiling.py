@@ -1,0 +1,33 @@
+"""Long rows in little memory: MLPs in pieces, for all trainers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peft import PeftModel
+
+from hftune.logging import notice
+from hftune.models.configs import row_length
+from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.trainers.features.feature import Feature, Run
+
+
+class Tiling(Feature):
+    """Tiles the MLPs of the model where `--tiled_mlp` asks for it."""
+
+    def on_built(self, run: Run) -> None:
+        """After the stage's constructor, which sees the model as it is."""
+        if not run.args.tiled_mlp:
+            return
+        plain = plain_model(run.model)
+        longest = row_length(run.args)
+        assert longest, "preflight asks for a length"
+        tokens = longest_batch(run.args, longest)
+        tiles = tiles_for(tokens, plain.config.get_text_config().hidden_size)
+        count = tile_mlps(plain, tiles)
+        notice(f"--tiled_mlp: {count} MLPs are computed in {tiles} piece(s) of at most {-(-tokens // tiles)} tokens")
+
+
+def plain_model(model: Any) -> Any:
+    """The model without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

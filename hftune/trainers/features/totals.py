@@ -1,0 +1,96 @@
+"""Figures over a whole run, also where it was interrupted: mean loss, tokens, seconds, and what was not logged yet.
+
+The Trainer (transformers 5.23) begins all of them anew when it resumes, and takes the losses since the last log from
+one process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from hftune.distributed import ranks
+from hftune.opening.model_files import read_checked
+from hftune.trainers.features.feature import Feature, Run
+
+NAME = "hftune_totals.json"
+"""The file of a checkpoint that holds them."""
+
+
+class Totals(Feature):
+    """Keeps the totals in checkpoints, and takes them up again.
+
+    Attributes:
+        seconds_before: Of training before an interruption.
+    """
+
+    def __init__(self) -> None:
+        self.seconds_before = 0.0
+        self._loss_from = 0  # the step from which on losses were added up
+        self._resumed: dict[str, Any] | None = None
+        self._began: float | None = None
+
+    def on_built(self, run: Run) -> None:
+        """The Trainer has no place between its zeros and the first step but this callback."""
+        run.add_callback(_Restore(lambda: self.take_up(run)))
+
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """Read what a checkpoint says of the run before it."""
+        file = Path(str(checkpoint)) / NAME
+        self._resumed = read_checked(file) if checkpoint and file.is_file() else None
+
+    def seconds(self) -> float:
+        """Of training so far, those before an interruption included."""
+        return self.seconds_before + (time.time() - self._began if self._began else 0.0)
+
+    def take_up(self, run: Run) -> None:
+        """When training begins: the Trainer has set everything to 0."""
+        self._began = time.time()
+        # A checkpoint without the file, of an earlier version: the mean loss is that of the steps from here on.
+        self._loss_from = run.state.global_step
+        if self._resumed is None:
+            return
+        saved, own = self._resumed, ranks.rank()
+        pending = saved["pending"]
+        alike = len(pending) == ranks.world_size()  # then each takes its own, and the sums are the same to the bit
+        self._loss_from, self.seconds_before = saved["from_step"], saved["seconds"]
+        run._total_loss_scalar, run._globalstep_last_logged = saved["loss"], saved["logged_step"]
+        run._tr_loss += pending[own] if alike else sum(pending) / len(pending)
+        run.resume_counts(saved)
+
+    def before_log(self, run: Run, logs: dict[str, float]) -> None:
+        """The mean loss at the end is that of all steps and of all processes."""
+        if "train_runtime" in logs and "train_loss" in logs:
+            # The Trainer has just added what this process alone has not logged.
+            logged = run._total_loss_scalar - run._tr_loss.item()
+            total = logged + float(run.accelerator.reduce(run._tr_loss.detach().clone(), "mean"))
+            logs["train_loss"] = total / max(run.state.global_step - self._loss_from, 0.001)
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """Write them into a checkpoint."""
+        totals = {
+            "from_step": self._loss_from,
+            "loss": run._total_loss_scalar,
+            "pending": ranks.gathered_objects(float(run._tr_loss)),
+            "logged_step": run._globalstep_last_logged,
+            "seconds": self.seconds(),
+            **run.counts(),
+        }
+        if ranks.is_main():
+            (folder / NAME).write_text(json.dumps(totals), encoding="utf-8")
+
+
+class _Restore(TrainerCallback):
+    """Calls a function once the state is that of the checkpoint."""
+
+    def __init__(self, restore: Callable[[], None]) -> None:
+        self.restore = restore
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first step."""
+        self.restore()

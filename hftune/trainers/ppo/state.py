@@ -1,0 +1,78 @@
+"""What PPO keeps besides the policy: the critic next to its weights, and the KL coefficient in checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError
+from hftune.opening.model_files import read_checked
+from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.ppo.critic import FOLDER, detached, load_critic, save_critic
+from hftune.trainers.ppo.maths import KLController
+
+STATE = "ppo_state.json"
+"""The file of a checkpoint with the KL coefficient."""
+
+
+class PPOState(Feature):
+    """What is saved is the policy, a model like any other.
+
+    Attributes:
+        controller: Made with the trainer.
+    """
+
+    def __init__(self) -> None:
+        self.controller: KLController | None = None
+        self._gathered: dict[str, torch.Tensor] | None = None  # the critic's part of what is being saved
+
+    def on_built(self, run: Run) -> None:
+        """The arguments are there."""
+        self.controller = KLController(run.args.beta, run.args.kl_target, run.args.kl_horizon)
+
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """The KL coefficient goes on where it was."""
+        if checkpoint is None or self.controller is None:
+            return
+        file = Path(checkpoint) / STATE
+        if not file.is_file():
+            raise ArgumentError(
+                f"{checkpoint} was not written by PPO",
+                place="--resume_from_checkpoint",
+                fix="go on with the algorithm that wrote it",
+            )
+        self.controller.beta = float(read_checked(file)["beta"])
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """The KL coefficient."""
+        assert self.controller is not None
+        if ranks.is_main():
+            (folder / STATE).write_text(json.dumps({"beta": self.controller.beta}), encoding="utf-8")
+
+    def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The policy's alone; DeepSpeed has gathered the critic's with them."""
+        begins = f"{FOLDER}."
+        self._gathered = {name.removeprefix(begins): t for name, t in weights.items() if name.startswith(begins)}
+        return {name: tensor for name, tensor in weights.items() if not name.startswith(begins)}
+
+    @contextmanager
+    def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
+        """Save the policy without its critic, and that in a folder of its own."""
+        state, self._gathered = self._gathered, None
+        with detached(run.model) as critic:
+            yield
+            if run.args.should_save:
+                save_critic(critic, folder, dict(critic.state_dict()) if state is None else state)
+
+    @contextmanager
+    def loading_weights(self, run: Run, checkpoint: str | None) -> Iterator[None]:
+        """Load the policy without its critic; the best weights are the policy's alone."""
+        with detached(run.model) as critic:
+            yield
+            if checkpoint is not None:
+                load_critic(critic, checkpoint)

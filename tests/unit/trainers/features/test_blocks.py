@@ -1,0 +1,166 @@
+"""A PTTrainer on tokenised folders: what it trains, what it saves, and how it goes on. One process; see also
+tests/integration/test_loader.py."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hftune.arguments import parse_arguments
+from hftune.data.corpus.blocks import BlockDataset, Settings
+from hftune.data.corpus.documents import Documents
+from hftune.data.splits import Splits
+from hftune.errors import ArgumentError
+from hftune.trainers.features.blocks import LOADER_STATE_NAME
+from hftune.trainers.pt import PTTrainer
+from tests.unit.data.corpus.corpora import write_corpus
+from tests.unit.data.helpers import make_tokenizer
+
+pytestmark = pytest.mark.long
+
+BLOCK = 4
+FLAGS = ["--use_cpu", "True", "--report_to", "none", "--save_strategy", "no", "--disable_tqdm", "True"]
+FLAGS += ["--gradient_checkpointing", "False", "--logging_steps", "1"]
+
+
+class Recorder(PTTrainer):
+    """Writes down the tokens of each micro-batch that is trained."""
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.trained = [*getattr(self, "trained", []), inputs["input_ids"].flatten().tolist()]
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    @property
+    def tokens(self) -> Counter[int]:
+        return Counter(token for batch in self.trained for token in batch)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """27 documents of the tokens 0 to 90, and 6 documents of the tokens 91 to 120."""
+    root = tmp_path_factory.mktemp("corpora")
+    many = write_corpus(root / "many", [1 + number % 6 for number in range(27)])
+    assert Documents(many).tokens == 91 - 1
+    return [many, write_corpus(root / "few", [5] * 6, first_token=90)]
+
+
+def trainer_on(folders: list[Path], output: Path, *flags: str, block_size: int = BLOCK) -> Recorder:
+    argv = ["--model_name_or_path", "none", "--output_dir", str(output), *FLAGS, *flags]
+    args = parse_arguments("pt", argv)[-1]
+    order = Settings(seed=1, logical_shards=6, shuffle_buffer=8)
+    data = BlockDataset([Documents(folder) for folder in folders], block_size, settings=order)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    return Recorder(LlamaForCausalLM(config), args, make_tokenizer(), Splits(data, None))
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_two_epochs_train_every_token_twice(folders: list[Path], tmp_path: Path, workers: str) -> None:
+    """120 tokens are 30 blocks: 5 steps of 6 (3 a micro-batch) an epoch, none of them short or filled up."""
+    flags = ["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2", "--num_train_epochs", "2"]
+    trainer = trainer_on(folders, tmp_path, *flags, "--dataloader_num_workers", workers)
+    trainer.train()
+    assert trainer.state.global_step == 10
+    assert trainer.tokens == {token: 2 for token in range(120)}
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged[4]["data_epoch/many"] == pytest.approx(1, abs=BLOCK / 90)
+    assert logged[9] | {"data_epoch/many": 2.0, "data_epoch/few": 2.0} == logged[9]
+    # 2 * (120 tokens - 33 documents - 30 blocks)
+    assert trainer.count_trained_tokens() == 114
+
+
+def test_an_epoch_of_odd_size_fills_its_last_step_from_the_next(folders: list[Path], tmp_path: Path) -> None:
+    """30 blocks in steps of 7: the fifth step begins the second epoch, and nothing comes twice for want of blocks."""
+    trainer = trainer_on(folders, tmp_path, "--per_device_train_batch_size", "7", "--num_train_epochs", "1")
+    trainer.train()
+    assert trainer.state.global_step == 5
+    assert sum(trainer.tokens.values()) == 140
+    assert set(trainer.tokens) == set(range(120)) and max(trainer.tokens.values()) == 2
+
+
+SAVING = ["--save_strategy", "steps", "--save_steps"]
+
+
+BATCHES = {
+    "as it was": (["--per_device_train_batch_size", "6"], 10),
+    "accumulated": (["--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2"], 10),
+    # 7 steps of 6 blocks are behind, 18 of the 60 blocks are left.
+    "half the batch": (["--per_device_train_batch_size", "3"], 13),
+    "three times the batch": (["--per_device_train_batch_size", "18"], 8),
+}
+
+
+@pytest.mark.parametrize(
+    ("batch", "stop"),
+    [
+        *((batch, "7") for batch in BATCHES if batch != "accumulated"),
+        ("accumulated", "2"),
+        *(pytest.param(batch, "2", marks=pytest.mark.slow) for batch in BATCHES if batch != "accumulated"),
+        pytest.param("accumulated", "7", marks=pytest.mark.slow),
+    ],
+)
+def test_going_on_trains_the_rest(folders: list[Path], tmp_path: Path, batch: str, stop: str) -> None:
+    flags, steps = BATCHES[batch]
+    first = trainer_on(
+        folders, tmp_path / "first", "--per_device_train_batch_size", "6", "--max_steps", stop, *SAVING, stop
+    )
+    first.train()
+    checkpoint = tmp_path / "first" / f"checkpoint-{stop}"
+    second = trainer_on(folders, tmp_path / "second", "--num_train_epochs", "2", *flags)
+    second.train(resume_from_checkpoint=str(checkpoint))
+    both = first.tokens + second.tokens
+    assert set(both) == set(range(120))
+    # Every token twice; what fills up the last step comes once more.
+    assert set(both.values()) <= {2, 3}
+    assert sum(both.values()) - 240 < second.get_total_train_batch_size(second.args) * BLOCK
+    if stop == "7":
+        assert second.state.global_step == steps
+
+
+def test_nothing_is_left_for_a_smaller_batch(folders: list[Path], tmp_path: Path) -> None:
+    size = "--per_device_train_batch_size"
+    trainer_on(folders, tmp_path / "first", size, "6", "--max_steps", "5", *SAVING, "5").train()
+    second = trainer_on(folders, tmp_path / "second", size, "3", "--num_train_epochs", "1")
+    with pytest.raises(ArgumentError, match="120 tokens were trained by the checkpoint"):
+        second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-5"))
+
+
+def test_going_on_with_another_block_size(folders: list[Path], tmp_path: Path) -> None:
+    first = trainer_on(
+        folders, tmp_path / "first", "--per_device_train_batch_size", "5", "--max_steps", "3", *SAVING, "3"
+    )
+    first.train()
+    second = trainer_on(folders, tmp_path / "second", "--per_device_train_batch_size", "1", block_size=15)
+    second.args.num_train_epochs = 1
+    second.train(resume_from_checkpoint=str(tmp_path / "first" / "checkpoint-3"))
+    # 60 tokens were trained, 60 are left, which are 4 blocks of 15.
+    assert second.state.global_step == 7
+    both = first.tokens + second.tokens
+    assert sum(both.values()) == 120
+    # Cut into larger blocks, the sources end their epochs within a block of each other, each without a token doubled
+    # before all of it has come.
+    missing, again = set(range(120)) - set(both), {token for token in both if both[token] > 1}
+    assert len(missing) == len(again) < 15
+    assert {token < 90 for token in missing} != {token < 90 for token in again}
+
+
+def test_a_checkpoint_and_data_that_do_not_belong_together(folders: list[Path], tmp_path: Path) -> None:
+    trainer = trainer_on(folders, tmp_path, "--per_device_train_batch_size", "6", "--max_steps", "1", *SAVING, "1")
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-1"
+    state = json.loads((checkpoint / LOADER_STATE_NAME).read_text())
+    assert (state["blocks"], state["block_size"]) == (6, BLOCK)
+    plain = trainer_on(folders, tmp_path / "plain", "--per_device_train_batch_size", "6")
+    plain.train_dataset = [trainer.train_dataset[0]]
+    with pytest.raises(ArgumentError, match="was made on tokenised or streamed data"):
+        plain.train(resume_from_checkpoint=str(checkpoint))
+    (checkpoint / LOADER_STATE_NAME).unlink()
+    with pytest.raises(ArgumentError, match=f"has no {LOADER_STATE_NAME}"):
+        trainer_on(folders, tmp_path / "again").train(resume_from_checkpoint=str(checkpoint))

@@ -1,0 +1,123 @@
+"""The held-out loss is a mean over tokens, however they are batched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hftune.arguments import parse_arguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.packing.rows import pack
+from hftune.data.splits import Splits
+from hftune.trainers.features.held_out_loss import filled_up
+from hftune.trainers.pt import PTTrainer
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import to_dataset
+
+pytestmark = pytest.mark.long
+
+LENGTHS = [9, 2, 5, 3, 17]
+
+
+def held_out(folder: Path) -> Any:
+    generator = torch.Generator().manual_seed(0)
+    ids = [torch.randint(3, 250, (length,), generator=generator).tolist() for length in LENGTHS]
+    # What the model would say itself: some hits.
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    start = torch.tensor([ids[2][:1]])
+    options = {"do_sample": False, "min_new_tokens": LENGTHS[2] - 1, "max_new_tokens": LENGTHS[2] - 1}
+    ids[2] = model.generate(start, attention_mask=torch.ones_like(start), **options)[0].tolist()
+    labels = [[IGNORE_INDEX, *row[1:]] if number % 2 else row for number, row in enumerate(ids)]
+    return to_dataset({"input_ids": ids, "labels": labels})
+
+
+def by_hand(folder: Path) -> tuple[float, float, float]:
+    """Means over all targets of -log p, of hits and of entropy, one document at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    values = []
+    for row in held_out(folder):
+        ids = torch.tensor([row["input_ids"]])
+        with torch.no_grad():
+            log_p = model(ids).logits[0, :-1].log_softmax(-1)
+        target = ids[0, 1:, None]
+        hit = (log_p.argmax(-1, keepdim=True) == target).float()
+        entropy = -(log_p.exp() * log_p).sum(-1, keepdim=True)
+        values.append(torch.cat([-log_p.gather(1, target), hit, entropy], dim=1))
+    loss, accuracy, entropy = torch.cat(values).mean(0).tolist()
+    return loss, accuracy, entropy
+
+
+@pytest.mark.parametrize("layout", ["padded", "padding_free", "packed"])
+@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("stage", ["pt", "sft"])
+def test_loss_is_per_token(stage: str, batch: int, layout: str, tiny_model: Path, tmp_path: Path) -> None:
+    flags = {
+        "padded": ["--packing", "False", "--padding_free", "False"],
+        "padding_free": ["--packing", "False", "--padding_free", "True"],
+        "packed": ["--packing", "True"],
+    }[layout]
+    flags += ["--use_cpu", "True", "--report_to", "none", "--per_device_eval_batch_size", str(batch)]
+    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    if layout == "packed":
+        data, _ = pack(data, 17)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
+        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
+    )
+    metrics = trainer.evaluate()
+    # With documents side by side this is transformers' own SDPA on a dense mask.
+    loss, accuracy, entropy = by_hand(tiny_model)
+    assert accuracy > 0
+    assert metrics["eval_loss"] == pytest.approx(loss, abs=1e-5)
+    assert metrics["eval_perplexity"] == pytest.approx(torch.tensor(metrics["eval_loss"]).exp().item(), rel=1e-5)
+    if stage == "sft":
+        assert metrics["eval_mean_token_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+        assert metrics["eval_entropy"] == pytest.approx(entropy, abs=1e-4)
+    else:
+        assert metrics["eval_token_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    logged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert logged == [metrics["eval_loss"]]
+    # TRL was told a white lie about what is packed; it must not last.
+    assert (args.packing, bool(args.padding_free)) == (layout == "packed", layout == "padding_free")
+
+
+@pytest.mark.parametrize(("stage", "kept"), [("pt", (5, max(LENGTHS))), ("sft", None)])
+def test_no_logits_pile_up(stage: str, kept: tuple[int, int] | None, tiny_model: Path, tmp_path: Path) -> None:
+    """LF5419, LF1595: a row of logits is a thousand times the size of its tokens."""
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "5"]
+    *_, args = parse_arguments(stage, ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = {"pt": PTTrainer, "sft": SFTTrainer}[stage](
+        model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data)
+    )
+    only_loss = trainer.compute_metrics is None
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", prediction_loss_only=only_loss)
+    assert (None if output.predictions is None else output.predictions.shape) == kept
+
+
+def test_filling_trains_nothing(tiny_model: Path) -> None:
+    data = held_out(tiny_model)
+    filled = filled_up(data, 4)
+    assert len(filled) == 8 and filled.features == data.features
+    assert filled[:5] == data[:]
+    assert all(set(row["labels"]) == {IGNORE_INDEX} for row in filled.select([5, 6, 7]))
+    assert filled_up(data, 5) is data
+
+
+def test_several_sets_by_name(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "False", "--per_device_eval_batch_size", "4"]
+    *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), *flags])
+    data = held_out(tiny_model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    trainer = PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, data))
+    trainer.eval_dataset = {"all": data, "one": data.select([4])}
+    metrics = {**trainer.evaluate(), **trainer.evaluate(data.select([4]), metric_key_prefix="alone")}
+    assert metrics["eval_all_loss"] == pytest.approx(by_hand(tiny_model)[0], abs=1e-5)
+    assert metrics["eval_one_loss"] == pytest.approx(metrics["alone_loss"], abs=1e-6)
+    assert metrics["eval_one_loss"] != pytest.approx(metrics["eval_all_loss"], abs=1e-3)

@@ -1,0 +1,163 @@
+"""The optimizer that a trainer really makes: its groups, Muon's step by hand, and what bitsandbytes keeps in 32 bit."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hftune.arguments import parse_arguments
+from hftune.data.splits import Splits
+from hftune.trainers.features.optimizers import is_8bit, lost_groups
+from hftune.trainers.groups import Group
+from hftune.trainers.muon import muon_class
+from hftune.trainers.pt import PTTrainer
+
+
+@pytest.fixture
+def trainer(tiny_model: Path, tmp_path: Path) -> Any:
+    """A trainer of the tiny model with the flags that a test gives."""
+
+    def make(*flags: str) -> PTTrainer:
+        argv = ["--model_name_or_path", str(tiny_model), "--output_dir", str(tmp_path), "--report_to", "none"]
+        shape = ["--per_device_train_batch_size", "2", "--logging_steps", "1", "--gradient_checkpointing", "False"]
+        args = parse_arguments("pt", [*argv, *shape, "--save_strategy", "no", "--weight_decay", "0.1", *flags])[3]
+        rows = [[(row * 7 + place) % 250 for place in range(16)] for row in range(12)]
+        data = Dataset.from_dict({"input_ids": rows, "labels": rows, "seq_lengths": [[16]] * 12}).with_format("torch")
+        model = AutoModelForCausalLM.from_pretrained(tiny_model)
+        return PTTrainer(model, args, AutoTokenizer.from_pretrained(tiny_model), Splits(data, None, {}))
+
+    return make
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adafactor", "lion_32bit", "adamw_8bit", "ademamix", "sgd", "muon"])
+def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
+    made = trainer("--optim", optim, "--layerwise_lr_decay_bound", "0.5", "--learning_rate", "1e-3")
+    optimizer = made.create_optimizer()
+    assert lost_groups(made.optimizers.groups, optimizer) is None
+    trained = [name for name, parameter in made.model.named_parameters() if parameter.requires_grad]
+    assert sorted(name for group in made.optimizers.groups for name, _ in group.members) == sorted(trained)
+    assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
+
+
+def test_lost_groups_are_noticed(trainer: Any) -> None:
+    made = trainer()
+    optimizer = made.create_optimizer()
+    for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
+        changed = copy.copy(optimizer)
+        changed.param_groups = [{**optimizer.param_groups[0], name: value}, *optimizer.param_groups[1:]]
+        assert f"was given {name}" in str(lost_groups(made.optimizers.groups, changed))
+    changed.param_groups = optimizer.param_groups[:1]
+    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.optimizers.groups, changed))
+    changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
+    assert "other members" in str(lost_groups(made.optimizers.groups, changed))
+    made.optimizer.param_groups[0]["lr"] = 7.0
+    with pytest.raises(AssertionError, match=r"uses 7\.0"):
+        made.create_scheduler(10)
+
+
+def test_the_logged_rates_are_those_of_the_schedule(trainer: Any) -> None:
+    flags = ["--max_steps", "5", "--lr_scheduler_type", "cosine", "--min_lr", "1e-4", "--learning_rate", "1e-3"]
+    made = trainer(*flags, "--warmup_steps", "1")
+    made.train()
+    logged = [entry["learning_rate"] for entry in made.state.log_history if "learning_rate" in entry]
+    # 0, then 0.1 + 0.9 * (1 + cos(pi p)) / 2 for p = 0, 1/4, 1/2, 3/4.
+    shares = [0, 1, 0.1 + 0.9 * (1 + 0.5**0.5) / 2, 0.55, 0.1 + 0.9 * (1 - 0.5**0.5) / 2]
+    assert logged == pytest.approx([1e-3 * share for share in shares], rel=1e-6)
+
+
+def test_the_table_is_printed(trainer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    made = trainer("--print_groups", "--optim", "muon")
+    made.create_optimizer()
+    shown = capsys.readouterr().out
+    assert "muon: Muon momentum=0.95" in shown and "muon: AdamW" in shown
+    assert "model.layers.0-1.mlp.down_proj.weight" in shown
+    assert f"{sum(parameter.numel() for parameter in made.model.parameters()):,}" in shown
+
+
+def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
+    """Keller Jordan's five quintic steps, in float64."""
+    wide = matrix.double() if matrix.shape[0] <= matrix.shape[1] else matrix.double().T
+    wide = wide / (wide.norm() + 1e-7)
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (-4.7750 * gram + 2.0315 * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 4), (4, 12)])
+def test_muon_steps_by_hand(shape: tuple[int, int]) -> None:
+    """Momentum m = (1 - b) g, Nesterov g + b (m - g), orthogonal, times sqrt(max(1, out/in)); decay by lr * decay."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(shape))
+    start, gradient, rate, beta = weight.detach().clone(), torch.randn(shape), 0.02, 0.95
+    group = {"params": [weight], "lr": rate, "weight_decay": 0.5, "use_muon": True, "momentum": beta}
+    optimizer = muon_class(eager=True)([group])
+    weight.grad = gradient.clone()
+    optimizer.step()
+    update = newton_schulz((1 - beta) * gradient + beta * (1 - beta) * gradient)
+    scale = max(1.0, shape[0] / shape[1]) ** 0.5
+    expected = start * (1 - rate * 0.5) - rate * scale * update.float()
+    # The iterations run in half precision where the processor has it.
+    torch.testing.assert_close(weight.detach(), expected, atol=rate * 0.02, rtol=0)
+
+
+def test_muon_runs_without_a_compiler() -> None:
+    """DeepSpeed's functions lose torch.compile's wrapper; should its name change, this fails."""
+    from deepspeed.runtime.zero.muon import original_muon
+
+    muon_class(eager=True)
+    for name in ("muon_update", "zeropower_via_newtonschulz5", "zeropower_via_gram_newtonschulz"):
+        function = getattr(original_muon, name)
+        assert function.__module__ == original_muon.__name__ and not hasattr(function, "_torchdynamo_orig_callable")
+
+
+def test_small_tensors_and_embeddings_keep_32_bits(trainer: Any) -> None:
+    made = trainer("--optim", "adamw_8bit", "--max_steps", "1")
+    made.train()
+    states = {id(parameter): state for parameter, state in innermost(made.optimizer).state.items()}
+    for group in made.optimizers.groups:
+        for name, parameter in group.members:
+            whole = "embed" in name or parameter.numel() < 4096
+            assert states[id(parameter)]["state1"].dtype == (torch.float32 if whole else torch.uint8), name
+            assert ("optim_bits" in group.options) == whole
+
+
+def test_which_are_8bit() -> None:
+    for optim in ("adamw_8bit", "paged_lion_8bit", "adamw_bnb_8bit", "rmsprop_bnb_8bit"):
+        assert is_8bit(optim)
+    for optim in ("galore_adamw_8bit", "adamw_torch_8bit", "adamw_torch", "muon"):
+        assert not is_8bit(optim)
+
+
+def test_schedule_free_weights_are_saved_as_they_are_evaluated(trainer: Any, tmp_path: Path) -> None:
+    class ScheduleFree(torch.optim.SGD):
+        """The weights it means are all 7; training happens elsewhere."""
+
+        def eval(self) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data.fill_(7.0)
+
+    made = trainer()
+    made.args.optim = "schedule_free_sgd"
+    made.optimizer = ScheduleFree(made.model.parameters(), lr=0.1)
+    made.save_model(str(tmp_path / "saved"))
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert all((parameter == 7.0).all() for parameter in saved.parameters())
+
+
+def innermost(optimizer: Any) -> torch.optim.Optimizer:
+    return innermost(optimizer.optimizer) if hasattr(optimizer, "optimizer") else optimizer
+
+
+def test_options_are_handed_on() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    group = Group(0.1, 0.0, "", {"rank": 4}, [("w", weight)])
+    assert group.as_dict() == {"params": [weight], "lr": 0.1, "weight_decay": 0.0, "rank": 4}
+    assert group.elements == 4

@@ -1,0 +1,149 @@
+"""Sums over a whole run, by a trainer that does no more than the Trainer does with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.trainers.features import totals
+from hftune.trainers.features.answer_loss import AnswerLoss, TokenSums
+from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.totals import NAME, Totals
+from tests.unit.trainers.features import made_up
+
+
+class Run:
+    """What the Trainer does when training begins and ends, and what it logs, with the totals between."""
+
+    def __init__(self) -> None:
+        self.made = made_up.run()
+        self.accelerator, self.state, self.logged = self.made.accelerator, self.made.state, []
+        self.answers = AnswerLoss(measures_tokens=True)
+        self.answers.sums = {"train": TokenSums(torch.device("cpu"))}
+        self.pairs = PairFigures(torch.device("cpu"))
+        self.tokens = 0
+        self.totals = Totals()
+        self.totals.on_built(self)
+
+    def add_callback(self, callback: Any) -> None:
+        self.callback = callback
+
+    def train(self, checkpoint: str | None = None) -> None:
+        self.totals.before_train(self, checkpoint)
+        self._total_loss_scalar, self._tr_loss = 0.0, torch.tensor(0.0)
+        self._globalstep_last_logged = self.state.global_step
+        self.callback.on_train_begin(None, None, None)
+
+    def log(self, logs: dict[str, float]) -> None:
+        self.totals.before_log(self, logs)
+        self.logged.append(logs)
+
+    def save(self, folder: Path) -> None:
+        self.totals.save_state(self, folder)
+
+    def counts(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, **self.answers.counts(self), **self.pairs.counts(self)}
+
+    def resume_counts(self, saved: dict[str, Any]) -> None:
+        self.tokens = saved["tokens"]
+        self.answers.resume_counts(self, saved)
+        self.pairs.resume_counts(self, saved)
+
+
+def trained(folder: Path) -> Run:
+    """Six steps of losses 1 to 6, of which four are logged; saved."""
+    trainer = Run()
+    trainer.train()
+    trainer.state.global_step, trainer._globalstep_last_logged = 6, 4
+    trainer._total_loss_scalar, trainer._tr_loss = 10.0, torch.tensor(11.0)
+    trainer.tokens = 600
+    trainer.pairs.seen_tokens += 77
+    trainer.answers.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 40.0], dtype=torch.float64)
+    trainer.pairs.metrics["train"].add("margin", torch.tensor([1.0, 4.0]))
+    trainer.save(folder)
+    return trainer
+
+
+def test_what_is_saved_is_taken_up(tmp_path: Path) -> None:
+    trained(tmp_path)
+    resumed = Run()
+    resumed.state.global_step = 6
+    resumed.train(str(tmp_path))
+    assert resumed._total_loss_scalar == 10.0 and float(resumed._tr_loss) == 11.0
+    assert resumed._globalstep_last_logged == 4, "the next log is the mean of 4 steps, of which two are behind us"
+    assert resumed.tokens == 600 and int(resumed.pairs.seen_tokens) == 77
+    assert resumed.answers.sums["train"].take(resumed.accelerator) == (
+        {"entropy": 1 / 3, "mean_token_accuracy": 2 / 3},
+        40,
+    )
+    assert resumed.pairs.metrics["train"].read(resumed.accelerator) == {"margin": 2.5}
+
+
+def test_the_mean_loss_is_that_of_all_steps(tmp_path: Path) -> None:
+    trained(tmp_path)
+    resumed = Run()
+    resumed.state.global_step = 6
+    resumed.train(str(tmp_path))
+    # Steps 7 and 8, with a loss of 7 and of 8; at the end the Trainer adds what this process has not logged.
+    resumed.state.global_step = 8
+    resumed._tr_loss += 15.0
+    resumed._total_loss_scalar += float(resumed._tr_loss)
+    resumed.log({"train_runtime": 1.0, "train_loss": 123.0})
+    assert resumed.logged == [{"train_runtime": 1.0, "train_loss": 36 / 8}]
+
+
+def test_the_mean_loss_is_that_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes: 11.114 here, and 0 there, where the batch had no labels."""
+    trainer = Run()
+    monkeypatch.setattr(made_up.Accelerator, "reduce", lambda self, value, how: {"mean": value / 2}[how])
+    trainer.train()
+    trainer.state.global_step, trainer._tr_loss = 1, torch.tensor(11.114, dtype=torch.float64)
+    trainer._total_loss_scalar = 11.114
+    trainer.log({"train_runtime": 1.0, "train_loss": 11.114})
+    assert trainer.logged[0]["train_loss"] == pytest.approx(5.557)
+
+
+def test_each_process_takes_its_own_where_there_are_as_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path)
+    saved = json.loads((tmp_path / NAME).read_text())
+    (tmp_path / NAME).write_text(json.dumps(saved | {"pending": [11.0, 3.0]}))
+    for world, rank, pending in ((2, 0, 11.0), (2, 1, 3.0), (4, 3, 7.0), (1, 0, 7.0)):
+        monkeypatch.setattr(totals.ranks, "world_size", lambda world=world: world)
+        monkeypatch.setattr(totals.ranks, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(totals.ranks, "is_main", lambda rank=rank: rank == 0)
+        resumed = Run()
+        resumed.state.global_step = 6
+        resumed.train(str(tmp_path))
+        assert float(resumed._tr_loss) == pending
+        assert int(resumed.pairs.seen_tokens) == (77 if rank == 0 else 0), "a sum over processes is given to one"
+        assert resumed.tokens == 600, "and a count that all have, to all"
+
+
+def test_seconds_of_all_starts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(totals.time, "time", lambda: clock[0])
+    trainer = Run()
+    assert trainer.totals.seconds() == 0
+    trainer.train()
+    clock[0] = 130.0
+    trainer.save(tmp_path)
+    resumed = Run()
+    clock[0] = 1000.0
+    resumed.train(str(tmp_path))
+    clock[0] = 1005.0
+    assert resumed.totals.seconds() == 35.0
+
+
+def test_a_checkpoint_of_an_earlier_version(tmp_path: Path) -> None:
+    """Without sums the mean is that of the steps from here on."""
+    resumed = Run()
+    resumed.state.global_step = 6
+    resumed.train(str(tmp_path))
+    resumed.state.global_step = 8
+    resumed._total_loss_scalar = 6.0
+    resumed.log({"train_runtime": 1.0, "train_loss": 3.0})
+    assert resumed.logged[0]["train_loss"] == 3.0 and resumed._globalstep_last_logged == 6

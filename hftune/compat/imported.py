@@ -135,12 +135,6 @@ _ROWS: dict[tuple[str, str, str], tuple[tuple[str, tuple[str, ...] | None, str, 
         ("trainer.TRAINER_STATE_NAME", None, "the name of the Trainer's state file", "--resume_from_checkpoint"),
         ("trainer.TRAINING_ARGS_NAME", None, "the name of a pickle, which is not left behind", "result folders"),
         (
-            "utils.chat_template_utils._compile_jinja_template",
-            ("chat_template",),
-            "a template is compiled once a run, with the filters and limits of apply_chat_template",
-            "chat templates",
-        ),
-        (
             "utils.chat_template_utils.render_jinja_template",
             ("conversations", "tools", "chat_template", "return_assistant_tokens_mask", "..."),
             "characters that a template marks as generated; tokenizers give tokens only",

@@ -19,7 +19,7 @@ ABOUT_RUNS = {"data set not found", "empty file", "unusable record"}
 MODULES = [
     *(ROOT / "hftune" / "data" / "readers").glob("*.py"),
     *(ROOT / "hftune" / "data" / "records").glob("*.py"),
-    *(ROOT / "hftune" / "data" / f"{name}.py" for name in ("schemas", "sources")),
+    ROOT / "hftune" / "data" / "corpus" / "sources.py",
 ]
 
 

@@ -19,9 +19,7 @@ TRLS = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "rewards/mar
 
 
 @pytest.mark.parametrize("flags", [(), ("--use_peft", "--precompute_ref_log_probs", "False")])
-def test_records_of_texts_are_evaluated_as_trl_does_it(
-    flags: tuple[str, ...], tiny_model: Path, tmp_path: Path
-) -> None:
+def test_texts_are_evaluated_as_trl_does_it(flags: tuple[str, ...], tiny_model: Path, tmp_path: Path) -> None:
     trainer = stage_trainer("dpo", tiny_model, tmp_path, *flags)
     assert isinstance(trainer, trl.DPOTrainer)
     metrics = trainer.evaluate(Dataset.from_list([TEXTS] * 3), metric_key_prefix="test")

@@ -96,7 +96,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         self.beta, self.label_smoothing, self.ld_alpha = args.beta, args.label_smoothing, args.ld_alpha
         self.loss_types, self.loss_weights = args.loss_type, args.loss_weights or [1.0] * len(args.loss_type)
         self.f_divergence_type, self.f_alpha_divergence_coef = args.f_divergence_type, args.f_alpha_divergence_coef
-        self.use_weighting = args.use_weighting
+        self.use_weighting, self.padding_free = args.use_weighting, args.flat_batches
         offloads = args.activation_offloading
         self.maybe_activation_offload_context = (
             get_act_offloading_ctx_manager(self.model) if offloads else nullcontext()

@@ -52,6 +52,8 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         train=lambda resume_from_checkpoint: result,
         state=SimpleNamespace(global_step=steps),
         model=SimpleNamespace(config=SimpleNamespace()),
+        checkpoints=SimpleNamespace(),
+        before_saving=lambda: None,
     )
     monkeypatch.setattr(stage, "save_result", lambda trainer, manifest: saved.append("out"))
     monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)

@@ -1,0 +1,153 @@
+"""What hftune overrides upstream stands in one place and on one list, and features are called in their order."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import transformers
+import trl
+
+import hftune.trainers
+from hftune.compat.trainer_overrides import OF_TRAINER, OF_TRL
+from hftune.trainers import features as package
+from hftune.trainers.dpo import DPOTrainer
+from hftune.trainers.features.feature import Feature, Features
+from hftune.trainers.process_reward import ProcessRewardTrainer
+from hftune.trainers.pt import PTTrainer
+from hftune.trainers.reward import RewardTrainer
+from hftune.trainers.rl import TRAINERS
+from hftune.trainers.sft import SFTTrainer
+from hftune.trainers.stage_trainer import StageTrainer
+
+STAGES = {
+    PTTrainer: transformers.Trainer,
+    SFTTrainer: trl.SFTTrainer,
+    RewardTrainer: trl.RewardTrainer,
+    ProcessRewardTrainer: transformers.Trainer,
+    DPOTrainer: trl.DPOTrainer,
+    TRAINERS["grpo"]: trl.GRPOTrainer,
+    TRAINERS["rloo"]: trl.RLOOTrainer,
+    TRAINERS["ppo"]: trl.RLOOTrainer,
+    TRAINERS["online_dpo"]: trl.RLOOTrainer,
+}
+
+
+@pytest.mark.parametrize(("stage", "upstream"), STAGES.items(), ids=lambda one: one.__name__)
+def test_each_stage_extends_the_trainer_of_its_name(stage: type, upstream: type) -> None:
+    assert issubclass(stage, StageTrainer) and issubclass(stage, upstream)
+    assert all(len(one.__bases__) <= 2 for one in stage.__mro__ if one.__module__.startswith("hftune"))
+
+
+@cache
+def overridden() -> set[tuple[str, str]]:
+    """Class that a private method comes from, and its name, of all that hftune's trainers override."""
+    found = set()
+    for stage in STAGES:
+        own = [one for one in stage.__mro__ if one.__module__.startswith("hftune")]
+        theirs = [one for one in stage.__mro__ if one.__module__.startswith(("transformers", "trl"))]
+        for name in {name for one in own for name in vars(one) if name.startswith("_") and not name.startswith("__")}:
+            source = next((one for one in theirs if inspect.isfunction(vars(one).get(name))), None)
+            if source is not None:
+                found.add((f"{source.__module__}.{source.__qualname__}", name))
+    return found
+
+
+def test_every_private_override_is_listed_and_no_other() -> None:
+    listed = {tuple(entry.symbol.rsplit(".", 1)) for entry in (*OF_TRAINER, *OF_TRL)}
+    # TRL's own overrides of the Trainer's private methods are reached through those of the Trainer.
+    names = {name for _, name in listed}
+    assert {(one, name) for one, name in overridden() if name not in names} == set()
+    assert {(one, name) for one, name in listed if (one, name) not in overridden()} == set()
+
+
+def test_each_is_overridden_once() -> None:
+    """Of transformers' methods in `stage_trainer.py` alone."""
+    names = {entry.symbol.rsplit(".", 1)[1] for entry in OF_TRAINER}
+    folder = Path(str(hftune.trainers.__file__)).parent
+    for file in folder.rglob("*.py"):
+        for one in ast.walk(ast.parse(file.read_text())):
+            if isinstance(one, ast.FunctionDef) and one.name in names:
+                assert file.name == "stage_trainer.py", f"{file}: {one.name}"
+
+
+def test_dpo_sets_what_trls_constructor_sets() -> None:
+    """Its own constructor is left out: TRL's other methods must find their attributes."""
+
+    def assigned(function: Any) -> set[str]:
+        tree = ast.parse(dedent(inspect.getsource(function)))
+        targets = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+        return {
+            node.attr
+            for node in targets
+            if isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+        }
+
+    wanted = assigned(trl.DPOTrainer.__init__) - {"train_dataset", "eval_dataset"}
+    assert wanted <= assigned(DPOTrainer.__init__) | assigned(DPOTrainer.build_upstream)
+
+
+class Noted(Feature):
+    """Writes down when it is called."""
+
+    def __init__(self, name: str, said: list[str]) -> None:
+        self.name, self.said = name, said
+
+    def after_train(self, run: Any) -> None:
+        self.said.append(f"after {self.name}")
+
+    @contextmanager
+    def training(self, run: Any) -> Iterator[None]:
+        self.said.append(f"into {self.name}")
+        yield
+        self.said.append(f"out of {self.name}")
+
+
+def test_features_are_wrapped_around_each_other() -> None:
+    said: list[str] = []
+    features = Features([Noted("a", said), Feature(), Noted("b", said)])
+    with features.around(Feature.training, None):
+        said.append("training")
+    for one in features.last_to_first(Feature.after_train):
+        one.after_train(None)  # type: ignore[arg-type]  # no run is looked at
+    assert said == ["into a", "into b", "training", "out of b", "out of a", "after b", "after a"]
+    assert features.first_to_last(Feature.before_train) == (), "those that do nothing are not called"
+
+
+def test_a_fault_in_the_second_context_leaves_the_first() -> None:
+    class Fails(Feature):
+        @contextmanager
+        def training(self, run: Any) -> Iterator[None]:
+            raise KeyError
+            yield
+
+    class Tidies(Feature):
+        left = False
+
+        @contextmanager
+        def training(self, run: Any) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                self.left = True
+
+    outer = Tidies()
+    with pytest.raises(KeyError), Features([outer, Fails()]).around(Feature.training, None):
+        pass
+    assert outer.left
+
+
+def test_a_feature_has_no_other_base() -> None:
+    for file in Path(str(package.__file__)).parent.glob("*.py"):
+        for one in ast.walk(ast.parse(file.read_text())):
+            names = (
+                [base.id for base in one.bases if isinstance(base, ast.Name)] if isinstance(one, ast.ClassDef) else []
+            )
+            assert "Feature" not in names or names == ["Feature"], f"{file.name}: {one}"

@@ -158,3 +158,20 @@ OF_TRL = (
         )
     ),
 )
+
+OF_DPO = tuple(
+    Touched(
+        f"trl.trainer.dpo_trainer.DPOTrainer.{name}",
+        None,
+        _TRL,
+        f"{why}: hftune's DPO sets what TRL's own constructor would have set",
+        "what TRL's users call on DPO's trainer",
+        f"{_TRL_LINK}/dpo_trainer.py",
+    )
+    for name, why in (
+        ("_is_vlm", "text models alone"),
+        ("_is_vision_dataset", "text alone"),
+        ("_precompute_model_hash", "the reference's log-probabilities are cached by hftune"),
+        ("_precompute_engine", "the reference's log-probabilities are cached by hftune"),
+    )
+)

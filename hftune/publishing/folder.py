@@ -25,7 +25,7 @@ from filelock import FileLock
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.publishing.disk import disk_errors, flush, flush_tree, free_name, is_plain_folder, is_there, write_file
-from hftune.publishing.locks import PATIENCE, acquired, release
+from hftune.publishing.locks import PATIENCE, acquired, busy, release
 from hftune.publishing.ownership import BETWEEN_LOOKS, LOOKS, output_problems, place_problems, strangers, work_folder
 
 MARK, RESULT, REPLACED = "hftune.work", "result", "replaced"
@@ -70,8 +70,8 @@ def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
         try:
             return acquired(work / LOCK, target, flag)
         except FileNotFoundError:
-            if time.monotonic() > until:
-                raise
+            if time.monotonic() > until:  # there is always one more that was quicker
+                raise busy(target, flag) from None
 
 
 @contextmanager

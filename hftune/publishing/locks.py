@@ -30,12 +30,15 @@ def acquired(lock: Path, target: Path | str, place: str = "--output_dir", patien
     try:
         held.acquire(timeout=patience)
     except Timeout:
-        raise ArgumentError(
-            f"another process is writing to {target}",
-            place=place,
-            fix="wait until it has ended, or name another folder",
-        ) from None
+        raise busy(target, place) from None
     return held
+
+
+def busy(target: Path | str, place: str) -> ArgumentError:
+    """The error where others write to a target."""
+    return ArgumentError(
+        f"another process is writing to {target}", place=place, fix="wait until it has ended, or name another folder"
+    )
 
 
 def release(held: FileLock) -> None:

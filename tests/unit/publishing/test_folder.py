@@ -333,3 +333,18 @@ def test_flushed_before_the_renames(out: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "rename", lambda a, b: (order.append(Path(b).name), rename(a, b)))
     publish(out, overwrite=True)
     assert order == ["flush", "replaced", "out", "discarded"]
+
+
+def test_a_folder_that_others_always_remove_again_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many writers that end one after the other, each of them quicker than this one."""
+    tried: list[Path] = []
+
+    def removed(lock: Path, *_: object) -> None:
+        tried.append(lock)
+        raise FileNotFoundError(2, "No such file or directory", str(lock))
+
+    monkeypatch.setattr(folders, "acquired", removed)
+    monkeypatch.setattr(folders, "PATIENCE", 0.1)
+    with pytest.raises(ArgumentError, match="another process is writing to"), published_folder(tmp_path / "out"):
+        pytest.fail("it was not locked")
+    assert len(tried) > 1

@@ -6,12 +6,13 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.errors import ManifestError
+from hftune.errors import ArgumentError, ManifestError
 from hftune.opening.folders import stray
 from hftune.opening.safetensors_file import read_index, read_safetensors_header
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
 _SAMPLE_BYTES = 1 << 16
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,19 @@ def _check_all_there(folder: Path, files: list[Path]) -> None:
             place=str(folder / INDEX_NAME),
             fix="copy or download the model again",
         )
+
+
+def parse_size(text: str) -> int:
+    """`5GB`, `500MB` or `2GiB` in bytes.
+
+    Raises:
+        ArgumentError: Something else.
+    """
+    unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if text.upper().endswith(unit)), None)
+    number = text[: -len(unit)].strip() if unit else text
+    if not number.isdigit() or not int(number):
+        raise ArgumentError(f"{text!r} is no size", place="--max_shard_size", fix="write 5GB, 500MB or 2GiB")
+    return int(number) * (_UNITS[unit] if unit else 1)
 
 
 def weight_shapes(folder: str | Path | None) -> dict[str, tuple[int, ...]]:

@@ -35,7 +35,7 @@ MODULES = (
     "hftune.data.preferences.pairs",
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
-    "hftune.merging.trial",
+    "hftune.merging.peft_model",
     "hftune.trainers.rewards",
 )
 

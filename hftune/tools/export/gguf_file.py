@@ -20,14 +20,13 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.merging.shards import parse_size
 from hftune.models.pretrained import pretrained
 from hftune.opening.safetensors_file import opened
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture
 from hftune.tools.export.limits import check_llama_cpp
 from hftune.tools.export.vocabulary import read_vocabulary
-from hftune.weight_files import read_header, weight_files
+from hftune.weight_files import parse_size, read_header, weight_files
 
 TYPES: dict[str, Type] = {
     "f32": Type.F32,

@@ -13,13 +13,12 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from hftune.arguments.export import ServingArguments
 from hftune.logging import notice
-from hftune.merging.shards import parse_size
 from hftune.merging.tensors import FLOATS
 from hftune.models.pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import opened
 from hftune.tools.export.turns import terminator
-from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, parse_size, stored_tensors
 
 
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:

@@ -14,8 +14,11 @@ from peft import PeftModel
 from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.recipe import recipe
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.batches import keep_global_batch
 from hftune.checkpoints.chain import whole_chain

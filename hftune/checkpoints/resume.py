@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
 from hftune.checkpoints.manifest import is_complete

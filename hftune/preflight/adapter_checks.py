@@ -8,7 +8,10 @@ from pathlib import Path
 
 from peft import LoraConfig
 
-from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.chain import chain_problems, whole_chain
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, UserError

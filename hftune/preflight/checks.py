@@ -7,7 +7,11 @@ from pathlib import Path
 
 import torch
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, RMArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import nodes, ranks

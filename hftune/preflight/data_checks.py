@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments import DataArguments, PTArguments, SFTArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import find_files
 from hftune.data.readers.hub import is_there_or_on_the_hub

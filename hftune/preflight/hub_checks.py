@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from transformers.trainer_utils import HubStrategy
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice

@@ -9,14 +9,12 @@ from functools import partial
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GenericForTokenClassification
 
-from hftune.arguments import (
-    AdapterArguments,
-    DPOArguments,
-    ModelArguments,
-    RLFields,
-    RMArguments,
-    StageArguments,
-)
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice

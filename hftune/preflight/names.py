@@ -10,7 +10,10 @@ import torch
 from peft import LoraConfig
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.freezing import plan_freezing

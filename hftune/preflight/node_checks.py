@@ -13,7 +13,10 @@ from typing import Any
 
 import xxhash
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.contents import is_model
 from hftune.distributed import nodes, ranks
 from hftune.distributed.verdicts import aligned, spans

@@ -6,8 +6,9 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TypeVar
 
-from hftune.arguments import AdapterArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
 from hftune.distributed.ds_config import offload_device
 from hftune.errors import ArgumentError, UserError
 

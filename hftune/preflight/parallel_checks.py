@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
 from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
 from hftune.distributed.tensor_parallel import FLAG, plan_of, unknown_styles
 from hftune.errors import ArgumentError, UserError
 from hftune.preflight.optimizer_checks import NOT_UNDER_ZERO

@@ -6,8 +6,17 @@ from collections.abc import Iterator
 
 from transformers import PreTrainedConfig
 
-from hftune.arguments import DPOArguments, ModelArguments, StageArguments
-from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SMOOTHED, SORTED, UNPAIRED
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import (
+    A_TOKEN,
+    DIFFERENCES_OF_SCORES,
+    LOSS_TYPES,
+    SMOOTHED,
+    SORTED,
+    UNPAIRED,
+    DPOArguments,
+)
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
 from hftune.models.attention import causal_class, refuse_attention, refuse_unless_apart, this_machine

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.models.configs import model_config

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.arguments import DataArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.batches import accumulation_that_fits
 from hftune.checkpoints.engine_files import engine_folder
 from hftune.checkpoints.integrity import read_record

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments import RMArguments, StageArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 

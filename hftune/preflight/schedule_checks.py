@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from transformers.trainer_utils import SchedulerType
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 
 REACTING = ("reduce_lr_on_plateau", "greedy")

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments import (
-    DataArguments,
-    ModelArguments,
-    PTArguments,
-    SFTArguments,
-    StageArguments,
-)
 from hftune.arguments.checkpointing import MLP
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention import causal_class, not_apart
 from hftune.models.configs import row_length

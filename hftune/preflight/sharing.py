@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments import AdapterArguments, ModelArguments, PTArguments, SFTArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.distributed.ds_config import asks_for_compiling, offload_device
 from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError, UserError

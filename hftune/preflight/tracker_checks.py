@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 
 PACKAGES = {

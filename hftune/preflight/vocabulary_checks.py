@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.arguments import (
-    AdapterArguments,
-    ModelArguments,
-    RLFields,
-    StageArguments,
-)
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import StageArguments
 from hftune.arguments.vocabulary import GrowthArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import disable_dropout_in_model
 
-from hftune.arguments import DPOArguments
+from hftune.arguments.preference import DPOArguments
 from hftune.data.splits import Splits
 from hftune.models.answer_head import add_answer_head
 from hftune.models.vocabulary import vocabulary_rows

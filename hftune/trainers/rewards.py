@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import ModelArguments
+from hftune.arguments.model import ModelArguments
 from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.models.adapters import add_adapter
 from hftune.models.answer_head import add_answer_head

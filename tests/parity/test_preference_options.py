@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import LOSS_TYPES
 from hftune.data.preferences.labelled import preference_encoder
 from hftune.data.splits import load_splits

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from hftune.arguments import DataArguments, bounded_yaml
+from hftune.arguments import bounded_yaml
+from hftune.arguments.data import DataArguments
 from hftune.arguments.given import given_in_file
 from hftune.checkpoints.contents import record_input
 from hftune.data.readers import compressed

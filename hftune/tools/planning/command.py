@@ -6,7 +6,8 @@ import json
 import math
 from dataclasses import dataclass
 
-from hftune.arguments import RMArguments, parse_arguments
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.reward import RMArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
 from hftune.models.attention import causal_class

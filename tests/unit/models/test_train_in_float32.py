@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.models.adapters import add_adapter
 from hftune.models.loading import load_causal_lm, load_reward_model
 from hftune.models.tokenizer import load_tokenizer

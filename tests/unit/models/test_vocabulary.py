@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.adapters import add_adapter
 from hftune.models.agreement import grow_as_recorded

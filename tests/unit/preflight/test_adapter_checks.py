@@ -9,7 +9,7 @@ import pytest
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.logging import notices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.preflight import kernel_checks
 from hftune.preflight.kernel_checks import LOSSES, MLPS, check_device, check_liger
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.preflight import memory_line, model_checks
 from hftune.preflight.activations import activation_bytes, layer_bytes
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError, raise_together
 from hftune.preflight import optimizer_checks
 from hftune.preflight.checks import check_run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import RECORD_NAME
 from hftune.distributed import ranks
 from hftune.preflight.expert_checks import check_experts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models import float8
 from hftune.preflight import quantisation_checks

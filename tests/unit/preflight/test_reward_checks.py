@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hftune import logging
-from hftune.arguments import RMArguments, parse_arguments
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.reward import RMArguments
 from hftune.preflight.reward_checks import check_reward
 
 

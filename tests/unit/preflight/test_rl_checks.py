@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 from hftune.preflight.rl_checks import _check_dynamic_sampling

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.distributed.ranks import Imagined, imagine
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.models.skeleton import skeleton

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
 from hftune.models.adapters import add_adapter

@@ -13,7 +13,7 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reward import RMArguments
 from hftune.arguments.rl import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-from hftune.models.configs import row_length
+from hftune.models.loading.config import row_length
 
 PER_TOKEN = 34
 """Bytes a token and unit of hidden size that a layer keeps in 16 bit."""

@@ -12,12 +12,12 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.chain import chain_problems, whole_chain
+from hftune.checkpoints.adapter_chain import chain_problems, whole_chain
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.adapter_configs import read_lora_config
-from hftune.models.adapters import fuses_lora
+from hftune.models.adapters.preparation import fuses_lora
+from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.names import check_names
 

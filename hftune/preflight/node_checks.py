@@ -17,7 +17,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.contents import is_model
+from hftune.checkpoints.file_records import is_model
 from hftune.distributed import nodes, ranks
 from hftune.distributed.verdicts import aligned, spans
 from hftune.errors import ArgumentError, UserError

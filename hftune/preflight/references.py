@@ -15,7 +15,7 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
-from hftune.models.configs import model_config
+from hftune.models.loading.config import model_config
 from hftune.preflight.sizes import has_reference
 
 

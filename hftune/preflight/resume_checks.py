@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.batches import accumulation_that_fits
 from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.global_batch import accumulation_that_fits
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.resume import asked_for, resume_problems, unfinished_problems
 from hftune.distributed import ranks

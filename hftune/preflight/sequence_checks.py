@@ -9,11 +9,11 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention import causal_class, not_apart
-from hftune.models.configs import row_length
-from hftune.models.skeleton import skeleton_of
-from hftune.models.tiling import tileable
-from hftune.models.ulysses import ULYSSES, not_shareable
+from hftune.models.attention.choice import causal_class, not_apart
+from hftune.models.attention.ulysses import ULYSSES, not_shareable
+from hftune.models.kernels.tiling import tileable
+from hftune.models.loading.config import row_length
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
 PLACE = SEQUENCE.flag

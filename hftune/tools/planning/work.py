@@ -10,7 +10,7 @@ from hftune.arguments.reward import RMArguments
 from hftune.arguments.rl import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.distributed import ranks
-from hftune.models.configs import row_length
+from hftune.models.loading.config import row_length
 from hftune.tools.planning.pairs import compares_while_training
 
 FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"

@@ -9,7 +9,7 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models import float8
+from hftune.models.kernels import float8
 from hftune.preflight import quantisation_checks
 from hftune.preflight.quantisation_checks import check_float8, check_quantisation, check_stored_quantised
 

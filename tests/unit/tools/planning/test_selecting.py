@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
-from hftune.models.skeleton import skeleton
+from hftune.models.loading.skeleton import skeleton
 from hftune.preflight import model_checks
 from hftune.preflight.memory import Free
 from hftune.preflight.model_checks import check_model

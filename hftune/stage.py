@@ -35,7 +35,7 @@ from hftune.models.heads import head_of
 from hftune.models.initialisation import check_same_start
 from hftune.models.vocabulary import describe_vocabulary
 from hftune.preflight.checks import check_run
-from hftune.preflight.vocabulary_checks import follow_adapter
+from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets

@@ -30,7 +30,7 @@ from hftune.models.folding import fold_adapters
 from hftune.models.pretrained import pretrained
 from hftune.models.stored import check_loaded
 from hftune.nearby import not_had
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
 from hftune.trainers.text_keeping import keeping_text

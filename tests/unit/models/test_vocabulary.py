@@ -25,7 +25,7 @@ from hftune.models.vocabulary import (
     resized_rows,
     vocabulary_rows,
 )
-from hftune.preflight.vocabulary_checks import check_vocabulary, follow_adapter
+from hftune.preflight.rules.vocabulary import check_vocabulary, follow_adapter
 
 pytestmark = pytest.mark.long
 

@@ -14,7 +14,7 @@ from hftune.errors import ArgumentError, UserError
 from hftune.models.experts import experts_of
 from hftune.models.freezing import plan_freezing
 from hftune.models.skeleton import skeleton_of
-from hftune.preflight.sharing import (
+from hftune.preflight.rules.sharing import (
     EXPERT,
     OTHERWISE,
     check_features,

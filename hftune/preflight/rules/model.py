@@ -32,7 +32,7 @@ from hftune.preflight.activations import activation_bytes
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import ModelSize, estimate, shortfall, table
 from hftune.preflight.memory_line import say_memory
-from hftune.preflight.references import check_adapter_rope, check_reference
+from hftune.preflight.rules.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")

@@ -6,7 +6,7 @@ import pytest
 
 from hftune import logging
 from hftune.arguments import RMArguments, parse_arguments
-from hftune.preflight.reward_checks import check_reward
+from hftune.preflight.rules.reward import check_reward
 
 
 def arguments(*flags: str) -> RMArguments:

@@ -11,7 +11,7 @@ from hftune.arguments import parse_arguments
 from hftune.distributed.ranks import Imagined, imagine
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
-from hftune.preflight.sequence_checks import check_architecture
+from hftune.preflight.rules.sequence_parallel import check_architecture
 from hftune.stage import settle_batches
 from tests.architectures import make_config
 

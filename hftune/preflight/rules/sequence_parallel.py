@@ -18,7 +18,7 @@ from hftune.models.configs import row_length
 from hftune.models.skeleton import skeleton_of
 from hftune.models.tiling import tileable
 from hftune.models.ulysses import ULYSSES, not_shareable
-from hftune.preflight.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
+from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
 PLACE = SEQUENCE.flag
 

@@ -16,7 +16,7 @@ from hftune.logging import notice
 from hftune.models.adapter_configs import read_lora_config
 from hftune.models.adapters import fuses_lora
 from hftune.preflight.bases import check_adapter_fits
-from hftune.preflight.names import check_names
+from hftune.preflight.rules.named_modules import check_names
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 # peft also knows beginnings that are computed from data or gradients before training.

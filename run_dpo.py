@@ -16,10 +16,10 @@ def main() -> None:
 
     from hftune.data.preferences.labelled import preference_encoder
     from hftune.data.splits import load_splits
-    from hftune.models.adapters import add_adapter
-    from hftune.models.loading import load_causal_lm
-    from hftune.models.reference import load_reference
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.adapters.preparation import add_adapter
+    from hftune.models.loading.causal_lm import load_causal_lm
+    from hftune.models.loading.reference_model import load_reference
+    from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.preflight.rules.preference import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer

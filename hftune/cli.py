@@ -196,7 +196,7 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     model_args, data_args, _, training_args = parse_arguments(stage, argv)
 
     from hftune.errors import raise_together
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.preflight.checks import check_data_flags, check_model_folder
 
     raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])

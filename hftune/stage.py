@@ -17,23 +17,23 @@ from hftune import terminal
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
 from hftune.arguments.defaults.recipe import recipe
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.batches import keep_global_batch
-from hftune.checkpoints.chain import whole_chain
-from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.file_records import record_result
+from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import begins_anew, find_checkpoint, say_if_done, set_aside_checkpoints
-from hftune.checkpoints.warm import settle_warm_start
+from hftune.checkpoints.warm_start import settle_warm_start
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, segments
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.logging import get_logger, notice, notices
-from hftune.models.attention import settle_batches
+from hftune.models.adapters.initialisation import check_same_start
+from hftune.models.attention.choice import settle_batches
 from hftune.models.heads import head_of
-from hftune.models.initialisation import check_same_start
-from hftune.models.vocabulary import describe_vocabulary
+from hftune.models.vocabulary.growth import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file

@@ -142,7 +142,7 @@ def record(model: str, data: str) -> str:
     from hftune.constants import IGNORE_INDEX
     from hftune.data.splits import load_splits
     from hftune.data.tokenizing.chats import ChatEncoder
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.loading.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--model_name_or_path", model, "--train_file_dir", data, "--output_dir", folder]

@@ -17,7 +17,7 @@ from torch import Tensor
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
-from hftune.checkpoints.pieces import WEIGHTS, Pieces
+from hftune.checkpoints.sharded_state import WEIGHTS, Pieces
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.nearby import missing_folder

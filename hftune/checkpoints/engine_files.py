@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.pieces import WEIGHTS, Flat, Pieces, numel_of, settings_of, share_of
+from hftune.checkpoints.sharded_state import WEIGHTS, Flat, Pieces, numel_of, settings_of, share_of
 from hftune.errors import ManifestError, shown
 from hftune.opening.files import read_bytes
 from hftune.opening.folders import stray

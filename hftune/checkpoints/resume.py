@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments import StageArguments
-from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
 from hftune.checkpoints.manifest import is_complete
+from hftune.checkpoints.unshared_storage import missing_pieces, newest_on_all
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together

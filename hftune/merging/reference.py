@@ -21,9 +21,9 @@ from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
-from hftune.models.gguf import forget_gguf
-from hftune.models.pretrained import pretrained, telling_faults
-from hftune.models.vocabulary import grow
+from hftune.models.loading.from_pretrained import pretrained, telling_faults
+from hftune.models.loading.gguf import forget_gguf
+from hftune.models.vocabulary.growth import grow
 from hftune.weight_files import weight_shapes
 
 

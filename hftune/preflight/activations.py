@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from hftune.arguments import DPOArguments, PTArguments, RLFields, RMArguments, SFTArguments, StageArguments
 from hftune.arguments.checkpointing import FULL
-from hftune.models.configs import row_length
+from hftune.models.loading.config import row_length
 
 PER_TOKEN = 34
 """Bytes a token and unit of hidden size that a layer keeps in 16 bit."""

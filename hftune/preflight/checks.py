@@ -12,8 +12,8 @@ from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention import attention_for
-from hftune.models.configs import model_config
+from hftune.models.attention.choice import attention_for
+from hftune.models.loading.config import model_config
 from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
 from hftune.preflight.rules.adapters import check_adapters

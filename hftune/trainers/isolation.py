@@ -14,7 +14,7 @@ from hftune.data.batches.collators import FlatCollator
 from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
-from hftune.models.float8 import unrounded
+from hftune.models.kernels.float8 import unrounded
 from hftune.models.miniature import decoder_layers
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]

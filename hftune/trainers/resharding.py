@@ -21,13 +21,13 @@ from torch import Tensor
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.pieces import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
+from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
-from hftune.models.initialisation import started_from, trained_factors
+from hftune.models.adapters.initialisation import started_from, trained_factors
 from hftune.opening.safetensors_file import opened
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.feature import Run

@@ -24,7 +24,7 @@ import zstandard
 
 from hftune.arguments import DataArguments, bounded_yaml
 from hftune.arguments.given import given_in_file
-from hftune.checkpoints.contents import record_input
+from hftune.checkpoints.file_records import record_input
 from hftune.data.readers import compressed
 from hftune.data.readers.base import MAX_RECORD_BYTES
 from hftune.data.readers.files import chunks, find_files

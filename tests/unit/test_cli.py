@@ -14,7 +14,7 @@ from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.loading.tokenizer import load_tokenizer
 
 RECORDS = [
     {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"n {n}"}]} for n in range(20)

@@ -9,12 +9,12 @@ from pathlib import Path
 from peft import LoraConfig
 
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
-from hftune.checkpoints.chain import chain_problems, whole_chain
+from hftune.checkpoints.adapter_chain import chain_problems, whole_chain
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.adapter_configs import read_lora_config
-from hftune.models.adapters import fuses_lora
+from hftune.models.adapters.preparation import fuses_lora
+from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.bases import check_adapter_fits
 from hftune.preflight.rules.named_modules import check_names
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.distributed import ranks
 from hftune.errors import UserError
 

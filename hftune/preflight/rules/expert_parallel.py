@@ -11,9 +11,9 @@ from hftune.arguments.optimizer import MUON
 from hftune.distributed.ds_config import offload_device
 from hftune.distributed.expert_parallel import ACTIVATION, FLAG, PRESETS
 from hftune.errors import ArgumentError, UserError
+from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.experts import experts_of
-from hftune.models.freezing import plan_freezing
-from hftune.models.skeleton import skeleton_of
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.rules.sharing import (
     EXPERT,
     OTHERWISE,

@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
-from hftune.checkpoints.contents import is_model
+from hftune.checkpoints.file_records import is_model
 from hftune.distributed import nodes, ranks
 from hftune.distributed.verdicts import aligned, spans
 from hftune.errors import ArgumentError, UserError

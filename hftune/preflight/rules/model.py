@@ -20,14 +20,14 @@ from hftune.arguments import (
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention import causal_class
-from hftune.models.checkpointing import not_recomputable
-from hftune.models.configs import model_config
-from hftune.models.dropout import find_dropouts, to_place
+from hftune.models.attention.choice import causal_class
+from hftune.models.attention.reward_padding import reward_class
 from hftune.models.experts import is_mixture, scores_of
-from hftune.models.reward_rows import reward_class
-from hftune.models.skeleton import skeleton
-from hftune.models.stored import check_stored
+from hftune.models.kernels.activation_checkpointing import not_recomputable
+from hftune.models.kernels.dropout import find_dropouts, to_place
+from hftune.models.loading.config import model_config
+from hftune.models.loading.skeleton import skeleton
+from hftune.models.loading.stored_weights import check_stored
 from hftune.preflight.activations import activation_bytes
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import ModelSize, estimate, shortfall, table

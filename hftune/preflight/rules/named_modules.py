@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
-from hftune.models.freezing import plan_freezing
-from hftune.models.lora import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.models.miniature import Miniature, cut_down, decoder_layers
-from hftune.models.skeleton import skeleton_of
 from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 

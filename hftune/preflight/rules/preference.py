@@ -10,10 +10,10 @@ from hftune.arguments import DPOArguments, ModelArguments, StageArguments
 from hftune.arguments.preference import A_TOKEN, DIFFERENCES_OF_SCORES, LOSS_TYPES, SMOOTHED, SORTED, UNPAIRED
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
-from hftune.models.attention import causal_class, refuse_attention, refuse_unless_apart, this_machine
-from hftune.models.configs import model_config
-from hftune.models.segments import SEGMENTS
-from hftune.models.varlen import VARLEN
+from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_apart, this_machine
+from hftune.models.attention.segments import SEGMENTS
+from hftune.models.attention.varlen import VARLEN
+from hftune.models.loading.config import model_config
 
 SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
 """Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""

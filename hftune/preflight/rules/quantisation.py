@@ -8,7 +8,7 @@ from pathlib import Path
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.models.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.models.kernels.float8 import CAPABILITY, has_float8, has_torchao
 from hftune.opening.model_files import read_checked
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, ManifestError, UserError
-from hftune.models.configs import model_config
+from hftune.models.loading.config import model_config
 from hftune.preflight.sizes import has_reference
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.arguments import DataArguments, StageArguments
-from hftune.checkpoints.batches import accumulation_that_fits
 from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.global_batch import accumulation_that_fits
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.resume import asked_for, resume_problems, unfinished_problems
 from hftune.distributed import ranks

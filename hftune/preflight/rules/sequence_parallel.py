@@ -13,11 +13,11 @@ from hftune.arguments import (
 )
 from hftune.arguments.checkpointing import MLP
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention import causal_class, not_apart
-from hftune.models.configs import row_length
-from hftune.models.skeleton import skeleton_of
-from hftune.models.tiling import tileable
-from hftune.models.ulysses import ULYSSES, not_shareable
+from hftune.models.attention.choice import causal_class, not_apart
+from hftune.models.attention.ulysses import ULYSSES, not_shareable
+from hftune.models.kernels.tiling import tileable
+from hftune.models.loading.config import row_length
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
 PLACE = SEQUENCE.flag

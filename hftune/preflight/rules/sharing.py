@@ -13,7 +13,7 @@ from hftune.arguments import AdapterArguments, ModelArguments, PTArguments, SFTA
 from hftune.distributed.ds_config import asks_for_compiling, offload_device
 from hftune.distributed.ds_keys import DsConfig
 from hftune.errors import ArgumentError, UserError
-from hftune.models.configs import model_config
+from hftune.models.loading.config import model_config
 
 OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"
 

@@ -15,9 +15,9 @@ from hftune.arguments.vocabulary import GrowthArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.added_tokens import named_tokens
-from hftune.models.new_rows import ADD_SOME, NO_NEW_TOKEN
-from hftune.models.vocabulary import new_tokens, recorded_growth
+from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
+from hftune.models.vocabulary.added_tokens import named_tokens
+from hftune.models.vocabulary.growth import new_tokens, recorded_growth
 
 
 def check_vocabulary(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
-from hftune.models.loading import weight_dtype
+from hftune.models.loading.causal_lm import weight_dtype
 from hftune.preflight.memory import Setup
 
 

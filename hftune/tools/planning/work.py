@@ -14,7 +14,7 @@ from hftune.arguments import (
     StageArguments,
 )
 from hftune.distributed import ranks
-from hftune.models.configs import row_length
+from hftune.models.loading.config import row_length
 from hftune.tools.planning.pairs import compares_while_training
 
 FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"

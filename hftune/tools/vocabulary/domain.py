@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hftune.errors import ArgumentError
-from hftune.models.pretrained import pretrained, telling_faults
+from hftune.models.loading.from_pretrained import pretrained, telling_faults
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.vocabulary.kinds import SPACE, kind_of
 from hftune.tools.vocabulary.train import read_sentencepiece

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.consolidate import exported_name
-from hftune.checkpoints.everywhere import send_common_files
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, what_is_wrong, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
+from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
 from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
-from hftune.models.initialisation import started_from, trained_factors
+from hftune.models.adapters.initialisation import started_from, trained_factors
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, is_there
 from hftune.publishing.folder import make_work

@@ -8,7 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments import StageArguments
 from hftune.logging import notice
-from hftune.models.dropout import Dropouts, Probabilities, find_dropouts, to_place
+from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, to_place
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.tiling import plain_model
 

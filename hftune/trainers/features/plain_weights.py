@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from hftune.models.adapters.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.models.heads import without_tied
-from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.trainers.features.feature import Feature, Run
 
 

@@ -26,7 +26,7 @@ from hftune.arguments import parse_arguments
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
-from hftune.models.segments import SEGMENTS
+from hftune.models.attention.segments import SEGMENTS
 from hftune.trainers.isolation import layers_of_each_kind, plainly, prove_apart
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset

@@ -13,8 +13,8 @@ from hftune.arguments import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.logging import notices
-from hftune.models.adapters import add_adapter
-from hftune.models.skeleton import skeleton_of
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight import sizes
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules import named_modules

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hftune.arguments import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError, raise_together
-from hftune.models.adapters import lora_config
-from hftune.models.configs import model_config
-from hftune.models.skeleton import skeleton
+from hftune.models.adapters.preparation import lora_config
+from hftune.models.loading.config import model_config
+from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import GIB, Free
 from hftune.preflight.rules import model as model_rules
 from hftune.preflight.rules.model import check_model
@@ -146,7 +146,7 @@ def test_a_reference_counts_in_full_dpo_alone(config_of: Any) -> None:
 
 def test_what_bitsandbytes_packs(config_of: Any) -> None:
     """Counted against a real quantised model: linears but the head, and no experts."""
-    from hftune.models.quantization import quantization_config
+    from hftune.models.loading.quantization import quantization_config
 
     for name in ("llama", "mixtral"):
         model_args, adapter_args, training_args = arguments("sft", config_of(name), "--qlora")

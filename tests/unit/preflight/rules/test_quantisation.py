@@ -9,7 +9,7 @@ import pytest
 
 from hftune.arguments import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models import float8
+from hftune.models.kernels import float8
 from hftune.preflight.rules import quantisation
 from hftune.preflight.rules.quantisation import check_float8, check_quantisation, check_stored_quantised
 

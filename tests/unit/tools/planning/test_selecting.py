@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from hftune.arguments import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
-from hftune.models.skeleton import skeleton
+from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import Free
 from hftune.preflight.rules import model as model_rules
 from hftune.preflight.rules.model import check_model

@@ -13,9 +13,9 @@ from datasets import Dataset
 from hftune.arguments import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm, load_reward_model
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer

@@ -22,9 +22,9 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.choice import causal_class
 from hftune.models.attention.reward_padding import reward_class
-from hftune.models.experts import is_mixture, scores_of
+from hftune.models.experts import is_mixture, router_shares
 from hftune.models.kernels.activation_checkpointing import not_recomputable
-from hftune.models.kernels.dropout import find_dropouts, to_place
+from hftune.models.kernels.dropout import find_dropouts, outside_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.models.loading.stored_weights import check_stored
@@ -156,7 +156,7 @@ def check_router_losses(
         return
     if not is_mixture(config):
         yield ArgumentError(f"{config.model_type} is no mixture of experts", place=place, fix="leave both out")
-    elif scores_of(config) is None:
+    elif router_shares(config) is None:
         yield ArgumentError(
             f"how the routers of {config.model_type} score experts is not known to hftune",
             place=place,
@@ -223,7 +223,7 @@ def check_score_head(config: PreTrainedConfig, training_args: StageArguments) ->
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
     """The architecture has a field or a place for each dropout asked for."""
-    left = to_place(bare.config, training_args)
+    left = outside_config(bare.config, training_args)
     try:
         if left:
             find_dropouts(bare, left)

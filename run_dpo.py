@@ -20,7 +20,7 @@ def main() -> None:
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.reference_model import load_reference
     from hftune.models.loading.tokenizer import load_tokenizer
-    from hftune.preflight.preference_checks import settle_rows
+    from hftune.preflight.rules.preference import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer
 

@@ -11,20 +11,20 @@ from typing import Any
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.resume import asked_for
+from hftune.checkpoints.resume import requested_checkpoint
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 _SHOWN = 4
 
 
-def accumulation_that_fits(args: StageArguments, data_args: DataArguments) -> int:
+def matching_accumulation(args: StageArguments, data_args: DataArguments) -> int:
     """Accumulation steps with which the global batch is that of the checkpoint; what was asked for without one.
 
     Raises:
         ArgumentError: There is no such number.
     """
-    steps, folder = int(args.gradient_accumulation_steps), asked_for(args).folder
+    steps, folder = int(args.gradient_accumulation_steps), requested_checkpoint(args).folder
     then = (read_record(folder) or {}).get("global_batch") if folder else None
     if then is None or _may_change(args, data_args):
         return steps
@@ -42,8 +42,8 @@ def accumulation_that_fits(args: StageArguments, data_args: DataArguments) -> in
 
 
 def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
-    """Make the accumulation what `accumulation_that_fits` says, also in the DeepSpeed config made of the arguments."""
-    steps = accumulation_that_fits(args, data_args)
+    """Make the accumulation what `matching_accumulation` says, also in the DeepSpeed config made of the arguments."""
+    steps = matching_accumulation(args, data_args)
     total = args.per_device_train_batch_size * args.data_parallel_size * steps
     if steps == args.gradient_accumulation_steps:
         return

@@ -29,7 +29,7 @@ _MADV_PAGEOUT = 21  # Linux 5.4
 
 
 @dataclass
-class Flat:
+class Shard:
     """One rank's share of one group of parameters.
 
     Attributes:
@@ -48,7 +48,7 @@ class Flat:
 
 
 @dataclass
-class Pieces:
+class ShardedState:
     """All of a checkpoint.
 
     Attributes:
@@ -65,7 +65,7 @@ class Pieces:
     stage: int | None
     shapes: dict[str, tuple[int, ...]]
     groups: list[list[str]]
-    ranks: list[list[Flat]]
+    ranks: list[list[Shard]]
     counters: dict[str, Any] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     frozen: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
@@ -107,31 +107,31 @@ class Pieces:
                 offset = start + first - seen
                 piece = share.tensors[key][offset : offset + last - first]
                 result[first - begin : last - begin] = piece
-                forget(piece)
+                release_pages(piece)
             seen += held
         assert result is not None and seen == total, f"{name}: {seen} of {total} elements in the checkpoint"
         return result
 
-    def cannot_be_cut(self) -> list[str]:
+    def unsplittable_states(self) -> list[str]:
         """States that do not belong to single weights: of blocks in 8-bit optimizers, of rows and columns in others."""
         return sorted({key for rank in self.ranks for share in rank for key in share.odd})
 
-    def _shares(self, name: str) -> list[Flat]:
+    def _shares(self, name: str) -> list[Shard]:
         group = self._group_of[name]
         return [rank[group] for rank in self.ranks if name in rank[group].starts]
 
 
-def settings_of(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def group_settings(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
-def share_of(
+def make_shard(
     weights: Tensor,
     state: dict[str, Any],
     starts: dict[str, tuple[int, int]],
     sizes: set[int],
     whole: int | None = None,
-) -> Flat:
+) -> Shard:
     """Sort the states of a flat tensor by whether they can be cut as it is.
 
     Args:
@@ -141,7 +141,7 @@ def share_of(
         sizes: Elements of a state that is cut alike, with padding and without.
         whole: Elements of all parameters of which a part is in it, for Muon's momentum.
     """
-    share = Flat({WEIGHTS: weights}, starts)
+    share = Shard({WEIGHTS: weights}, starts)
     # bitsandbytes wraps up what must not be cast to the dtype of the weights.
     wrapped = [value for value in state.values() if isinstance(value, dict)]
     plain = {key: value for key, value in state.items() if not isinstance(value, dict)}
@@ -161,7 +161,7 @@ def share_of(
     return share
 
 
-def _whole(share: Flat, shapes: dict[str, tuple[int, ...]], name: str, key: str) -> Tensor:
+def _whole(share: Shard, shapes: dict[str, tuple[int, ...]], name: str, key: str) -> Tensor:
     """A parameter's elements in a tensor that has all parameters of a share as a whole, end to end."""
     offset = 0
     for each in sorted(share.starts, key=lambda each: share.starts[each][0]):
@@ -171,7 +171,7 @@ def _whole(share: Flat, shapes: dict[str, tuple[int, ...]], name: str, key: str)
     return share.whole[key][offset : offset + numel_of(shapes[name])]
 
 
-def forget(piece: Tensor) -> None:
+def release_pages(piece: Tensor) -> None:
     """Let go of the pages behind a piece of a mapped file, or all of the file would count as memory in the end.
 
     MADV_PAGEOUT keeps what is in memory only, so that a piece that is not mapped after all comes to no harm.
@@ -186,7 +186,9 @@ def numel_of(shape: Any) -> int:
     return torch.Size(shape).numel()
 
 
-def from_optimizer(state: dict[str, Any], names: list[list[str]], weights: dict[str, Callable[[], Tensor]]) -> Pieces:
+def from_optimizer(
+    state: dict[str, Any], names: list[list[str]], weights: dict[str, Callable[[], Tensor]]
+) -> ShardedState:
     """The state of a torch optimizer, whose file knows parameters by number only.
 
     Args:
@@ -214,6 +216,6 @@ def from_optimizer(state: dict[str, Any], names: list[list[str]], weights: dict[
             key: held.flatten() if torch.is_tensor(held) and held.shape == value.shape and held.dim() > 0 else held
             for key, held in state["state"].get(number, {}).items()
         }
-        shares.append(share_of(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
+        shares.append(make_shard(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
         groups.append([name])
-    return Pieces(None, shapes, groups, [shares], settings=settings_of(state["param_groups"]))
+    return ShardedState(None, shapes, groups, [shares], settings=group_settings(state["param_groups"]))

@@ -58,7 +58,7 @@ def common_files(folder: Path, *, exports: bool) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_size for file in files if not _OWN.search(file.name)}
 
 
-def missing_pieces(folder: Path) -> Iterator[ArgumentError]:
+def missing_shards(folder: Path) -> Iterator[ArgumentError]:
     """Pieces of a checkpoint that this process needs and this machine does not have: they lie on another one."""
     record, engine = read_record(folder) or {}, engine_folder(folder)
     wrote = int(record.get("world_size") or 0)
@@ -124,7 +124,7 @@ def _send(file: Path, size: int, group: dist.ProcessGroup) -> None:
                 stream.write(piece.numpy().tobytes())
 
 
-def newest_on_all(own: int | None, upto: list[int]) -> tuple[int | None, list[str]]:
+def newest_common_step(own: int | None, upto: list[int]) -> tuple[int | None, list[str]]:
     """The newest step whose checkpoint every machine has whole; every rank must ask.
 
     Args:

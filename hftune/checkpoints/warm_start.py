@@ -7,7 +7,7 @@ from pathlib import Path
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.resume import newest_whole
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -18,9 +18,7 @@ _FLAG = "--warm_start"
 _ADAPTER = "adapter_config.json"
 
 
-def settle_warm_start(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> None:
+def apply_warm_start(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> None:
     """Make of `--warm_start` what the loaders know: a model's folder, or an adapter that goes on.
 
     Optimizer, schedule, random states, step and place in the data begin anew. A full checkpoint takes the place of
@@ -64,7 +62,7 @@ def weights_in(folder: Path) -> Path:
                 fix="give a checkpoint or an output folder; of DeepSpeed's own files: hftune consolidate",
             )
         return inside
-    fault = what_is_wrong(folder) if folder.name.startswith("checkpoint-") else None
+    fault = checkpoint_fault(folder) if folder.name.startswith("checkpoint-") else None
     if fault is not None:
         raise ArgumentError(f"{folder} is not whole: {fault}", place=_FLAG, fix="give another checkpoint")
     return folder

@@ -36,7 +36,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     Args:
         model: As it is trained.
-        args: Settled by `preflight.preference_checks.settle_rows`.
+        args: Settled by `preflight.rules.preference.settle_rows`.
         ref_model: Another model as reference; None: the model as it is now.
         starts_as_base: Whether the model with its adapter off is what it is with it on.
     """

@@ -30,7 +30,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
 from hftune.trainers.text_keeping import keeping_text

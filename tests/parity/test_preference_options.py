@@ -17,7 +17,7 @@ from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reference_model import load_reference
-from hftune.preflight.preference_checks import check_preferences, settle_rows
+from hftune.preflight.rules.preference import check_preferences, settle_rows
 from hftune.trainers.dpo import DPOTrainer
 
 ERNIEKIT = {

@@ -31,7 +31,7 @@ from hftune.data.readers.base import MAX_RECORD_BYTES
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.preflight.data_checks import check_sources
+from hftune.preflight.rules.data import check_sources
 from hftune.tools.pipeline.placed import read_yaml
 
 FLAG = "--train_file_dir"

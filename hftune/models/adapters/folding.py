@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.models.adapters.saved_config import read_lora_config, usable_quantisers
-from hftune.models.loading.from_pretrained import telling_faults
+from hftune.models.loading.from_pretrained import reporting_damage
 
 
 def load_adapter(
@@ -31,7 +31,7 @@ def load_adapter(
     with warnings.catch_warnings(record=True) as said, usable_quantisers():
         warnings.simplefilter("always")
         try:
-            with telling_faults(folder):
+            with reporting_damage(folder):
                 adapted = PeftModel.from_pretrained(
                     model,
                     folder,

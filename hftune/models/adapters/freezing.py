@@ -95,7 +95,7 @@ def modules_to_unfreeze(model: PreTrainedModel, args: AdapterArguments) -> list[
     return owners
 
 
-def say_trained(model: torch.nn.Module) -> None:
+def report_trained_parameters(model: torch.nn.Module) -> None:
     """Say how many parameters are trained and how many are left as they are, by kind."""
     trained, left = Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():

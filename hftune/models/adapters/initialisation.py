@@ -25,22 +25,22 @@ Tensors = dict[str, torch.Tensor]
 _ROWS, _COLUMNS = (".lora_A.", ".lora_embedding_A"), (".lora_B.", ".lora_embedding_B")
 
 
-def remember_start(model: PeftModel) -> None:
+def keep_initial_factors(model: PeftModel) -> None:
     """Keep the factors that a fresh adapter begins with, on the CPU; its config becomes that of a plain LoRA.
 
     A second adapter of the same config (the reference of DPO) must not take the same part out of the base again.
     """
     factors = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if _rank_dim(name) is not None}
-    model.hftune_start = {name: tensor.detach().to("cpu", copy=True) for name, tensor in factors.items()}
+    model.hftune_initial_factors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in factors.items()}
     model.peft_config["default"].init_lora_weights = True
 
 
-def started_from(model: object) -> Tensors:
-    """The factors that `remember_start` kept; empty for an adapter that changes nothing at first."""
-    return getattr(model, "hftune_start", {})
+def initial_factors(model: object) -> Tensors:
+    """The factors that `keep_initial_factors` kept; empty for an adapter that changes nothing at first."""
+    return getattr(model, "hftune_initial_factors", {})
 
 
-def plain_factors(trained: Tensors, start: Tensors) -> Tensors:
+def as_plain_lora(trained: Tensors, start: Tensors) -> Tensors:
     """[A; A0] and [B, -B0] for each pair; other tensors as they are."""
     plain = dict(trained)
     for name, first in start.items():
@@ -51,8 +51,8 @@ def plain_factors(trained: Tensors, start: Tensors) -> Tensors:
     return plain
 
 
-def trained_factors(plain: Tensors) -> tuple[Tensors, Tensors]:
-    """The inverse of `plain_factors`: the trained tensors, and the factors that they began with."""
+def split_plain_lora(plain: Tensors) -> tuple[Tensors, Tensors]:
+    """The inverse of `as_plain_lora`: the trained tensors, and the factors that they began with."""
     trained, start = dict(plain), {}
     for name, tensor in plain.items():
         dim = _rank_dim(name)
@@ -64,7 +64,7 @@ def trained_factors(plain: Tensors) -> tuple[Tensors, Tensors]:
 
 def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
     """Make the adapter that peft has just saved in `folder` one of the unchanged base. One process does it."""
-    start = started_from(model)
+    start = initial_factors(model)
     for name, config in model.peft_config.items() if start else ():
         place = Path(folder) if name == "default" else Path(folder) / name
         weights = place / "adapter_model.safetensors"
@@ -72,7 +72,7 @@ def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
         if name != "default" and not start.keys() <= trained.keys():
             continue  # a copy for reference, which peft (0.21) misnames under ZeRO-3 and which nobody reads
         aside = weights.with_suffix(".partial")
-        save_file(plain_factors(trained, start), aside, metadata={"format": "pt"})
+        save_file(as_plain_lora(trained, start), aside, metadata={"format": "pt"})
         os.replace(aside, weights)
         file = place / "adapter_config.json"
         values = read_checked(file)
@@ -84,27 +84,27 @@ def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
         file.write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
 
 
-def load_trained(model: PeftModel, folder: str | Path) -> None:
+def load_plain_lora(model: PeftModel, folder: str | Path) -> None:
     """Put what `rewrite_as_plain` wrote back into the adapter in training."""
-    trained, _ = trained_factors(load_tensors(Path(folder) / "adapter_model.safetensors"))
+    trained, _ = split_plain_lora(load_tensors(Path(folder) / "adapter_model.safetensors"))
     set_peft_model_state_dict(model, trained, adapter_name="default")
 
 
-def check_same_start(model: PeftModel, folder: str | Path) -> None:
+def check_same_initialisation(model: PeftModel, folder: str | Path) -> None:
     """A run that goes on must have taken the same part out of the base as the run that wrote the checkpoint.
 
     Raises:
         ArgumentError: It has not: another seed, device or torch gave fast SVD another result, or it is another base.
     """
     file = Path(folder) / "adapter_model.safetensors"
-    if not started_from(model) or not file.is_file():
+    if not initial_factors(model) or not file.is_file():
         return
-    _, then = trained_factors(load_tensors(file))
-    for name, now in started_from(model).items():
+    _, then = split_plain_lora(load_tensors(file))
+    for name, now in initial_factors(model).items():
         other = name.replace("lora_A", "lora_B").replace("lora_embedding_A", "lora_embedding_B")
         if other == name:
             continue
-        taken, before = started_from(model)[other].float() @ now.float(), then[other].float() @ then[name].float()
+        taken, before = initial_factors(model)[other].float() @ now.float(), then[other].float() @ then[name].float()
         if (taken - before).norm() > 0.01 * before.norm():
             raise ArgumentError(
                 f"the adapter begins differently than in {folder} ({name})",

@@ -21,7 +21,7 @@ from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.adapters.freezing import modules_to_unfreeze
-from hftune.models.adapters.new_token_rows import rows_beside_lora
+from hftune.models.adapters.new_token_rows import new_rows_with_lora
 from hftune.models.adapters.saved_config import usable_quantisers
 from hftune.models.heads import head_of
 
@@ -63,7 +63,7 @@ def _config(
         exclude_modules=excluded_modules(model, adapter_args.exclude_modules),
         target_parameters=target_parameters(model, adapter_args.lora_target_parameters),
         modules_to_save=to_save or None,
-        trainable_token_indices=rows_beside_lora(
+        trainable_token_indices=new_rows_with_lora(
             model, to_save, _token_indices(model, adapter_args.trainable_token_indices)
         ),
         bias=_bias(model, adapter_args.lora_bias),
@@ -99,7 +99,7 @@ def adapted_parameters(model: torch.nn.Module) -> list[str]:
     ]
 
 
-def say_targets(adapted: PeftModel, args: AdapterArguments) -> None:
+def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
     """Say what `all` means for this model where it is not every linear module but the head.
 
     The experts of a mixture were linear modules once (transformers 4). peft adapts the parameters that they have become

@@ -17,7 +17,7 @@ NO_NEW_TOKEN = "no token is new in this model"
 ADD_SOME = "add some with --add_tokens or `hftune vocab`, or leave the flag out"
 
 
-def rows_beside_lora(
+def new_rows_with_lora(
     model: PreTrainedModel, modules_to_save: list[str], asked: list[int] | None
 ) -> list[int] | dict[str, list[int]] | None:
     """The `trainable_token_indices` of a `LoraConfig`, so that tokens added in this run are trained.
@@ -48,7 +48,7 @@ def rows_beside_lora(
     return asked
 
 
-def rows_alone(model: PreTrainedModel) -> LoraConfig:
+def new_rows_config(model: PreTrainedModel) -> LoraConfig:
     """The config of an adapter that is nothing but the rows of new tokens (`--train_new_tokens_only`).
 
     It is LoRA on no module, so that whatever loads, continues or merges LoRA takes it. A score head is trained too.
@@ -93,7 +93,7 @@ def _tied(model: PreTrainedModel) -> bool:
     return head is not None and head.weight is model.get_input_embeddings().weight
 
 
-def give_heads_a_bias(adapted: nn.Module) -> None:
+def register_missing_bias(adapted: nn.Module) -> None:
     """Let TRL's fused head read the `bias` of a head whose rows are trained: peft's wrapper has no such attribute.
 
     There is none: `_indices` refuses a head with one, and a tied head follows the embeddings.

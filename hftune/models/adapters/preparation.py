@@ -17,10 +17,10 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.distributed import zero
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters, load_adapter
-from hftune.models.adapters.freezing import freeze, say_trained
-from hftune.models.adapters.initialisation import remember_start
-from hftune.models.adapters.lora_config import inject, lora_config, say_targets
-from hftune.models.adapters.new_token_rows import give_heads_a_bias, rows_alone
+from hftune.models.adapters.freezing import freeze, report_trained_parameters
+from hftune.models.adapters.initialisation import keep_initial_factors
+from hftune.models.adapters.lora_config import inject, lora_config, report_targets
+from hftune.models.adapters.new_token_rows import new_rows_config, register_missing_bias
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.experts import is_mixture
 from hftune.models.kernels.activation_checkpointing import recompute
@@ -67,7 +67,7 @@ def add_adapter(
         train_in_float32(adapted)
     if fuses_lora(adapter_args, training_args):
         fuse_lora(adapted)
-    say_trained(adapted)
+    report_trained_parameters(adapted)
     _say_low_precision(adapted, training_args)
     _give_blocks_a_gradient(adapted, training_args)
     if training_args.recomputation is not None:
@@ -96,15 +96,15 @@ def _adapted(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
             model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
         )
     else:
-        config = rows_alone(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
+        config = new_rows_config(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
         adapted = inject(model, config, autocast_adapter_dtype=autocast)
         if not adapter_args.train_new_tokens_only:
-            say_targets(adapted, adapter_args)
+            report_targets(adapted, adapter_args)
     if training_args.zero_stage == 3:
         _gather_for_adapters(adapted)
-    give_heads_a_bias(adapted)
+    register_missing_bias(adapted)
     if adapter_args.changes_base:
-        remember_start(adapted)
+        keep_initial_factors(adapted)
     return adapted
 
 

@@ -23,7 +23,7 @@ from hftune.models.loading.config import model_config
 
 WITHOUT_PACKING = "leave out --packing, --padding_free; for text: --packing False or --cross_document_attention True"
 
-LAYERS_APART = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
+ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "sparse", "dense", "moe"}
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""
 
 
@@ -66,17 +66,17 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
         return asked
     config = model_config(model_args, training_args)
     model_class = causal_class(config)
-    refuse_unless_apart(config, model_class)
+    refuse_unless_isolated(config, model_class)
     if asked is not None:
         refuse_attention(asked, machine)
         return asked
-    choice = choose_shared if getattr(training_args, "shared_prompts", False) else choose
+    choice = choose_shared if getattr(training_args, "shared_prompts", False) else choose_attention
     chosen, reason = choice(config, model_class, machine)
     notice(f"attention: {chosen} ({reason})")
     return chosen
 
 
-def settle_batches(model_args: ModelArguments, training_args: StageArguments) -> None:
+def decide_padding_free(model_args: ModelArguments, training_args: StageArguments) -> None:
     """Whether rows are padded, where `--padding_free` was left out: only where documents cannot lie side by side.
 
     The losses are the same; pads, which are a quarter of a usual batch, are not computed.
@@ -103,13 +103,13 @@ def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments)
     config = model_config(model_args, training_args)
     model_class = causal_class(config)
     try:
-        refuse_unless_apart(config, model_class)
+        refuse_unless_isolated(config, model_class)
     except ArgumentError:
         return False
-    return not machine.major or choose(config, model_class, machine)[0] != SEGMENTS
+    return not machine.major or choose_attention(config, model_class, machine)[0] != SEGMENTS
 
 
-def state_attention(model: Any, model_args: ModelArguments, training_args: StageArguments) -> None:
+def report_attention(model: Any, model_args: ModelArguments, training_args: StageArguments) -> None:
     """Say which attention a loaded model has, unless choosing it said so already."""
     asked = model_args.attn_implementation or model_args.flash_attn
     if asked or not training_args.flat_batches:
@@ -138,7 +138,7 @@ def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
     )
 
 
-def choose(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
+def choose_attention(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
     """The fastest attention that is exact for this model on this machine, and why it is that one."""
     text = config.get_text_config()
     softcap = getattr(text, "attn_logit_softcapping", None) is not None
@@ -161,8 +161,8 @@ def choose(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tupl
 
 
 def choose_shared(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
-    """As `choose`, of those attentions that let several answers share a prompt."""
-    chosen, reason = choose(config, model_class, dataclasses.replace(machine, flash=frozenset(), flex=False))
+    """As `choose_attention`, of those attentions that let several answers share a prompt."""
+    chosen, reason = choose_attention(config, model_class, dataclasses.replace(machine, flash=frozenset(), flex=False))
     return chosen, f"{reason}; answers share their prompt"
 
 
@@ -196,13 +196,13 @@ def causal_class(config: PreTrainedConfig) -> Any:
     return found[0] if isinstance(found, tuple) else found
 
 
-def refuse_unless_apart(config: PreTrainedConfig, model_class: Any) -> None:
+def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
     """Refuse a model whose documents would see each other in a row, whatever the attention.
 
     Raises:
         ArgumentError: Layers with a state that runs on (Mamba, linear attention), positions or attention of its own.
     """
-    reason = not_apart(config, model_class)
+    reason = why_not_isolated(config, model_class)
     if reason:
         raise ArgumentError(
             f"documents in a row cannot be kept apart in {config.model_type}: {reason}",
@@ -211,13 +211,13 @@ def refuse_unless_apart(config: PreTrainedConfig, model_class: Any) -> None:
         )
 
 
-def not_apart(config: PreTrainedConfig, model_class: Any) -> str | None:
+def why_not_isolated(config: PreTrainedConfig, model_class: Any) -> str | None:
     """Why tokens of this model know of others by other ways than attention; None where they do not."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
-    if model_class._is_stateful or layers - LAYERS_APART:
-        kinds = ", ".join(sorted(layers - LAYERS_APART)) or "a recurrent state"
+    if model_class._is_stateful or layers - ISOLATED_LAYERS:
+        kinds = ", ".join(sorted(layers - ISOLATED_LAYERS)) or "a recurrent state"
         return f"it has layers whose past is more than the attention mask says ({kinds})"
     if not model_class._supports_attention_backend:
         return "it has an attention of its own, which no document borders reach"

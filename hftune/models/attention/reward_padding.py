@@ -11,11 +11,11 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_apart, this_machine
+from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_isolated, this_machine
 from hftune.models.loading.config import model_config
 
 
-def settle_padding(model_args: ModelArguments, training_args: RMArguments) -> None:
+def decide_reward_padding(model_args: ModelArguments, training_args: RMArguments) -> None:
     """Decide what `--padding_free` is where it was left out: on, wherever it changes no score.
 
     Raises:
@@ -46,7 +46,7 @@ def why_padded(model_args: ModelArguments, training_args: RMArguments) -> str | 
     if asked in ("sdpa", "eager") and not training_args.padding_free:
         return f"{asked}, as asked, would take a mask of tokens by tokens"
     try:
-        refuse_unless_apart(config, causal_class(config))
+        refuse_unless_isolated(config, causal_class(config))
         if asked:
             refuse_attention(asked, this_machine(training_args, dtype=model_args.dtype))
     except UserError as problem:

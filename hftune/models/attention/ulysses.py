@@ -142,7 +142,7 @@ def inner_name() -> str:
     return VARLEN if has_varlen() else SEGMENTS
 
 
-def not_shareable(config: PreTrainedConfig, size: int) -> str | None:
+def why_not_shareable(config: PreTrainedConfig, size: int) -> str | None:
     """Why the tokens of a row of this model cannot be shared by `size` processes; None where nothing is known."""
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)

@@ -64,7 +64,7 @@ def set_dropout_fields(config: PreTrainedConfig, training_args: StageArguments) 
                 setattr(text, name, value)
 
 
-def to_place(config: PreTrainedConfig, training_args: StageArguments) -> Probabilities:
+def outside_config(config: PreTrainedConfig, training_args: StageArguments) -> Probabilities:
     """What the config's fields do not do: no field, values that change with steps or layers. None where all is done."""
     changes = bool(training_args.dropout_warmup_steps or training_args.layerwise_dropout)
     text = config.get_text_config()

@@ -57,7 +57,7 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
 
 
 @contextmanager
-def unrounded(model: nn.Module) -> Iterator[None]:
+def without_float8(model: nn.Module) -> Iterator[None]:
     """Inside, layers that `to_float8` made multiply as plain ones: in the dtype of the run, or of autocast.
 
     A tensorwise scale is that of the largest number among all tokens: so one document changes how another is rounded.
@@ -70,7 +70,7 @@ def unrounded(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def state_float8(layers: int, recipe: str, *, compiled: bool) -> None:
+def report_float8(layers: int, recipe: str, *, compiled: bool) -> None:
     """Say what runs in FP8, and what it lacks to pay."""
     notice(f"FP8 ({recipe}): {layers} linear layers; head, embeddings, norms and attention stay in bf16")
     if not compiled:

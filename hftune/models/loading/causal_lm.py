@@ -30,16 +30,16 @@ from hftune.distributed.ds_config import live_config
 from hftune.distributed.tensor_parallel import split_as_planned
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.choice import attention_for, state_attention
-from hftune.models.attention.reward_padding import settle_padding
+from hftune.models.attention.choice import attention_for, report_attention
+from hftune.models.attention.reward_padding import decide_reward_padding
 from hftune.models.experts import is_mixture
-from hftune.models.kernels.float8 import state_float8, to_float8
-from hftune.models.loading.config import model_config, source
+from hftune.models.kernels.float8 import report_float8, to_float8
+from hftune.models.loading.config import file_options, model_config
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.quantization import quantization_config
 from hftune.models.loading.stored_weights import check_loaded
-from hftune.models.vocabulary.tokenizer_fit import agree_with_tokenizer
+from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
 from hftune.nearby import not_had
 from hftune.weight_files import weight_shapes
 
@@ -53,7 +53,7 @@ def load_causal_lm(
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = _build(AutoModelForCausalLM, model_args, adapter_args, training_args)
     split_as_planned(live_config(training_args), training_args.tensor_parallel_size, model.config)
-    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
+    fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 
 
@@ -67,12 +67,12 @@ def load_reward_model(
 
     A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
     """
-    settle_padding(model_args, training_args)
+    decide_reward_padding(model_args, training_args)
     labels = len(STEP_LABELS) if training_args.head == "steps" else 1
     _check_stored_score(model_args, labels)
     auto = getattr(transformers, AUTO_CLASSES[training_args.head])
     model = _build(auto, model_args, adapter_args, training_args, labels=labels)
-    agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
+    fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     if model_args.from_config or not _has_trained_score(model_args):
         init_score_head(model, seed=training_args.seed)
@@ -140,9 +140,9 @@ def _build(
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
     if training_args.fp8:
-        state_float8(to_float8(model, training_args.fp8), training_args.fp8, compiled=training_args.torch_compile)
-    state_attention(model, model_args, training_args)
-    state_experts(model)
+        report_float8(to_float8(model, training_args.fp8), training_args.fp8, compiled=training_args.torch_compile)
+    report_attention(model, model_args, training_args)
+    report_experts(model)
     return model
 
 
@@ -173,7 +173,7 @@ def _from_pretrained(
             model_args.model_name_or_path,
             config=config,
             output_loading_info=True,
-            **source(model_args),
+            **file_options(model_args),
             **given,
         )
     except OSError as error:
@@ -214,7 +214,7 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
     return model
 
 
-def state_experts(model: PreTrainedModel) -> None:
+def report_experts(model: PreTrainedModel) -> None:
     """Say how a mixture of experts computes its experts."""
     if type(model)._can_set_experts_implementation() and is_mixture(model.config):
         notice(f"experts: {model.config._experts_implementation}")

@@ -36,7 +36,7 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
             AutoConfig,
             model_args.model_name_or_path,
             trust_remote_code=training_args.trust_remote_code,
-            **source(model_args),
+            **file_options(model_args),
         )
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
@@ -46,7 +46,7 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     return config
 
 
-def source(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:
+def file_options(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:
     """What `from_pretrained` of a config, a tokenizer or a model needs to find its files.
 
     Args:

@@ -23,7 +23,7 @@ _REFUSED = ("trust_remote_code=True", "execute custom code")
 
 
 @contextmanager
-def telling_faults(name: str | Path | None, *, descriptions: bool = False) -> Iterator[None]:
+def reporting_damage(name: str | Path | None, *, descriptions: bool = False) -> Iterator[None]:
     """Around a library that reads somebody's files: what it raises of damaged ones becomes the one message.
 
     Args:
@@ -63,7 +63,7 @@ def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, *
     """
     never_ask_about_code()
     try:
-        with telling_faults(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
+        with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
             return auto.from_pretrained(name, trust_remote_code=bool(trust_remote_code), **given)
     except ValueError as error:
         _explain(error, name)

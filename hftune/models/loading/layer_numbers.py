@@ -17,7 +17,7 @@ _MTP = ("eh_proj", "enorm", "hnorm", "shared_head", "mtp")
 """Parts of a layer that predicts a token further on (DeepSeek-V3's `num_nextn_predict_layers`), which is not loaded."""
 
 
-def of_different_models(what: str, folder: str, flag: str) -> ArgumentError:
+def mismatch_error(what: str, folder: str, flag: str) -> ArgumentError:
     """The error for weights that are not those of the config beside them."""
     return ArgumentError(
         f"config.json and the weights of {folder} are of different models: {what}",
@@ -63,6 +63,6 @@ def check_layers(config: Mapping[str, Any], stored: Iterable[str], folder: str, 
     beyond, missing = beyond_last(config, stored), missing_layers(config, stored)
     said = f"config.json says {layer_count(config)} layers"
     if beyond:
-        raise of_different_models(f"{said}, and {beyond[0]} is stored", folder, flag)
+        raise mismatch_error(f"{said}, and {beyond[0]} is stored", folder, flag)
     if missing:
-        raise of_different_models(f"{said}, and nothing is stored of layer {missing[0]}", folder, flag)
+        raise mismatch_error(f"{said}, and nothing is stored of layer {missing[0]}", folder, flag)

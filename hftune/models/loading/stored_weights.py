@@ -19,7 +19,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from hftune.logging import notice
-from hftune.models.loading.layer_numbers import beyond_last, of_different_models
+from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
 from hftune.weight_files import weight_shapes
 
 Shape = tuple[int, ...]
@@ -30,7 +30,7 @@ OLD_HEADS = ("lm_head.", "embed_out.", "cls.", *NEW_HEADS)
 
 
 @dataclass
-class Unlike:
+class Mismatch:
     """Where stored weights and a model differ.
 
     Args:
@@ -90,9 +90,9 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
     stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
     if not stored:
         return
-    found = unlike(model, stored, scores=scores)
+    found = find_mismatch(model, stored, scores=scores)
     if found:
-        raise of_different_models(found.describe(), str(folder), flag)
+        raise mismatch_error(found.describe(), str(folder), flag)
     if found.aside:
         notice(f"{_some(found.aside)} of {Path(str(folder)).name} have no place in {type(model).__name__}: not loaded")
 
@@ -110,15 +110,15 @@ def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, 
     Raises:
         ArgumentError: Weights are drawn at random, or layers are left out.
     """
-    found = Unlike(
+    found = Mismatch(
         lacking=sorted(key for key in info["missing_keys"] if not (scores and key.startswith(NEW_HEADS))),
         beyond=beyond_last(model.config.to_dict(), info["unexpected_keys"]),
     )
     if found:
-        raise of_different_models(found.describe(), name, flag)
+        raise mismatch_error(found.describe(), name, flag)
 
 
-def unlike(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool = False) -> Unlike:
+def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool = False) -> Mismatch:
     """Where the tensors of a checkpoint differ from the parameters of a model.
 
     Args:
@@ -136,7 +136,7 @@ def unlike(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool 
     left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys=set(unplaced))
     model._adjust_missing_and_unexpected_keys(left)
     lacking = [name for name in left.missing_keys if not (scores and name.startswith(NEW_HEADS))]
-    found = Unlike(
+    found = Mismatch(
         lacking=sorted([*lacking, *(f"{name} ({parts[name][0]} of {parts[name][1]} parts)" for name in incomplete)]),
         shapes={name: (shape, wanted[name]) for name, shape in sorted(whole.items()) if shape != wanted[name]},
     )

@@ -13,7 +13,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.loading.config import source
+from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.added_tokens import add_named_tokens
 from hftune.nearby import not_had
@@ -44,7 +44,7 @@ def load_plain_tokenizer(
             AutoTokenizer,
             name,
             trust_remote_code=training_args.trust_remote_code,
-            **source(model_args, name),
+            **file_options(model_args, name),
         )
     except (OSError, ValueError) as error:
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"

@@ -26,7 +26,7 @@ from hftune.models.vocabulary.growth import (
 from hftune.opening.model_files import read_checked
 
 
-def agree_with_tokenizer(
+def fit_to_tokenizer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     model_args: ModelArguments,

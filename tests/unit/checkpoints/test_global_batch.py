@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.checkpoints.global_batch import accumulation_that_fits, keep_global_batch
+from hftune.checkpoints.global_batch import keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import resume_problems
 from hftune.distributed.parallel import Mesh
 from hftune.errors import ArgumentError
-from hftune.preflight.resume_checks import check_resume
+from hftune.preflight.rules.resume import check_resume
 
 COUNTED: Any = SimpleNamespace(tokenized=False, streaming=False)
 
@@ -80,24 +80,24 @@ def test_what_cannot_fit_names_what_does(checkpoint: Path, micro: int, processes
 
 def test_generations_are_not_split_otherwise(checkpoint: Path) -> None:
     with pytest.raises(ArgumentError, match="16 records a step"):
-        accumulation_that_fits(arguments(checkpoint, 4, 1, 2, steps_per_generation=1), COUNTED)
+        matching_accumulation(arguments(checkpoint, 4, 1, 2, steps_per_generation=1), COUNTED)
 
 
 @pytest.mark.parametrize("how", ["ignore_data_skip", "auto_find_batch_size"])
 def test_who_does_not_count_may_change_it(checkpoint: Path, how: str) -> None:
-    assert accumulation_that_fits(arguments(checkpoint, 3, 1, 2, **{how: True}), COUNTED) == 1
+    assert matching_accumulation(arguments(checkpoint, 3, 1, 2, **{how: True}), COUNTED) == 1
 
 
 def test_data_that_know_where_they_stand_may_change_it(checkpoint: Path) -> None:
     for data in ({"tokenized": True, "streaming": False}, {"tokenized": False, "streaming": True}):
         data_args: Any = SimpleNamespace(**data)
-        assert accumulation_that_fits(arguments(checkpoint, 3, 1, 2), data_args) == 1
+        assert matching_accumulation(arguments(checkpoint, 3, 1, 2), data_args) == 1
 
 
 def test_auto_finds_the_same_batch(checkpoint: Path) -> None:
     args = arguments(checkpoint, 4, 1, 2, resume_from_checkpoint="auto")
-    assert accumulation_that_fits(args, COUNTED) == 2
-    assert accumulation_that_fits(arguments(checkpoint, 4, 1, 2, resume_from_checkpoint=None), COUNTED) == 1
+    assert matching_accumulation(args, COUNTED) == 2
+    assert matching_accumulation(arguments(checkpoint, 4, 1, 2, resume_from_checkpoint=None), COUNTED) == 1
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -26,7 +26,7 @@ def opened(checkpoint: Path):
 def test_every_cut_gives_the_same(tmp_path: Path, stage: int, world: int) -> None:
     pieces = opened(write(tmp_path, stage, world))
     assert (pieces.stage, pieces.world_size) == (stage, world)
-    assert pieces.groups == [["a", "b"], ["c"]] and pieces.cannot_be_cut() == []
+    assert pieces.groups == [["a", "b"], ["c"]] and pieces.unsplittable_states() == []
     for name, value in ALL.items():
         assert pieces.shapes[name] == tuple(value.shape)
         assert pieces.states(name) == [WEIGHTS, "exp_avg", "exp_avg_sq"]
@@ -63,7 +63,7 @@ def test_states_of_other_optimizers(tmp_path: Path) -> None:
     assert torch.equal(pieces.read("a", "state1"), torch.arange(6.0) + 100)
     assert torch.equal(pieces.read("b", "two/1"), torch.arange(210.0, 214.0))
     assert pieces.scalars("b")["step"] == 3
-    assert pieces.cannot_be_cut() == ["absmax1", "state1"]
+    assert pieces.unsplittable_states() == ["absmax1", "state1"]
 
 
 @pytest.mark.parametrize("muon", [True, False])

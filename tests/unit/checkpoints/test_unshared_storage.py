@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints import resume
-from hftune.checkpoints import unshared_storage as everywhere
-from hftune.checkpoints.unshared_storage import common_files, missing_pieces, newest_on_all
+from hftune.checkpoints import resume, unshared_storage
+from hftune.checkpoints.unshared_storage import common_files, missing_shards, newest_common_step
 from hftune.distributed import ranks
 
 FILES = [
@@ -53,10 +52,10 @@ def test_pieces_on_another_machine(
 ) -> None:
     monkeypatch.setattr(ranks, "world_size", lambda: world)
     monkeypatch.setattr(ranks, "rank", lambda: rank)
-    found = [problem.cause for problem in missing_pieces(checkpoint)]
+    found = [problem.cause for problem in missing_shards(checkpoint)]
     assert len(found) == (fault is not None) and all(str(fault) in cause for cause in found)
     (checkpoint / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"x")
-    assert not list(missing_pieces(checkpoint)), "all are here"
+    assert not list(missing_shards(checkpoint)), "all are here"
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -69,10 +68,10 @@ def test_pieces_of_processes_that_share_matrices(checkpoint: Path, monkeypatch: 
     (checkpoint / "hftune_checkpoint.json").write_text(json.dumps(record))
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     monkeypatch.setattr(ranks, "rank", lambda: rank)
-    (problem,) = missing_pieces(checkpoint)
+    (problem,) = missing_shards(checkpoint)
     assert "the files of all 2 that share matrices" in problem.cause, "DeepSpeed counts those of the weights"
     (checkpoint / "global_step4" / "mp_rank_01_model_states.pt").write_bytes(b"x")
-    assert bool(list(missing_pieces(checkpoint))) == (rank != 3)
+    assert bool(list(missing_shards(checkpoint))) == (rank != 3)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +89,10 @@ def test_the_newest_on_all(
 ) -> None:
     everyone = [(f"h{number}", newest, steps, True) for number, (newest, steps) in enumerate(machines)]
     everyone.insert(1, ("h0", None, [], False))  # a second process of the first machine does not look
-    monkeypatch.setattr(everywhere.ranks, "gathered_objects", lambda value: everyone)
-    assert newest_on_all(None, []) == (step, told)
+    monkeypatch.setattr(unshared_storage.ranks, "gathered_objects", lambda value: everyone)
+    assert newest_common_step(None, []) == (step, told)
 
 
 def test_none_in_common_is_refused() -> None:
-    (problem,) = resume.resume_problems(resume.Found(disagreement="a: checkpoint-20; b: none"))
+    (problem,) = resume.resume_problems(resume.FoundCheckpoint(disagreement="a: checkpoint-20; b: none"))
     assert "no checkpoint is whole on every machine: a: checkpoint-20; b: none" in problem.cause

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.translators.runs import starting
-from hftune.checkpoints.warm_start import settle_warm_start, weights_in
+from hftune.checkpoints.warm_start import apply_warm_start, weights_in
 from hftune.errors import ArgumentError
 from tests.parity.stages import METHODS, losses, run_stage
 from tests.unit.arguments.test_values import ask, translated
@@ -21,7 +21,7 @@ from tests.unit.arguments.test_values import ask, translated
 
 def settled(*flags: str) -> tuple[Any, ...]:
     arguments = parse_arguments("sft", ["--output_dir", "out", "--use_cpu", "--report_to", "none", *flags])
-    settle_warm_start(arguments[0], arguments[2], arguments[3])
+    apply_warm_start(arguments[0], arguments[2], arguments[3])
     return arguments
 
 

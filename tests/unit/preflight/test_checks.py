@@ -15,7 +15,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 
 GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
 ZERO3 = '{"zero_optimization": {"stage": 3}}'

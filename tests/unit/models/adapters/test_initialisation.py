@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from hftune.errors import ArgumentError
 from hftune.models.adapters.initialisation import (
-    check_same_start,
-    load_trained,
-    plain_factors,
+    as_plain_lora,
+    check_same_initialisation,
+    load_plain_lora,
     rewrite_as_plain,
-    trained_factors,
+    split_plain_lora,
 )
 from hftune.models.adapters.preparation import add_adapter
 from tests.unit.models.adapting import IDS, arguments, load, logits, train
@@ -26,11 +26,11 @@ def test_factors_by_hand() -> None:
     a0, b0 = torch.tensor([[5.0, 6.0]]), torch.tensor([[7.0], [8.0]])
     trained = {"x.lora_A.weight": a, "x.lora_B.weight": b, "norm.weight": torch.ones(2)}
     start = {"x.lora_A.weight": a0, "x.lora_B.weight": b0}
-    plain = plain_factors(trained, start)
+    plain = as_plain_lora(trained, start)
     assert plain["x.lora_A.weight"].tolist() == [[1.0, 2.0], [5.0, 6.0]]
     assert plain["x.lora_B.weight"].tolist() == [[3.0, -7.0], [4.0, -8.0]]
     assert torch.equal(plain["x.lora_B.weight"] @ plain["x.lora_A.weight"], b @ a - b0 @ a0)
-    back, began = trained_factors(plain)
+    back, began = split_plain_lora(plain)
     assert all(torch.equal(back[name], trained[name]) for name in trained)
     assert all(torch.equal(began[name], start[name]) for name in start)
 
@@ -44,8 +44,8 @@ def test_a_run_that_goes_on(tiny_model: Path, tmp_path: Path, init: str) -> None
     first.save_pretrained(tmp_path)
     rewrite_as_plain(first, tmp_path)
     second = add_adapter(load(tiny_model), adapter_args, training_args)
-    check_same_start(second, tmp_path)
-    load_trained(second, tmp_path)
+    check_same_initialisation(second, tmp_path)
+    load_plain_lora(second, tmp_path)
     assert torch.equal(logits(second), logits(first))
     train(first), train(second)
     assert torch.equal(logits(second), logits(first))
@@ -60,7 +60,7 @@ def test_another_start_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     with pytest.raises(ArgumentError, match="begins differently"):
-        check_same_start(add_adapter(other, adapter_args, training_args), tmp_path)
+        check_same_initialisation(add_adapter(other, adapter_args, training_args), tmp_path)
 
 
 def test_a_copy_as_reference_takes_nothing_more_out_of_the_base(tiny_model: Path) -> None:

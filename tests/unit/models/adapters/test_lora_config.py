@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen
 
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.adapters.initialisation import rewrite_as_plain, started_from
+from hftune.models.adapters.initialisation import initial_factors, rewrite_as_plain
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
@@ -78,7 +78,7 @@ def test_what_changes_and_what_is_saved(tiny_model: Path, tmp_path: Path, name: 
     assert (end - start).abs().max() > 0.5
 
     adapted.save_pretrained(tmp_path)
-    if started_from(adapted):
+    if initial_factors(adapted):
         rewrite_as_plain(adapted, tmp_path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Found missing adapter keys")

@@ -16,10 +16,10 @@ from hftune.models.attention.choice import (
     Machine,
     attention_for,
     causal_class,
-    choose,
+    choose_attention,
+    decide_padding_free,
     refuse_attention,
-    refuse_unless_apart,
-    settle_batches,
+    refuse_unless_isolated,
 )
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
@@ -59,15 +59,15 @@ def without(machine: Machine, **changes: Any) -> Machine:
 )
 def test_the_fastest_exact_attention(model: str, machine: Machine, expected: str) -> None:
     config = getattr(transformers, f"{model}Config")()
-    assert choose(config, causal_class(config), machine)[0] == expected
+    assert choose_attention(config, causal_class(config), machine)[0] == expected
 
 
 def test_what_kernels_cannot_do_is_left_to_us() -> None:
     for changes in ({"attention_dropout": 0.1}, {"head_dim": 512}):
         config = transformers.LlamaConfig(**changes)
         expected = SEGMENTS if "attention_dropout" in changes else "flex_attention"
-        assert choose(config, causal_class(config), without(HOPPER, flash=frozenset()))[0] == expected
-    assert choose(config, causal_class(config), HOPPER)[0] == expected
+        assert choose_attention(config, causal_class(config), without(HOPPER, flash=frozenset()))[0] == expected
+    assert choose_attention(config, causal_class(config), HOPPER)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_what_kernels_cannot_do_is_left_to_us() -> None:
 def test_models_whose_documents_would_mix_are_refused(model: str, words: str) -> None:
     config = getattr(transformers, f"{model}Config")()
     with pytest.raises(ArgumentError, match=words) as caught:
-        refuse_unless_apart(config, causal_class(config))
+        refuse_unless_isolated(config, causal_class(config))
     assert "--packing False" in str(caught.value)
 
 
 @pytest.mark.parametrize("model", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma2", "Phi3", "GptOss", "GPT2", "Mixtral"])
 def test_common_models_are_not(model: str) -> None:
     config = getattr(transformers, f"{model}Config")()
-    refuse_unless_apart(config, causal_class(config))
+    refuse_unless_isolated(config, causal_class(config))
 
 
 def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
@@ -100,7 +100,7 @@ def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
 
     assert causal_class(OwnConfig()) is None
     with pytest.raises(ArgumentError, match="comes with the model"):
-        refuse_unless_apart(OwnConfig(), None)
+        refuse_unless_isolated(OwnConfig(), None)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_rows_are_padded_only_where_they_must_be(
 ) -> None:
     given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
     model_args, _, _, training = parse_arguments(stage, given)
-    settle_batches(model_args, training)
+    decide_padding_free(model_args, training)
     assert training.padding_free is expected
     if expected:
         assert any("side by side" in line for line in notices())
@@ -178,7 +178,7 @@ def test_models_that_cannot_keep_documents_apart_get_padded_rows(tmp_path: Path)
     transformers.MambaConfig(num_hidden_layers=2, hidden_size=32).save_pretrained(tmp_path)
     given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
     model_args, _, _, training = parse_arguments("sft", given)
-    settle_batches(model_args, training)
+    decide_padding_free(model_args, training)
     assert training.padding_free is False
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from hftune.arguments.entry import parse_arguments
 from hftune.models.kernels import float8
-from hftune.models.kernels.float8 import state_float8, to_float8
+from hftune.models.kernels.float8 import report_float8, to_float8
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.tokenizer import load_tokenizer
 
@@ -97,9 +97,9 @@ def test_the_loader_replaces_them(tiny_model: Path, tmp_path: Path) -> None:
 def test_what_it_lacks_to_pay_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(float8, "notice", said.append)
-    state_float8(14, "tensorwise", compiled=True)
+    report_float8(14, "tensorwise", compiled=True)
     assert len(said) == 1 and "14 linear layers" in said[0]
-    state_float8(14, "tensorwise", compiled=False)
+    report_float8(14, "tensorwise", compiled=False)
     assert "--fp8 without --torch_compile True" in said[2]
 
 
@@ -109,11 +109,11 @@ def test_for_a_proof_nothing_is_rounded() -> None:
     rounded = copy.deepcopy(plain)
     to_float8(rounded, "tensorwise")
     layer = rounded.model.layers[0].self_attn.q_proj
-    with float8.unrounded(rounded):
+    with float8.without_float8(rounded):
         assert torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
     assert not torch.equal(rounded(**batch()).logits, plain(**batch()).logits)
     assert "forward" not in vars(layer)
     layer.forward = before = lambda *_: None  # somebody else's
-    with float8.unrounded(rounded):
+    with float8.without_float8(rounded):
         assert layer.forward is not before
     assert layer.forward is before

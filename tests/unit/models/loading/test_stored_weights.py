@@ -16,7 +16,7 @@ from hftune.arguments.export import GgufArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
 from hftune.models.loading.layer_numbers import beyond_last, check_layers, layer_count, missing_layers
-from hftune.models.loading.stored_weights import Unlike, check_loaded, check_stored, unlike
+from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.checks import check_run
 from hftune.tools.export.run import check_export
@@ -56,14 +56,14 @@ def bare(folder: Path, *, scores: bool = False, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_good_checkpoint_fits(name: str, models: Any) -> None:
-    found = unlike(bare(models(name)), weight_shapes(models(name)))
+    found = find_mismatch(bare(models(name)), weight_shapes(models(name)))
     assert not found and not found.aside, found
     check_layers(json.loads((models(name) / "config.json").read_text()), weight_shapes(models(name)), "m", FLAG)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ernie4_5"])
 def test_so_it_does_as_a_reward_model(name: str, models: Any) -> None:
-    found = unlike(bare(models(name), scores=True), weight_shapes(models(name)), scores=True)
+    found = find_mismatch(bare(models(name), scores=True), weight_shapes(models(name)), scores=True)
     assert not found and not found.aside, found
 
 
@@ -81,10 +81,10 @@ def test_a_layer_too_many_or_too_few(name: str, scores: bool, models: Any) -> No
                and key.split("layers.")[1].split(".")[0] == part)  # fmt: skip
     model = bare(models(name), scores=scores)
     more = {key.replace(f"layers.{last}.", f"layers.{last + 2}."): shape for key, shape in shapes.items()}
-    found = unlike(model, shapes | more, scores=scores)
+    found = find_mismatch(model, shapes | more, scores=scores)
     assert found.beyond and all(f"layers.{last + 2}." in key for key in found.beyond) and not found.lacking
     fewer = without(shapes, f"layers.{last}.")
-    found = unlike(model, fewer, scores=scores)
+    found = find_mismatch(model, fewer, scores=scores)
     assert found.lacking and all(f"layers.{last}." in key for key in found.lacking) and not found.beyond
     config = json.loads((models(name) / "config.json").read_text())
     for other in (shapes | more, fewer):
@@ -96,7 +96,7 @@ def test_a_layer_too_many_or_too_few(name: str, scores: bool, models: Any) -> No
 def test_other_sizes(name: str, models: Any) -> None:
     shapes = weight_shapes(models(name))
     embedding = next(key for key in shapes if key.endswith(("embed_tokens.weight", "word_embeddings.weight")))
-    found = unlike(bare(models(name)), shapes | {embedding: (7, 32)})
+    found = find_mismatch(bare(models(name)), shapes | {embedding: (7, 32)})
     assert [*found.shapes.values()] == [((7, 32), shapes[embedding])]
     assert "is stored as 7 x 32" in found.describe()
 
@@ -110,13 +110,13 @@ def test_experts(name: str, change: str, models: Any) -> None:
         other = shapes | {k.replace(".experts.3.", ".experts.4."): s for k, s in shapes.items() if ".experts.3." in k}
     else:
         other = without(shapes, ".experts.3." if change == "an expert less" else key)
-    found = unlike(bare(models(name)), other)
+    found = find_mismatch(bare(models(name)), other)
     assert found.lacking and "parts)" in found.describe()
 
 
 @pytest.mark.parametrize("part", ["q_proj.weight", "norm.weight", "down_proj.weight", "embed_tokens.weight", "lm_head"])
 def test_any_part_that_lacks(part: str, models: Any) -> None:
-    found = unlike(bare(models("llama")), without(weight_shapes(models("llama")), part))
+    found = find_mismatch(bare(models("llama")), without(weight_shapes(models("llama")), part))
     assert found.lacking and all(part in key for key in found.lacking)
 
 
@@ -124,15 +124,15 @@ def test_a_tied_head_need_not_be_stored_nor_lack(models: Any) -> None:
     shapes = weight_shapes(models("qwen3"))
     model = bare(models("qwen3"))
     head = {"lm_head.weight": shapes["model.embed_tokens.weight"]}
-    assert "lm_head.weight" not in shapes and not unlike(model, shapes | head)
-    assert not unlike(model, without(shapes, "embed_tokens") | head), "stored under the other name"
-    assert unlike(model, without(shapes, "embed_tokens")).lacking
+    assert "lm_head.weight" not in shapes and not find_mismatch(model, shapes | head)
+    assert not find_mismatch(model, without(shapes, "embed_tokens") | head), "stored under the other name"
+    assert find_mismatch(model, without(shapes, "embed_tokens")).lacking
 
 
 def test_a_bias_that_the_config_switches_off(models: Any) -> None:
     shapes = weight_shapes(models("llama"))
     name = "model.layers.0.self_attn.q_proj.bias"
-    assert unlike(bare(models("llama")), shapes | {name: (32,)}).beyond == [name]
+    assert find_mismatch(bare(models("llama")), shapes | {name: (32,)}).beyond == [name]
 
 
 OTHERS = {
@@ -148,7 +148,7 @@ def test_parts_that_are_not_loaded_are_said_and_no_fault(models: Any) -> None:
 
     shapes = weight_shapes(models("llama"))
     rotary = {f"model.layers.{number}.self_attn.rotary_emb.inv_freq": (4,) for number in (0, 1)}
-    found = unlike(bare(models("llama")), shapes | OTHERS | rotary)
+    found = find_mismatch(bare(models("llama")), shapes | OTHERS | rotary)
     assert not found and {*OTHERS} <= {*found.aside} and not {*rotary} & {*found.aside}
     check_layers({"num_hidden_layers": 2}, {**shapes, **OTHERS}, "m", FLAG)
     save = models("llama").with_name("llama_and_more")
@@ -165,10 +165,10 @@ def test_layers_that_predict_further_tokens(number: int, models: Any) -> None:
     shapes = weight_shapes(models("deepseek_v3"))
     more = {key.replace("layers.2.", f"layers.{number}."): s for key, s in shapes.items() if "layers.2." in key}
     model = bare(models("deepseek_v3"), num_nextn_predict_layers=0)
-    assert unlike(model, shapes | more).beyond
-    assert not unlike(model, shapes | more | {f"model.layers.{number}.eh_proj.weight": (32, 64)})
+    assert find_mismatch(model, shapes | more).beyond
+    assert not find_mismatch(model, shapes | more | {f"model.layers.{number}.eh_proj.weight": (32, 64)})
     said = bare(models("deepseek_v3"), num_nextn_predict_layers=number - 2)
-    assert not unlike(said, shapes | more)
+    assert not find_mismatch(said, shapes | more)
     config = {"num_hidden_layers": 3, "num_nextn_predict_layers": number - 2}
     assert not beyond_last(config, more) and beyond_last(config | {"num_nextn_predict_layers": 0}, more)
 
@@ -270,9 +270,9 @@ def test_what_transformers_says_of_a_load(models: Any) -> None:
 
 
 def test_the_words() -> None:
-    found = Unlike(["a", "b", "c"], ["d"], {name: ((1, 2), (3,)) for name in "efgh"})
+    found = Mismatch(["a", "b", "c"], ["d"], {name: ((1, 2), (3,)) for name in "efgh"})
     assert found.describe() == (
         "3 tensors (a, b, ...) of the model are not stored; d is stored and no part of the model; e is stored as 1 x 2 "
         "and 3 in the model; f is stored as 1 x 2 and 3 in the model; 2 more have other shapes"
     )
-    assert not Unlike(aside=["a"])
+    assert not Mismatch(aside=["a"])

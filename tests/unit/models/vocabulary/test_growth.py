@@ -25,7 +25,7 @@ from hftune.models.vocabulary.growth import (
     vocabulary_rows,
 )
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
-from hftune.preflight.vocabulary_checks import check_vocabulary, follow_adapter
+from hftune.preflight.rules.vocabulary import check_vocabulary, follow_adapter
 
 pytestmark = pytest.mark.long
 

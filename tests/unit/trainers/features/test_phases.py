@@ -16,7 +16,7 @@ from hftune.distributed import phases
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.preflight.preference_checks import settle_rows
+from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward_trainers import reward_trainer

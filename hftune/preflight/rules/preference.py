@@ -19,7 +19,7 @@ from hftune.arguments.preference import (
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
-from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_apart, this_machine
+from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_isolated, this_machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
 from hftune.models.loading.config import model_config
@@ -50,7 +50,7 @@ def settle_rows(model_args: ModelArguments, args: DPOArguments) -> None:
 def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
     """Why documents cannot lie side by side in a row; None where they can."""
     try:
-        refuse_unless_apart(config, causal_class(config))
+        refuse_unless_isolated(config, causal_class(config))
         if model_args.attn_implementation:
             refuse_attention(model_args.attn_implementation, this_machine(args, dtype=model_args.dtype))
     except ArgumentError as problem:

@@ -10,10 +10,10 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError, raise_together
-from hftune.preflight import optimizer_checks
 from hftune.preflight.checks import check_run
-from hftune.preflight.optimizer_checks import NOT_UNDER_ZERO, PACKAGES, check_optimizer
-from hftune.preflight.schedule_checks import check_schedule
+from hftune.preflight.rules import optimizer
+from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO, PACKAGES, check_optimizer
+from hftune.preflight.rules.schedule import check_schedule
 
 ZERO = '{"zero_optimization": {"stage": %d}}'
 OFFLOAD = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
@@ -22,7 +22,7 @@ OFFLOAD = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "c
 @pytest.fixture
 def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.machinery.ModuleSpec("any", None)
-    monkeypatch.setattr(optimizer_checks.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(optimizer.importlib.util, "find_spec", lambda name: spec)
 
 
 def problems(*flags: str) -> str:
@@ -132,7 +132,7 @@ def test_optimizers_that_need_whole_tensors(all_installed: None, optim: str, sta
 
 @pytest.mark.parametrize("start", PACKAGES)
 def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
-    monkeypatch.setattr(optimizer_checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(optimizer.importlib.util, "find_spec", lambda name: None)
     name = {"galore": "galore_adamw", "apollo": "apollo_adamw", "schedule_free": "schedule_free_sgd"}.get(start, start)
     assert f"pip install {PACKAGES[start][1]}" in problems("--optim", name)
 

@@ -20,9 +20,9 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.choice import causal_class
 from hftune.models.attention.reward_padding import reward_class
-from hftune.models.experts import is_mixture, scores_of
+from hftune.models.experts import is_mixture, router_shares
 from hftune.models.kernels.activation_checkpointing import not_recomputable
-from hftune.models.kernels.dropout import find_dropouts, to_place
+from hftune.models.kernels.dropout import find_dropouts, outside_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.models.loading.stored_weights import check_stored
@@ -30,7 +30,7 @@ from hftune.preflight.activations import activation_bytes
 from hftune.preflight.free_memory import free_memory
 from hftune.preflight.memory import ModelSize, estimate, shortfall, table
 from hftune.preflight.memory_line import say_memory
-from hftune.preflight.references import check_adapter_rope, check_reference
+from hftune.preflight.rules.references import check_adapter_rope, check_reference
 from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
@@ -154,7 +154,7 @@ def check_router_losses(
         return
     if not is_mixture(config):
         yield ArgumentError(f"{config.model_type} is no mixture of experts", place=place, fix="leave both out")
-    elif scores_of(config) is None:
+    elif router_shares(config) is None:
         yield ArgumentError(
             f"how the routers of {config.model_type} score experts is not known to hftune",
             place=place,
@@ -221,7 +221,7 @@ def check_score_head(config: PreTrainedConfig, training_args: StageArguments) ->
 
 def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
     """The architecture has a field or a place for each dropout asked for."""
-    left = to_place(bare.config, training_args)
+    left = outside_config(bare.config, training_args)
     try:
         if left:
             find_dropouts(bare, left)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from hftune.preflight import tracker_checks
-from hftune.preflight.tracker_checks import PACKAGES, check_trackers
+from hftune.preflight.rules import trackers
+from hftune.preflight.rules.trackers import PACKAGES, check_trackers
 
 
 def said(*names: str) -> list[str]:
@@ -18,7 +18,7 @@ def said(*names: str) -> list[str]:
 
 
 def test_known_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_checks.importlib.util, "find_spec", lambda name: name == "wandb" or None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name == "wandb" or None)
     assert said("none") == said() == said("wandb") == []
     (problem,) = said("wandb", "comet_ml")
     assert "comet_ml is not installed" in problem and "pip install comet-ml; or --report_to none" in problem
@@ -27,9 +27,9 @@ def test_known_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_either_package_for_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracker_checks.importlib.util, "find_spec", lambda name: name == "tensorboardX" or None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: name == "tensorboardX" or None)
     assert said("tensorboard") == []
-    monkeypatch.setattr(tracker_checks.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
     assert "pip install tensorboard;" in said("tensorboard")[0]
 
 

@@ -15,8 +15,9 @@ from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.skeleton import skeleton_of
-from hftune.preflight import names, sizes
+from hftune.preflight import sizes
 from hftune.preflight.checks import check_run
+from hftune.preflight.rules import named_modules
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
 
@@ -232,7 +233,7 @@ def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
     model_args, _, adapter_args, args = parse_arguments(
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
     )
-    assert list(names.check_names(model_args, adapter_args, args)) == []
+    assert list(named_modules.check_names(model_args, adapter_args, args)) == []
     (tried,) = counted.values()
     counted.clear()
     bare = skeleton_of(model_args, args, scores=False)

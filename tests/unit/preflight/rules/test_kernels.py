@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.preflight import kernel_checks
-from hftune.preflight.kernel_checks import LOSSES, MLPS, check_device, check_liger
+from hftune.preflight.rules import kernels
+from hftune.preflight.rules.kernels import LOSSES, MLPS, check_device, check_liger
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
@@ -18,7 +18,7 @@ def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dic
 
 @pytest.fixture
 def liger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_checks, "find_spec", lambda name: object())
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
 
 
 @pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo"])
@@ -42,13 +42,13 @@ def test_what_is_given_is_kept_or_refused(liger: None) -> None:
 
 def test_where_it_cannot_run_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Triton, which runs on GPUs" in checked(gpu=False)[0]
-    monkeypatch.setattr(kernel_checks, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
     assert "pip install 'hftune[gpu]'" in checked()[0]
 
 
 @pytest.mark.parametrize("has_it", [True, False])
 def test_what_a_cpu_does_not_compute(monkeypatch: pytest.MonkeyPatch, has_it: bool) -> None:
-    monkeypatch.setattr(kernel_checks, "_deepspeed_has_fp16", lambda: has_it)
+    monkeypatch.setattr(kernels, "_deepspeed_has_fp16", lambda: has_it)
     given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--attn_implementation"]
     model_args, _, _, args = parse_arguments(
         "sft", [*given, "flex_attention", "--fp16", "True", "--deepspeed", "zero2"]

@@ -17,9 +17,9 @@ from hftune.errors import UserError, raise_together
 from hftune.models.adapters.preparation import lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
-from hftune.preflight import model_checks
 from hftune.preflight.memory import GIB, Free
-from hftune.preflight.model_checks import check_model
+from hftune.preflight.rules import model as model_rules
+from hftune.preflight.rules.model import check_model
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 
@@ -166,7 +166,7 @@ def test_what_bitsandbytes_packs(config_of: Any) -> None:
 
 
 def test_a_model_too_large_is_refused_with_a_way_out(config_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_checks, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
+    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
     # 36,576 weights: 4 + 4 + 8 bytes are 585 kB; 0.0004 GiB are 429 kB. Frozen, they take 146 kB and the adapter.
     message = problems("sft", config_of("llama"))
     assert "the model does not fit" in message and "add --use_peft" in message and "as asked" in message
@@ -179,7 +179,7 @@ def test_a_70b_model_is_counted_in_no_time(tmp_path: Path, monkeypatch: pytest.M
 
     big = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     make_config("llama", **big, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
-    monkeypatch.setattr(model_checks, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
+    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
     began = time.process_time()
     message = problems("sft", tmp_path)
     assert time.process_time() - began < 5

@@ -19,7 +19,7 @@ from hftune.logging import notice
 from hftune.models.adapters.preparation import fuses_lora
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.bases import check_adapter_fits
-from hftune.preflight.names import check_names
+from hftune.preflight.rules.named_modules import check_names
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 # peft also knows beginnings that are computed from data or gradients before training.

@@ -9,7 +9,7 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
-from hftune.preflight.rl_checks import _check_dynamic_sampling
+from hftune.preflight.rules.rl import _check_dynamic_sampling
 
 FUNCTION = ["--reward_funcs", "length"]
 HELD_OUT = ["--validation_split_percentage", "10"]

@@ -11,8 +11,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.distributed.ranks import Imagined, imagine
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
-from hftune.preflight.sequence_checks import check_architecture
-from hftune.stage import settle_batches
+from hftune.preflight.rules.sequence_parallel import check_architecture
+from hftune.stage import decide_padding_free
 from tests.architectures import make_config
 
 pytestmark = pytest.mark.long
@@ -110,5 +110,5 @@ def test_rows_lie_side_by_side(tiny_model: Path) -> None:
         with imagine(Imagined(2, 2, on_cpu=True, bf16=False)):
             argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "not-there", *TWO, *flags]
             model_args, _, _, training_args = parse_arguments(stage, argv)
-        settle_batches(model_args, training_args)
+        decide_padding_free(model_args, training_args)
         assert training_args.padding_free is padding_free and training_args.flat_batches

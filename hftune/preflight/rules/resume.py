@@ -9,9 +9,9 @@ from pathlib import Path
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.engine_files import engine_folder
-from hftune.checkpoints.global_batch import accumulation_that_fits
+from hftune.checkpoints.global_batch import matching_accumulation
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.resume import asked_for, resume_problems, unfinished_problems
+from hftune.checkpoints.resume import requested_checkpoint, resume_problems, unfinished_problems
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 
@@ -19,20 +19,20 @@ from hftune.errors import ArgumentError, UserError
 def check_resume(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
     """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
     yield from unfinished_problems(training_args)
-    found = asked_for(training_args)
+    found = requested_checkpoint(training_args)
     problems = list(resume_problems(found))
     yield from problems
     if problems or found.folder is None:
         return
     try:
-        accumulation_that_fits(training_args, data_args)
+        matching_accumulation(training_args, data_args)
     except UserError as problem:
         yield problem
 
 
 def check_resumed_groups(training_args: StageArguments) -> Iterator[UserError]:
     """State of split matrices and dealt-out experts goes on in the groups, world and ZeRO stage that wrote it."""
-    folder = asked_for(training_args).folder
+    folder = requested_checkpoint(training_args).folder
     engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
     if folder is None or engine is None:
         return

@@ -7,7 +7,7 @@ import pytest
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.reward import RMArguments
-from hftune.preflight.reward_checks import check_reward
+from hftune.preflight.rules.reward import check_reward
 
 
 def arguments(*flags: str) -> RMArguments:

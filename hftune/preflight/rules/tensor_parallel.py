@@ -11,8 +11,8 @@ from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed.tensor_parallel import FLAG, plan_of, unknown_styles
 from hftune.errors import ArgumentError, UserError
-from hftune.preflight.optimizer_checks import NOT_UNDER_ZERO
-from hftune.preflight.sharing import (
+from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO
+from hftune.preflight.rules.sharing import (
     OTHERWISE,
     TENSOR,
     check_dealing,

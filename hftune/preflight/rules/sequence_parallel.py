@@ -9,12 +9,12 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention.choice import causal_class, not_apart
-from hftune.models.attention.ulysses import ULYSSES, not_shareable
+from hftune.models.attention.choice import causal_class, why_not_isolated
+from hftune.models.attention.ulysses import ULYSSES, why_not_shareable
 from hftune.models.kernels.tiling import tileable
 from hftune.models.loading.config import row_length
 from hftune.models.loading.skeleton import skeleton_of
-from hftune.preflight.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
+from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
 
 PLACE = SEQUENCE.flag
 
@@ -87,7 +87,7 @@ def check_architecture(model_args: ModelArguments, training_args: StageArguments
     if config is None:
         return
     size = training_args.sequence_parallel_size
-    reason = not_apart(config, causal_class(config)) or not_shareable(config, size)
+    reason = why_not_isolated(config, causal_class(config)) or why_not_shareable(config, size)
     if reason:
         yield ArgumentError(
             f"the tokens of a row of {config.model_type} cannot be shared by {size} processes: {reason}",

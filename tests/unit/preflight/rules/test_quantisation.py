@@ -10,8 +10,8 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.kernels import float8
-from hftune.preflight import quantisation_checks
-from hftune.preflight.quantisation_checks import check_float8, check_quantisation, check_stored_quantised
+from hftune.preflight.rules import quantisation
+from hftune.preflight.rules.quantisation import check_float8, check_quantisation, check_stored_quantised
 
 ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}'
 
@@ -73,7 +73,7 @@ def test_checkpoints_that_are_quantised(stored: dict | None, flags: tuple[str, .
 
 
 def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantisation_checks, "has_torchao", lambda: False)
+    monkeypatch.setattr(quantisation, "has_torchao", lambda: False)
     said = problems("--fp8", "rowwise", "--use_cpu", "True", "--bf16", "True")
     assert "FP8 (rowwise) needs a GPU of compute capability 9.0" in said
     assert "FP8 is torchao's, which is not installed" in said
@@ -89,8 +89,8 @@ def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantisation_checks, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
-    monkeypatch.setattr(quantisation_checks, "has_torchao", lambda: True)
+    monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
+    monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
     lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
     without_device = [line for line in lines if line.startswith("FP8") and "needs a GPU" not in line]
     assert "\n".join(without_device) == said

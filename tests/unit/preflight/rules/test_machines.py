@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.preflight.node_checks import (
+from hftune.preflight.rules.machines import (
     check_saving,
     content_mark,
     differences,

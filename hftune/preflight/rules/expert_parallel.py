@@ -14,9 +14,9 @@ from hftune.distributed.ds_config import offload_device
 from hftune.distributed.expert_parallel import ACTIVATION, FLAG, PRESETS
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.experts import experts_of
+from hftune.models.experts import expert_count
 from hftune.models.loading.skeleton import skeleton_of
-from hftune.preflight.sharing import (
+from hftune.preflight.rules.sharing import (
     EXPERT,
     OTHERWISE,
     check_features,
@@ -109,7 +109,7 @@ def check_expert_model(model_args: ModelArguments, training_args: StageArguments
 
 
 def _uneven(config: Any, size: int) -> Iterator[UserError]:
-    experts = experts_of(config)
+    experts = expert_count(config)
     if experts % size:
         fitting = ", ".join(str(number) for number in range(2, experts + 1) if experts % number == 0)
         yield ArgumentError(

@@ -9,9 +9,9 @@ import pytest
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hftune.preflight.optimizer_checks import INSIDE_BACKWARD, NOT_UNDER_ZERO, PACKAGES
+from hftune.preflight.rules.optimizer import INSIDE_BACKWARD, NOT_UNDER_ZERO, PACKAGES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "optimizers.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "optimizers.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
 
 

@@ -11,9 +11,9 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import RECORD_NAME
 from hftune.distributed import ranks
-from hftune.preflight.expert_checks import check_experts
-from hftune.preflight.parallel_checks import check_parallel
-from hftune.preflight.resume_checks import check_resumed_groups
+from hftune.preflight.rules.expert_parallel import check_experts
+from hftune.preflight.rules.resume import check_resumed_groups
+from hftune.preflight.rules.tensor_parallel import check_parallel
 from tests.architectures import make_config
 
 ZERO = {stage: f'{{"zero_optimization": {{"stage": {stage}}}}}' for stage in range(4)}

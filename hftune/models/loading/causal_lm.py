@@ -31,6 +31,7 @@ from hftune.distributed.tensor_parallel import split_as_planned
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.choice import attention_for, report_attention
+from hftune.models.attention.names import registered
 from hftune.models.attention.reward_padding import decide_reward_padding
 from hftune.models.experts import is_mixture
 from hftune.models.kernels.float8 import report_float8, to_float8
@@ -129,7 +130,7 @@ def _build(
     options: dict[str, Any] = {
         "dtype": dtype,
         "trust_remote_code": training_args.trust_remote_code,
-        "attn_implementation": attention_for(model_args, training_args),
+        "attn_implementation": registered(attention_for(model_args, training_args)),
         "experts_implementation": model_args.experts_implementation,
     }
     given = {name: value for name, value in options.items() if value is not None}

@@ -28,9 +28,8 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     """
     machine = this_machine(training_args, dtype=model_args.dtype)
     if training_args.sequence_parallel_size > 1:
-        notice(
-            f"attention: {ULYSSES}, which is {whole_row_attention(machine.varlen)} over whole rows, for a share of the heads a process"
-        )
+        inner = whole_row_attention(machine.varlen)
+        notice(f"attention: {ULYSSES}, which is {inner} over whole rows, for a share of the heads a process")
         return ULYSSES
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
     if not training_args.flat_batches:

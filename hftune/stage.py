@@ -39,8 +39,8 @@ from hftune.preflight.vocabulary_checks import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
+from hftune.trainers.features.profiling import ProfileSteps
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
-from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import hold_output, leave_as_it_was, release_output, save_result
 from hftune.trainers.stage_trainer import StageTrainer

@@ -20,11 +20,11 @@ from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.references import PRECOMPUTED, References
-from hftune.trainers.isolation import plainly
-from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
-from hftune.trainers.pair_loss import PairLoss, forward_answers
-from hftune.trainers.shared_proof import prove_alike
+from hftune.trainers.features.reference_policy import PRECOMPUTED, References
+from hftune.trainers.packing_isolation import plainly
+from hftune.trainers.preference.batches import COLUMNS, FILLER, PairCollator
+from hftune.trainers.preference.isolation import prove_alike
+from hftune.trainers.preference.loss import PairLoss, forward_answers
 from hftune.trainers.stage_trainer import StageTrainer
 
 

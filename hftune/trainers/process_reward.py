@@ -17,8 +17,8 @@ from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.score_scale import ScoreScale, numbered
-from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
-from hftune.trainers.reward_losses import step_loss
+from hftune.trainers.losses.reward_model import step_loss
+from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
 from hftune.trainers.stage_trainer import StageTrainer
 
 

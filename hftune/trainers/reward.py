@@ -19,9 +19,9 @@ from hftune.data.splits import Splits
 from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.score_scale import ScoreScale, numbered
-from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
-from hftune.trainers.isolation import plainly, prove_apart
-from hftune.trainers.reward_losses import bradley_terry, centring
+from hftune.trainers.losses.reward_model import bradley_terry, centring
+from hftune.trainers.packing_isolation import plainly, prove_apart
+from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
 from hftune.trainers.stage_trainer import StageTrainer
 
 

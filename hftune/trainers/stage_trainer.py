@@ -28,8 +28,9 @@ from hftune.trainers.features.nan_guard import NanGuard
 from hftune.trainers.features.optimizers import Optimizers
 from hftune.trainers.features.phases import Phases
 from hftune.trainers.features.pickled_arguments import NoPickledArguments
-from hftune.trainers.features.plain_weights import PlainWeights
+from hftune.trainers.features.portable_weights import PlainWeights
 from hftune.trainers.features.record_order import RecordOrder
+from hftune.trainers.features.repeated_rows import WholeEpochs
 from hftune.trainers.features.resume import Resume
 from hftune.trainers.features.router_loss import RouterLoss
 from hftune.trainers.features.sequence_parallel import SequenceParallel
@@ -38,9 +39,8 @@ from hftune.trainers.features.speed import Speed
 from hftune.trainers.features.stopping import Stopping
 from hftune.trainers.features.tiling import Tiling
 from hftune.trainers.features.totals import Totals
-from hftune.trainers.features.whole_epochs import WholeEpochs
 from hftune.trainers.hub import push_result
-from hftune.trainers.isolation import plainly, prove_apart
+from hftune.trainers.packing_isolation import plainly, prove_apart
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base

@@ -34,7 +34,7 @@ from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import write_batches
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.reference import with_reference
+from hftune.trainers.preference.reference_model import with_reference
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
 TOKENIZER = make_tokenizer()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hftune.trainers.reference import with_reference
+from hftune.trainers.preference.reference_model import with_reference
 from hftune.user_cache import write_sealed
 
 WANTED = torch.arange(50, dtype=torch.float64)

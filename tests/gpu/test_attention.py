@@ -13,7 +13,7 @@ from hftune.data.batches.collators import FlatCollator
 from hftune.models.attention.choice import causal_class
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN, has_varlen
-from hftune.trainers.isolation import prove_apart
+from hftune.trainers.packing_isolation import prove_apart
 
 pytestmark = [
     pytest.mark.gpu,

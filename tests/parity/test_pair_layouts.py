@@ -19,8 +19,8 @@ from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.preference_checks import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.losses.table import LOSSES
-from hftune.trainers.pair_batches import PairCollator
-from hftune.trainers.pair_loss import forward_answers, likelihoods, settings_of
+from hftune.trainers.preference.batches import PairCollator
+from hftune.trainers.preference.loss import forward_answers, likelihoods, settings_of
 from tests.parity.test_packing import CONFIGS, tiny
 
 LENGTHS = [(7, 5, 3), (1, 2, 6), (4, 1, 1), (9, 4, 8)]

@@ -33,8 +33,8 @@ from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
-from hftune.trainers.online import OnlineTrainer
-from hftune.trainers.text_keeping import KeepingText, keeping_text
+from hftune.trainers.online.base import OnlineTrainer
+from hftune.trainers.online.guarded_tokenizer import KeepingText, keeping_text
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.templates.turn_token_families import FAMILIES, border_ids, borders_of_family, family_tokenizer
 

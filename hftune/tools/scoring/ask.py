@@ -53,8 +53,8 @@ from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
 from hftune.trainers.result import hold_output, release_output
-from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
-from hftune.trainers.score_batches import run_batches
+from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
+from hftune.trainers.rewards.score_batches import run_batches
 from hftune.visible import whole
 from hftune.weight_files import fingerprint
 

@@ -9,8 +9,8 @@ from datasets import Dataset, concatenate_datasets
 
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.pair_batches import FILLER
-from hftune.trainers.pair_metrics import PairMetrics
+from hftune.trainers.preference.batches import FILLER
+from hftune.trainers.preference.metrics import PairMetrics
 
 
 class PairFigures(Feature):

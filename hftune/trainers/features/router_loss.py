@@ -24,7 +24,7 @@ from hftune.models.experts import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.sequence_parallel import SequenceParallel
 from hftune.trainers.features.tiling import plain_model
-from hftune.trainers.router_losses import balance_loss, z_loss
+from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
 @dataclass

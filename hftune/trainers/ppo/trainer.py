@@ -12,6 +12,7 @@ from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.trainers.features.feature import Feature
+from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
 from hftune.trainers.ppo.critic import Critic, attach, detached
 from hftune.trainers.ppo.maths import (
     KLController,
@@ -25,7 +26,6 @@ from hftune.trainers.ppo.maths import (
     whiten,
 )
 from hftune.trainers.ppo.state import PPOState
-from hftune.trainers.rollouts import Answers, Batch, RolloutTrainer
 
 
 class PPOTrainer(RolloutTrainer):

@@ -20,7 +20,7 @@ from hftune.preflight.preference_checks import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward_trainers import reward_trainer
-from hftune.trainers.score_batches import run_batches
+from hftune.trainers.rewards.score_batches import run_batches
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.trainers.rl_runs import make_trainer
 

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed.parallel import Mesh
 from hftune.trainers.features import whole_epochs
-from hftune.trainers.features.whole_epochs import ROWS, WholeEpochs, WithRows, ignore_rows
+from hftune.trainers.features.repeated_rows import ROWS, WholeEpochs, WithRows, ignore_rows
 from tests.unit.trainers.features import made_up
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hftune.trainers.guards import PATIENCE, AllAlike, Drift, distinct_ngrams
+from hftune.trainers.rewards.guards import PATIENCE, AllAlike, Drift, distinct_ngrams
 from tests.unit.trainers.rl_runs import make_trainer
 
 

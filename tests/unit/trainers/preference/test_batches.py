@@ -10,8 +10,8 @@ import torch
 
 from hftune.errors import ArgumentError
 from hftune.models.attention.shared_prompts import SharedPrompts
-from hftune.trainers.pair_batches import PairCollator
-from hftune.trainers.pair_metrics import PairMetrics
+from hftune.trainers.preference.batches import PairCollator
+from hftune.trainers.preference.metrics import PairMetrics
 
 PAIRS = [
     {"prompt_ids": [1, 2, 3], "chosen_ids": [4, 5], "rejected_ids": [6], "margin": 2.0},

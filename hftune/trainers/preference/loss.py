@@ -11,12 +11,12 @@ from hftune.arguments import DPOArguments
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.feature import Inputs, Run
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.references import References
+from hftune.trainers.features.reference_policy import References
 from hftune.trainers.losses.divergences import desensitised, scores
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms
 from hftune.trainers.losses.unpaired import of_answers
-from hftune.trainers.pair_batches import FILLER
+from hftune.trainers.preference.batches import FILLER
 
 OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
 """What of a batch goes to the model, beside the borders of its runs."""

@@ -2,7 +2,7 @@
 
 What PPO and online DPO share. Generation, rewards, samplers and batches are those of TRL's `RLOOTrainer` (1.16), of
 which parts are used here that TRL does not promise to keep, `_generate` and `_calculate_rewards` first of all;
-tests/unit/trainers/test_rollouts.py fails where they change.
+tests/unit/trainers/online/test_rollouts.py fails where they change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, shuffle_sequence_dict, split_tensor_dict, use_adapter
 
 from hftune.distributed import phases
-from hftune.trainers.online import OnlineTrainer
+from hftune.trainers.online.base import OnlineTrainer
 
 Batch = dict[str, Any]
 

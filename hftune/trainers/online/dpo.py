@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hftune.arguments import OnlineDPOArguments
-from hftune.trainers.rollouts import Answers, Batch, RolloutTrainer
+from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
 
 
 def pair_losses(chosen: torch.Tensor, rejected: torch.Tensor, *, beta: float, kind: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hftune.arguments import parse_arguments
 from hftune.errors import UserError
-from hftune.trainers.tools import load_tools
+from hftune.trainers.online.tools import load_tools
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
 HERE = "tests.unit.trainers.test_tools"

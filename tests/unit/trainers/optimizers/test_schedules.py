@@ -11,7 +11,7 @@ import torch
 
 from hftune.arguments import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.trainers.schedules import learning_rate_factor, make_schedule, wsd_factor
+from hftune.trainers.optimizers.schedules import learning_rate_factor, make_schedule, wsd_factor
 
 STEPS, WARMUP, RATE, FLOOR = 40, 8, 2e-4, 0.1
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.trainers.online_dpo import best_and_worst, pair_losses
+from hftune.trainers.online.dpo import best_and_worst, pair_losses
 from tests.unit.trainers.rl_runs import PROMPTS, make_trainer
 
 

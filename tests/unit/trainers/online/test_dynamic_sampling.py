@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.trainers.dynamic_sampling import groups_that_differ, take_rows
+from hftune.trainers.online.dynamic_sampling import groups_that_differ, take_rows
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,7 @@ from torch import nn
 from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
 from hftune.distributed import zero
-from hftune.trainers.muon import muon_scale
+from hftune.trainers.optimizers.muon import muon_scale
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
 

@@ -31,9 +31,9 @@ from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
 from hftune.preflight.rl_checks import check_rewards
-from hftune.trainers.builtin_rewards import builtin_reward
-from hftune.trainers.score_batches import StepReward
-from hftune.trainers.text_keeping import keeping_text
+from hftune.trainers.online.guarded_tokenizer import keeping_text
+from hftune.trainers.rewards.builtin import builtin_reward
+from hftune.trainers.rewards.score_batches import StepReward
 
 RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]

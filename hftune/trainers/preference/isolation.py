@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hftune.errors import ArgumentError
-from hftune.trainers.pair_batches import PairCollator
+from hftune.trainers.preference.batches import PairCollator
 
 LENGTHS = ((60, 40, 70), (50, 90, 30))
 """Prompt and two answers of two pairs: more than a block of any kernel, with borders inside blocks."""

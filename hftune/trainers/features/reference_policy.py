@@ -21,7 +21,7 @@ from hftune.distributed import phases, ranks
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature, Inputs, Run
-from hftune.trainers.reference import (
+from hftune.trainers.preference.reference_model import (
     COPY,
     RENEWED_NAME,
     Numbers,

@@ -27,7 +27,7 @@ from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
-from hftune.trainers.isolation import layers_of_each_kind, plainly, prove_apart
+from hftune.trainers.packing_isolation import layers_of_each_kind, plainly, prove_apart
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
 

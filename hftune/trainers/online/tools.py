@@ -18,7 +18,7 @@ from trl.chat_template_utils import (
 from hftune.arguments import GRPOArguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.trainers.rewards import named_function
+from hftune.trainers.rewards.loading import named_function
 
 Tool = Callable[..., Any]
 

@@ -6,7 +6,7 @@ import pytest
 
 from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
 from hftune.errors import ArgumentError
-from hftune.trainers.builtin_rewards import accuracy, builtin_reward, final_answer, fits_length, follows_format
+from hftune.trainers.rewards.builtin import accuracy, builtin_reward, final_answer, fits_length, follows_format
 
 
 @pytest.mark.parametrize(

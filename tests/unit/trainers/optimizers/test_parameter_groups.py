@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from hftune.arguments import parse_arguments
-from hftune.trainers.groups import Layers, folded, group_table, layerwise_rate, parameter_groups
-from hftune.trainers.muon import muon_scale
+from hftune.trainers.optimizers.muon import muon_scale
+from hftune.trainers.optimizers.parameter_groups import Layers, folded, group_table, layerwise_rate, parameter_groups
 
 SMALL = {
     "vocab_size": 32,

@@ -14,8 +14,8 @@ from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.phases import passes_heard
 from hftune.trainers.features.prompt_order import PromptOrder
 from hftune.trainers.features.reward_guards import RewardGuards
+from hftune.trainers.online.guarded_tokenizer import keeping_text
 from hftune.trainers.stage_trainer import StageTrainer
-from hftune.trainers.text_keeping import keeping_text
 
 
 class OnlineTrainer(StageTrainer):

@@ -21,7 +21,7 @@ Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Trial:
+class Probe:
     """How closely is looked.
 
     Args:
@@ -35,12 +35,12 @@ class Trial:
     tolerance: float
 
 
-WHOLE = Trial((100, 156), layers=0, tolerance=0.02)
+LONG = Probe((100, 156), layers=0, tolerance=0.02)
 """More than a block of any kernel in all, with the border inside a block. A mask that leaks moves logits by 0.3 to 1.5
 of the largest (measured on SmolLM2 and random models); bf16 rounds to 0.004, where the order of sums depends on the
 other document at all."""
 
-BRIEF = Trial((8, 16), layers=4, tolerance=0.02)
+SHORT = Probe((8, 16), layers=4, tolerance=0.02)
 """Where no kernel works in blocks: a run on a CPU would wait a second for the other. A leak moves SmolLM2's logits by
 0.07 after one layer and by 0.12 after four; without one, they did not move at all, in float32 and in bf16."""
 
@@ -60,7 +60,7 @@ NUMBERS = {"layer_idx", "layer_id", "layer_number"}
 
 
 @contextmanager
-def plainly(model: nn.Module, args: Any) -> Iterator[None]:
+def uncompiled_and_unrounded(model: nn.Module, args: Any) -> Iterator[None]:
     """For a proof: inside, nothing is compiled for its odd lengths, and FP8 does not round one document by another.
 
     A kernel that is compiled by itself (flex_attention) is, and DeepCompile's model cannot run otherwise.
@@ -76,7 +76,7 @@ def plainly(model: nn.Module, args: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def prove_apart(
+def prove_isolation(
     model: Any,
     vocabulary: int,
     attention: str | None,
@@ -102,17 +102,17 @@ def prove_apart(
     was_training = model.training
     model.eval()  # dropout is no leak
     read = read or _logits
-    trial = BRIEF if device.type == "cpu" and attention != "flex_attention" else WHOLE
+    probe = SHORT if device.type == "cpu" and attention != "flex_attention" else LONG
     try:
-        with _first_layers(model, trial.layers) if trial.layers else nullcontext():
-            before, after = (_logits_of_second(model, vocabulary, shift, device, read, trial) for shift in (1, 7))
+        with _first_layers(model, probe.layers) if probe.layers else nullcontext():
+            before, after = (_logits_of_second(model, vocabulary, shift, device, read, probe) for shift in (1, 7))
     except INSISTS:  # a fault that is the model's own it will repeat
-        before, after = (_logits_of_second(model, vocabulary, shift, device, read, trial) for shift in (1, 7))
+        before, after = (_logits_of_second(model, vocabulary, shift, device, read, probe) for shift in (1, 7))
     model.train(was_training)
     zero.forget_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
     exact = device.type == "cpu" and not autocast and _is_float32(_plain(model))
-    if float(noticed) > _tolerance(_plain(model), trial, exact):
+    if float(noticed) > _tolerance(_plain(model), probe, exact):
         raise ArgumentError(
             f"documents in a row see each other in {type(_plain(model)).__name__} with attention {attention}",
             place="--packing / --padding_free / --attn_implementation",
@@ -120,10 +120,10 @@ def prove_apart(
         )
 
 
-def _tolerance(model: Any, trial: Trial, exact: bool) -> float:
+def _tolerance(model: Any, probe: Probe, exact: bool) -> float:
     if getattr(model, "is_loaded_in_8bit", False):
-        return max(trial.tolerance, INT8)
-    return EXACT if exact else trial.tolerance
+        return max(probe.tolerance, INT8)
+    return EXACT if exact else probe.tolerance
 
 
 def _is_float32(model: nn.Module) -> bool:
@@ -176,15 +176,15 @@ def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _logits_of_second(
-    model: Any, vocabulary: int, shift: int, device: torch.device, read: Read, trial: Trial
+    model: Any, vocabulary: int, shift: int, device: torch.device, read: Read, probe: Probe
 ) -> torch.Tensor:
     # From the middle of the vocabulary: its ends hold placeholders, for images and the like.
-    first = [(vocabulary // 3 + shift * token) % vocabulary for token in range(trial.lengths[0])]
-    second = [(vocabulary // 3 + 5 * token) % vocabulary for token in range(trial.lengths[1])]
+    first = [(vocabulary // 3 + shift * token) % vocabulary for token in range(probe.lengths[0])]
+    second = [(vocabulary // 3 + 5 * token) % vocabulary for token in range(probe.lengths[1])]
     batch = FlatCollator()([{"input_ids": ids, "labels": ids} for ids in (first, second)])
     inputs = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
     del inputs["labels"]
-    return read(model, inputs)[0, trial.lengths[0] :]
+    return read(model, inputs)[0, probe.lengths[0] :]
 
 
 def _plain(model: Any) -> Any:

@@ -58,7 +58,7 @@ class PairFigures(Feature):
         """Sums over all processes are given to one of them."""
         self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
         if ranks.is_main():
-            self.metrics["train"].take_up(saved["pairs"])
+            self.metrics["train"].restore(saved["pairs"])
 
 
 def marked(dataset: Dataset, multiple: int) -> Dataset:

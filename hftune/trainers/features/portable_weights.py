@@ -11,7 +11,7 @@ from hftune.models.heads import without_tied
 from hftune.trainers.features.feature import Feature, Run
 
 
-class PlainWeights(Feature):
+class PortableWeights(Feature):
     """Weights on disk are those that any other tool reads."""
 
     def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

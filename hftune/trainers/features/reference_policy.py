@@ -24,23 +24,23 @@ from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.preference.reference_model import (
     COPY,
     RENEWED_NAME,
-    Numbers,
+    Columns,
     RenewReference,
     adapter_parameters,
     add_copy,
-    as_reference,
+    add_reference_columns,
+    as_reference_model,
     data_fingerprint,
     load_parameters,
     save_parameters,
     weights_fingerprint,
-    with_reference,
 )
 
 NONE, PRECOMPUTED, ADAPTER, MODEL = "none", "precomputed", "adapter", "model"
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
 
 
-class PairRun(Run, Protocol):
+class PreferenceRun(Run, Protocol):
     """What this feature sees of a preference trainer, besides what every feature sees."""
 
     ref_model: Any
@@ -49,7 +49,7 @@ class PairRun(Run, Protocol):
         """log pi of each answer of a batch under a model, (answers,)."""
 
 
-class References(Feature):
+class ReferencePolicy(Feature):
     """The cheapest reference that is exact, or the one asked for.
 
     none         no loss asks for it
@@ -64,14 +64,14 @@ class References(Feature):
         kind: One of these four.
     """
 
-    def __init__(self, run: PairRun) -> None:
+    def __init__(self, run: PreferenceRun) -> None:
         self.run = run
         self.kind = NONE
         self._engine: Any = None  # DeepSpeed's, before training
         self._adapter_off = True  # whether the reference is the model without its adapter
         self._renewed = False
 
-    def settle(self, ref_model: PreTrainedModel | None, starts_as_base: bool) -> None:
+    def choose(self, ref_model: PreTrainedModel | None, starts_as_base: bool) -> None:
         """Choose, say which it is and why, and make what it needs."""
         run, args = self.run, self.run.args
         if not args.needs_reference:
@@ -80,12 +80,12 @@ class References(Feature):
             return
         adapted = isinstance(run.model, PeftModel)
         self._adapter_off = starts_as_base
-        self.kind, why = self._choose(adapted, ref_model)
+        self.kind, why = self._choose_kind(adapted, ref_model)
         notice(f"reference: {WORDS[self.kind]} ({why})")
         if self.kind == ADAPTER and (args.sync_ref_model or not starts_as_base):
             add_copy(run.model)
         if ref_model is not None:
-            run.ref_model = self._placed(ref_model)
+            run.ref_model = self._prepared(ref_model)
         if args.sync_ref_model:
             alpha = args.ref_model_mixup_alpha
             if adapted and alpha != 1.0:
@@ -128,7 +128,7 @@ class References(Feature):
             return inputs["ref_logps"]
         return self._live(inputs)
 
-    def mismatched(self, inputs: Inputs) -> torch.Tensor:
+    def of_mismatched(self, inputs: Inputs) -> torch.Tensor:
         """log pi_ref of answers to other prompts, (B,), without gradient."""
         if self.kind == PRECOMPUTED and "ref_kl_logps" in inputs:
             return inputs["ref_kl_logps"]
@@ -137,9 +137,9 @@ class References(Feature):
     def _live(self, inputs: Inputs) -> torch.Tensor:
         if self.kind == NONE:
             return torch.zeros(len(inputs["answer_lengths"]), device=self.run.args.device)
-        return self.computed(self.run.model_wrapped, inputs)
+        return self.log_probs(self.run.model_wrapped, inputs)
 
-    def computed(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+    def log_probs(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
         """log pi_ref of all answers of a batch, (answers,).
 
         Args:
@@ -148,7 +148,7 @@ class References(Feature):
         run = self.run
         plain = run.accelerator.unwrap_model(run.model)
         off = self._adapter_off or self.kind != PRECOMPUTED
-        with as_reference(plain, run.args, adapter_off=off), run.accelerator.autocast():
+        with as_reference_model(plain, run.args, adapter_off=off), run.accelerator.autocast():
             return run.answer_sums(run.ref_model or model, inputs)
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
@@ -178,7 +178,7 @@ class References(Feature):
         self._engine = None
         run.ref_model = None  # its memory is for training
 
-    def for_others(self, dataset: Dataset, name: str) -> Dataset:
+    def add_to_others(self, dataset: Dataset, name: str) -> Dataset:
         """Other records than the trainer was given, with the reference's numbers.
 
         Raises:
@@ -207,9 +207,9 @@ class References(Feature):
             str(self.run.accelerator.mixed_precision),
         )
         key = xxhash.xxh3_128_hexdigest("\0".join(about).encode())
-        return with_reference(dataset, key, lambda: self.compute(dataset, name))
+        return add_reference_columns(dataset, key, lambda: self.compute(dataset, name))
 
-    def compute(self, dataset: Dataset, name: str) -> Numbers:
+    def compute(self, dataset: Dataset, name: str) -> Columns:
         """The reference's columns, every rank a share of the records."""
         run = self.run
         size = run.args.precompute_ref_batch_size or run.args.eval_batch_size
@@ -226,8 +226,8 @@ class References(Feature):
         for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or run.args.disable_tqdm):
             phases.alive()
             batch = run._prepare_inputs(run.data_collator([dataset[row] for row in rows or order[:1]]))
-            sums = [self.computed(model, batch)]
-            sums += [self.computed(model, batch["kl"])] if "kl" in batch else []
+            sums = [self.log_probs(model, batch)]
+            sums += [self.log_probs(model, batch["kl"])] if "kl" in batch else []
             if rows:
                 found[:, rows] = torch.cat(sums).view(-1, len(rows)).double()
         return dict(zip(names, run.accelerator.reduce(found, "sum"), strict=True))
@@ -247,7 +247,7 @@ class References(Feature):
 
     # Choosing.
 
-    def _choose(self, adapted: bool, ref_model: Any) -> tuple[str, str]:
+    def _choose_kind(self, adapted: bool, ref_model: Any) -> tuple[str, str]:
         args, live = self.run.args, MODEL if ref_model is not None else ADAPTER
         asked = args.precompute_ref_log_probs
         if asked is not None and not (asked and args.sync_ref_model):
@@ -271,7 +271,7 @@ class References(Feature):
         records = args.max_steps * self.run.get_total_train_batch_size(args)
         return float(records / len(self.run.train_dataset))
 
-    def _placed(self, ref_model: PreTrainedModel) -> Any:
+    def _prepared(self, ref_model: PreTrainedModel) -> Any:
         """A second model, where and as this run computes."""
         if self.run.is_deepspeed_enabled:
             return prepare_deepspeed(ref_model, self.run.accelerator)

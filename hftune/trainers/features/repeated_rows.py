@@ -20,7 +20,7 @@ from hftune.trainers.features.record_order import innermost_sampler
 ROWS = "row_lengths"
 
 
-class WholeEpochs(Feature):
+class RepeatedRows(Feature):
     """Does nothing unless records are collated for a token loss.
 
     Processes need as many batches each, so accelerate completes the last ones with records from the epoch's beginning.

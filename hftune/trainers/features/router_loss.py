@@ -54,7 +54,7 @@ class RouterListener:
         for router in routers_of(model):
             router.register_forward_hook(self._hear)
 
-    def listen_to_dealt(self, router: Any) -> None:
+    def listen_to_sharded(self, router: Any) -> None:
         """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
         said: list[torch.Tensor] = []
 
@@ -154,7 +154,7 @@ class RouterLoss(Feature):
     def hear_sharded(self, router: Any) -> None:
         """Listen to a router of AutoEP's, which took the place of another."""
         if self._listener is not None:
-            self._listener.listen_to_dealt(router)
+            self._listener.listen_to_sharded(router)
 
     @contextmanager
     def forward(self, run: Run) -> Iterator[None]:

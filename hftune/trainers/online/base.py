@@ -11,10 +11,10 @@ import torch
 from hftune.distributed import phases
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.phases import passes_heard
+from hftune.trainers.features.phases import reporting_passes
 from hftune.trainers.features.prompt_order import PromptOrder
 from hftune.trainers.features.reward_guards import RewardGuards
-from hftune.trainers.online.guarded_tokenizer import keeping_text
+from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.stage_trainer import StageTrainer
 
 
@@ -39,7 +39,7 @@ class OnlineTrainer(StageTrainer):
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""
         phases.enter(phases.GENERATION, self.state.global_step)
-        with passes_heard(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
+        with reporting_passes(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
             result = super()._generate(prompts)
         phases.enter(phases.REWARDS)
         return result
@@ -48,7 +48,7 @@ class OnlineTrainer(StageTrainer):
         """Overrides TRL's, which goes through a batch of answers in pieces: each is a sign of life."""
         if torch.is_grad_enabled() or self.args.torch_compile:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-        with passes_heard(self.accelerator.unwrap_model(model)):
+        with reporting_passes(self.accelerator.unwrap_model(model)):
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     def _calculate_rewards(
@@ -94,7 +94,7 @@ class OnlineTrainer(StageTrainer):
     def _keeping_text(self) -> Iterator[None]:
         given = self.processing_class
         if self._keeper is None:
-            self._keeper = keeping_text(given, self.args.borders_in_text)
+            self._keeper = guarded_tokenizer(given, self.args.borders_in_text)
         self.processing_class = self._keeper
         try:
             yield

@@ -81,18 +81,18 @@ class DynamicSampling:
 
     def fill(self, output: Batch, rows: int) -> Batch:
         """A batch of `rows` rows of this process with its groups replaced; every rank must call it."""
-        batches, places, dull = [output], list(self._rows_by_group(0, rows)), self._dull_groups(rows)
-        rounds, found = 1, len(dull)
-        while (missing := self._most_missing(dull)) and rounds < self.run.args.max_sampling_rounds:
+        batches, places, uniform = [output], list(self._rows_by_group(0, rows)), self._uniform_groups(rows)
+        rounds, found = 1, len(uniform)
+        while (missing := self._most_missing(uniform)) and rounds < self.run.args.max_sampling_rounds:
             fresh = self._other_rows(missing, rounds)
             batches.append(self.generate(fresh))
-            still = set(self._dull_groups(len(fresh)))
+            still = set(self._uniform_groups(len(fresh)))
             groups = self._rows_by_group(len(batches) - 1, len(fresh))
             for group in (group for number, group in enumerate(groups) if number not in still):
-                if dull:
-                    places[dull.pop()] = group
+                if uniform:
+                    places[uniform.pop()] = group
             rounds += 1
-        self._note_rounds(rounds, found, len(dull), len(places))
+        self._note_rounds(rounds, found, len(uniform), len(places))
         if len(batches) == 1:
             return output
         merged = take_rows(batches, [row for group in places for row in group], self.run._tokenizer.pad_token_id)
@@ -104,15 +104,15 @@ class DynamicSampling:
         number = self.run.num_generations
         return [[(batch, first + row) for row in range(number)] for first in range(0, rows, number)]
 
-    def _dull_groups(self, rows: int) -> list[int]:
+    def _uniform_groups(self, rows: int) -> list[int]:
         """Groups of this process's last answers whose rewards are all alike."""
         first = self.run.accelerator.process_index * rows
         differ = groups_that_differ(self.run.scores[first : first + rows], self.run.num_generations)
         return [group for group, differs in enumerate(differ) if not differs]
 
-    def _most_missing(self, dull: list[int]) -> int:
+    def _most_missing(self, uniform: list[int]) -> int:
         """Groups that the process lacks which lacks most: all answer together."""
-        own = torch.tensor([len(dull)], device=self.run.accelerator.device)
+        own = torch.tensor([len(uniform)], device=self.run.accelerator.device)
         return int(self.run.accelerator.gather(own).max().item())
 
     def _other_rows(self, groups: int, round_: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from hftune.data.templates.respelled_tokenizer import GuardedText, token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 
 
-class KeepingText:
+class GuardedTokenizer:
     """Stands for a tokenizer where conversations and their texts are encoded.
 
     Args:
@@ -64,7 +64,7 @@ class KeepingText:
         return str(self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options))
 
 
-def keeping_text(tokenizer: PreTrainedTokenizerBase, mode: str) -> Any:
+def guarded_tokenizer(tokenizer: PreTrainedTokenizerBase, mode: str) -> Any:
     """The tokenizer, or what stands for it unless `--borders_in_text` allows borders."""
     chats = isinstance(tokenizer, PreTrainedTokenizerBase) and tokenizer.chat_template
-    return KeepingText(tokenizer) if chats and mode != "allow" else tokenizer
+    return GuardedTokenizer(tokenizer) if chats and mode != "allow" else tokenizer

@@ -87,7 +87,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         prompt_ids, completion_ids, completions = self._generate(prompts)
         tokens = self._tensors(prompt_ids, completion_ids)
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            with self.listening():
+            with self.returning_values():
                 logps, values = self._in_pieces(self.model, tokens)
             ref_logps = self._reference(tokens)
         rewards = self._calculate_rewards(inputs, prompts, completions, completion_ids)
@@ -108,7 +108,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             completions=completions,
         )
 
-    def listening(self) -> AbstractContextManager[None]:
+    def returning_values(self) -> AbstractContextManager[None]:
         """In the block, forward passes of the policy return what this algorithm needs besides log-probabilities."""
         return nullcontext()
 

@@ -155,7 +155,7 @@ def full_shape(parameter: torch.Tensor) -> torch.Size:
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def folded(names: Iterable[str]) -> list[str]:
+def fold_layer_numbers(names: Iterable[str]) -> list[str]:
     """Names with the numbers of their layers folded: layers.0-29.self_attn.q_proj.weight."""
     numbers: dict[str, list[list[int]]] = {}
     for name in names:
@@ -178,14 +178,14 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def group_table(groups: list[Group], optimizer: str) -> str:
-    """What `--print_groups` shows: a line a group, then its members, folded."""
+    """What `--print_groups` shows: a line a group, then its members, layers folded."""
     lines = [f"{'group':>5}  {'learning rate':>13}  {'decay':>8}  {'tensors':>7}  {'elements':>13}  optimizer"]
     for number, group in enumerate(groups):
         lines.append(
             f"{number:>5}  {group.lr:>13.6g}  {group.weight_decay:>8.4g}  {len(group.members):>7}  "
             f"{group.elements:>13,}  {_rule(group, optimizer)}"
         )
-        lines += [f"{'':>7}{name}" for name in folded(name for name, _ in group.members)]
+        lines += [f"{'':>7}{name}" for name in fold_layer_numbers(name for name, _ in group.members)]
     total = sum(group.elements for group in groups)
     lines.append(f"{'all':>5}  {'':>13}  {'':>8}  {sum(len(g.members) for g in groups):>7}  {total:>13,}")
     return "\n".join(lines)

@@ -18,7 +18,9 @@ TOLERANCE = 0.05
 
 
 @torch.no_grad()
-def prove_alike(score: Callable[[dict[str, Any]], torch.Tensor], collator: PairCollator, vocabulary: int) -> None:
+def prove_answer_isolation(
+    score: Callable[[dict[str, Any]], torch.Tensor], collator: PairCollator, vocabulary: int
+) -> None:
     """Score two made-up pairs laid out as in training and padded, and compare.
 
     Every rank must take part. It costs two forward passes of about 500 tokens a run.

@@ -11,7 +11,7 @@ from hftune.arguments import DPOArguments
 from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.feature import Inputs, Run
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.reference_policy import References
+from hftune.trainers.features.reference_policy import ReferencePolicy
 from hftune.trainers.losses.divergences import desensitised, scores
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms
@@ -27,15 +27,15 @@ class PairLoss:
 
     Args:
         run: The trainer.
-        references: Gives the reference's numbers.
+        reference_policy: Gives the reference's numbers.
         figures: Where metrics are added up on the way.
 
     Attributes:
         settings: The numbers of the losses.
     """
 
-    def __init__(self, run: Run, references: References, figures: PairFigures) -> None:
-        self.run, self.references, self.figures = run, references, figures
+    def __init__(self, run: Run, reference_policy: ReferencePolicy, figures: PairFigures) -> None:
+        self.run, self.reference_policy, self.figures = run, reference_policy, figures
         self.settings = settings_of(run.args)
 
     def loss(self, model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, AnswerOutput]:
@@ -72,7 +72,7 @@ class PairLoss:
         with torch.no_grad():
             policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
             kept = inputs[FILLER].logical_not() if FILLER in inputs else torch.ones_like(policy, dtype=torch.bool)
-            ratios = (policy - self.references.mismatched(inputs).to(policy))[kept].double()
+            ratios = (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept].double()
             total, number = self.run.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
         return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
 
@@ -80,7 +80,7 @@ class PairLoss:
         """The weighted sum of the means of losses over single answers; metrics are added up on the way."""
         kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
         policy, good = self.answer_sums(outputs, inputs)[kept], inputs["label"][kept]
-        ratios = policy - self.references.of_answers(inputs)[kept].to(policy)
+        ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
         weights = self.run.args.loss_weights or [1.0] * len(names)
         losses = [of_answers(name, ratios, good, kl, self.settings).mean() for name in names]
@@ -101,7 +101,7 @@ class PairLoss:
         """What losses are computed from; without the records that only fill up an evaluation."""
         kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
         chosen, rejected = (part[kept] for part in self.answer_sums(outputs, inputs).chunk(2))
-        ref_chosen, ref_rejected = (part[kept].to(chosen) for part in self.references.sums(inputs))
+        ref_chosen, ref_rejected = (part[kept].to(chosen) for part in self.reference_policy.sums(inputs))
         lengths = [part[kept] for part in inputs["answer_lengths"].chunk(2)]
         kind, alpha = self.run.args.f_divergence_type, self.run.args.f_alpha_divergence_coef
         differences = inputs.get("differences")

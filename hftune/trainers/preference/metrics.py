@@ -41,7 +41,7 @@ class PairMetrics:
         totals = accelerator.reduce(torch.stack([part.to(accelerator.device) for part in flat]), "sum").tolist()
         return dict(zip(names, zip(totals[::2], totals[1::2], strict=True), strict=True))
 
-    def take_up(self, sums: dict[str, list[float]]) -> None:
+    def restore(self, sums: dict[str, list[float]]) -> None:
         """Begin with sums of an earlier run; those over all ranks are for one of them."""
         self._sums = {
             name: (torch.tensor(total).double(), torch.tensor(weight).double())

@@ -39,7 +39,7 @@ _FOLDER = "reference"
 
 _NOT_WEIGHTS = ("_name_or_path", "transformers_version", "use_cache", "_attn_implementation")
 
-Numbers = dict[str, torch.Tensor]
+Columns = dict[str, torch.Tensor]
 
 
 def add_copy(model: PeftModel) -> None:
@@ -60,7 +60,7 @@ def adapter_parameters(model: PeftModel) -> Iterator[tuple[nn.Parameter, nn.Para
 
 
 @contextmanager
-def as_reference(model: nn.Module, args: Any, *, adapter_off: bool = True) -> Iterator[None]:
+def as_reference_model(model: nn.Module, args: Any, *, adapter_off: bool = True) -> Iterator[None]:
     """Run a model as its own reference: without gradients and dropout.
 
     Args:
@@ -167,26 +167,26 @@ def data_fingerprint(dataset: Dataset, columns: list[str]) -> str:
     return digest.hexdigest()
 
 
-def with_reference(dataset: Dataset, key: str, compute: Callable[[], Numbers]) -> Dataset:
+def add_reference_columns(dataset: Dataset, key: str, compute: Callable[[], Columns]) -> Dataset:
     """The dataset with the reference's columns: from the cache, or computed by all ranks together and kept there.
 
     Args:
         key: Fingerprint of all that decides the numbers.
         compute: Gives float64 columns, one number a record, the same on all ranks; called by all ranks or none.
     """
-    kept = _kept(key, len(dataset))
+    kept = _read_cache(key, len(dataset))
     if ranks.all_agree(kept is not None):
         get_logger().info("reference from the cache: %s", key)
         columns = kept or {}
     else:
         columns = {name: values.cpu().numpy() for name, values in compute().items()}
         if ranks.local_rank() == 0:
-            _keep(key, columns)
+            _write_cache(key, columns)
         ranks.barrier()
     return concatenate_datasets([dataset, Dataset.from_dict(columns)], axis=1)
 
 
-def _kept(key: str, count: int) -> dict[str, np.ndarray] | None:
+def _read_cache(key: str, count: int) -> dict[str, np.ndarray] | None:
     """The columns that the cache holds under a key; None where they are not there, or not whole."""
     found = read_sealed(_FOLDER, f"{key}.sealed")
     if found is None:
@@ -197,7 +197,7 @@ def _kept(key: str, count: int) -> dict[str, np.ndarray] | None:
     return columns if whole and columns else None
 
 
-def _keep(key: str, columns: dict[str, np.ndarray]) -> None:
+def _write_cache(key: str, columns: dict[str, np.ndarray]) -> None:
     content = io.BytesIO()
     members: dict[str, Any] = {**columns, _KEY: np.array(key)}
     np.savez(content, **members)

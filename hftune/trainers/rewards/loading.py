@@ -31,7 +31,7 @@ from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
 from hftune.preflight.rl_checks import check_rewards
-from hftune.trainers.online.guarded_tokenizer import keeping_text
+from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.score_batches import StepReward
 
@@ -109,7 +109,7 @@ def _reward_of(
         return StepReward(model, tokenizer, name=name, **options), None
     if scale is not None:
         apply_scale(model, scale)
-    return model, keeping_text(tokenizer, mode)
+    return model, guarded_tokenizer(tokenizer, mode)
 
 
 def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_code: bool = False) -> str:

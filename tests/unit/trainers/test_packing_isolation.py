@@ -27,7 +27,7 @@ from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
-from hftune.trainers.packing_isolation import layers_of_each_kind, plainly, prove_apart
+from hftune.trainers.packing_isolation import layers_of_each_kind, prove_isolation, uncompiled_and_unrounded
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
 
@@ -48,7 +48,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
 def test_apart(tiny_model: Path, attention: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention).train()
-    prove_apart(model, 256, attention, CPU)
+    prove_isolation(model, 256, attention, CPU)
     assert model.training
 
 
@@ -57,12 +57,12 @@ def test_apart(tiny_model: Path, attention: str) -> None:
 def test_not_apart(tiny_model: Path, blind: None, attention: str, dtype: torch.dtype) -> None:
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention, dtype=dtype)
     with pytest.raises(ArgumentError, match=f"see each other in LlamaForCausalLM with attention {attention}") as caught:
-        prove_apart(model, 256, attention, CPU)
+        prove_isolation(model, 256, attention, CPU)
     assert f"--attn_implementation {SEGMENTS}" in str(caught.value)
 
 
 def test_our_own_attention_makes_it_good(tiny_model: Path, blind: None) -> None:
-    prove_apart(AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=SEGMENTS), 256, SEGMENTS, CPU)
+    prove_isolation(AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=SEGMENTS), 256, SEGMENTS, CPU)
 
 
 def test_a_state_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_a_state_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # It takes no borders at all, so only the tokens are handed on.
     monkeypatch.setattr(model, "forward", lambda input_ids, **_: forward(input_ids=input_ids))
     with pytest.raises(ArgumentError, match="MambaForCausalLM"):
-        prove_apart(model, 64, None, CPU)
+        prove_isolation(model, 64, None, CPU)
 
 
 def trainer_for(folder: Path, out: Path, attention: str) -> SFTTrainer:
@@ -107,7 +107,7 @@ def test_apart_with_a_config_that_asks_for_a_cache(tiny_model: Path, attention: 
     """As after training, when a model is made ready to generate: with a cache, nobody looks for documents in a row."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention)
     model.config.use_cache = True
-    prove_apart(model, 256, attention, CPU)
+    prove_isolation(model, 256, attention, CPU)
 
 
 def test_on_a_cpu_a_few_layers_answer_for_all(tmp_path: Path) -> None:
@@ -118,13 +118,13 @@ def test_on_a_cpu_a_few_layers_answer_for_all(tmp_path: Path) -> None:
     every, ran = model.model.layers, list[int]()
     for number, layer in enumerate(every):
         layer.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
-    prove_apart(model, 256, "sdpa", CPU)
+    prove_isolation(model, 256, "sdpa", CPU)
     assert ran == [0, 1, 2, 3] * 2
     assert model.model.layers is every and len(every) == 9
     ran.clear()
     every[6].self_attn.is_causal = False
     with suppress(ArgumentError):
-        prove_apart(model, 256, "sdpa", CPU)
+        prove_isolation(model, 256, "sdpa", CPU)
     assert ran == [0, 1, 2, 3, 4, 5, 6] * 2, "a layer of every kind is asked"
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_insists_on_all_its_layers_runs_whole(monkeypatch: pytest.M
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(model.model, "forward", insists)
-    prove_apart(model, 256, "sdpa", CPU)
+    prove_isolation(model, 256, "sdpa", CPU)
     assert lengths == [4, 6, 6]
 
 
@@ -161,7 +161,7 @@ def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
         """Whether it is, where the second document's numbers move by this share with the first one."""
         numbers = iter([1.0, 1.0 + share])
         try:
-            prove_apart(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)), autocast)
+            prove_isolation(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)), autocast)
         except ArgumentError:
             return True
         return False
@@ -180,10 +180,10 @@ def test_a_proof_compiles_nothing(tiny_model: Path) -> None:
     counter = CompileCounter()
     compiled, ids = torch.compile(model, backend=counter), torch.arange(8)[None]
     args = SimpleNamespace(ds_resolved=None, torch_compile=True)
-    with plainly(model, args):
+    with uncompiled_and_unrounded(model, args):
         compiled(input_ids=ids)
     assert counter.frame_count == 0
     args.ds_resolved = {"compile": {"deepcompile": True}}
-    with plainly(model, args):
+    with uncompiled_and_unrounded(model, args):
         compiled(input_ids=ids)
     assert counter.frame_count > 0

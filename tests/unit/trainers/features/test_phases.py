@@ -148,7 +148,7 @@ def test_each_batch_of_a_computed_reference_is_heard(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     trainer = stage_trainer("dpo", tiny_model, tmp_path, "--precompute_ref_log_probs", "True")
     seen = signs_of_life(monkeypatch)
-    trainer.references.compute(trainer.train_dataset, "train")
+    trainer.reference_policy.compute(trainer.train_dataset, "train")
     assert len(seen) == ROWS / 2
 
 

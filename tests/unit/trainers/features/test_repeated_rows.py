@@ -1,4 +1,4 @@
-"""The last batches of an epoch, with accelerate's own dealing out."""
+"""The last batches of an epoch, with accelerate's own sharding of batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed.parallel import Mesh
-from hftune.trainers.features import whole_epochs
-from hftune.trainers.features.repeated_rows import ROWS, WholeEpochs, WithRows, ignore_rows
+from hftune.trainers.features import repeated_rows
+from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, ignore_rows
 from tests.unit.trainers.features import made_up
 
 
@@ -29,8 +29,10 @@ def labels_seen(
     """Numbers of the records whose labels are trained in an epoch, over all ranks, after `done` batches a rank."""
     seen: list[int] = []
     for rank in range(processes):
-        monkeypatch.setattr(whole_epochs, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes))
-        feature = WholeEpochs()
+        monkeypatch.setattr(
+            repeated_rows, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes)
+        )
+        feature = RepeatedRows()
         feature._records, feature._place = records, done
         run = made_up.run(args={"mesh": Mesh(world=processes)}, _train_batch_size=size, data_collator=collator)
         collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator

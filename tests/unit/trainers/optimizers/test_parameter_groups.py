@@ -19,7 +19,13 @@ from transformers import (
 
 from hftune.arguments import parse_arguments
 from hftune.trainers.optimizers.muon import muon_scale
-from hftune.trainers.optimizers.parameter_groups import Layers, folded, group_table, layerwise_rate, parameter_groups
+from hftune.trainers.optimizers.parameter_groups import (
+    Layers,
+    fold_layer_numbers,
+    group_table,
+    layerwise_rate,
+    parameter_groups,
+)
 
 SMALL = {
     "vocab_size": 32,
@@ -168,7 +174,7 @@ def test_the_first_group_has_the_rate_that_is_logged() -> None:
 
 def test_folded_names() -> None:
     names = [f"layers.{layer}.q.weight" for layer in (0, 1, 2, 5)] + ["norm.weight", "layers.7.experts.1.up"]
-    assert folded(names) == ["layers.0-2,5.q.weight", "norm.weight", "layers.7.experts.1.up"]
+    assert fold_layer_numbers(names) == ["layers.0-2,5.q.weight", "norm.weight", "layers.7.experts.1.up"]
 
 
 def test_the_table() -> None:

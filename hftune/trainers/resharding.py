@@ -110,7 +110,7 @@ def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
         reason = "with tensor parallel processes"
     if reason:
         raise ManifestError(
-            f"the state in {checkpoint}, written in another world or ZeRO stage, cannot be resharded for a run {reason}",
+            f"{checkpoint}, written in another world or ZeRO stage, cannot be resharded for a run {reason}",
             place="--resume_from_checkpoint",
             fix="go on with the number of processes and the --deepspeed config that wrote it, or with ZeRO 1 to 3",
         )

@@ -10,7 +10,7 @@ from hftune.errors import run_script
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
@@ -20,7 +20,7 @@ def main() -> None:
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.reference_model import load_reference
     from hftune.models.loading.tokenizer import load_tokenizer
-    from hftune.preflight.preference_checks import settle_rows
+    from hftune.preflight.rules.preference import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer
 

@@ -11,7 +11,7 @@ from hftune.errors import run_script
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, adapter_args, training_args = parse_arguments("pt")
 

@@ -244,7 +244,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.models.loading.config import model_config
     from hftune.models.loading.skeleton import skeleton
     from hftune.tools.planning.planner import Planner

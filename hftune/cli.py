@@ -191,7 +191,7 @@ def ask(argv: list[str]) -> None:
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, _, training_args = parse_arguments(stage, argv)
 

@@ -14,8 +14,11 @@ from peft import PeftModel
 from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.recipe import recipe
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.file_records import record_result
@@ -35,7 +38,7 @@ from hftune.models.attention.choice import decide_padding_free
 from hftune.models.heads import head_of
 from hftune.models.vocabulary.growth import describe_vocabulary
 from hftune.preflight.checks import check_run
-from hftune.preflight.vocabulary_checks import follow_adapter
+from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets

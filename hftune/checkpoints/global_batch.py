@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hftune.arguments import DataArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.resume import requested_checkpoint
 from hftune.errors import ArgumentError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, checkpoint_fault
 from hftune.checkpoints.manifest import is_complete
 from hftune.checkpoints.unshared_storage import missing_shards, newest_common_step

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.resume import newest_whole
 from hftune.errors import ArgumentError

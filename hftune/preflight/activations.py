@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from hftune.arguments import DPOArguments, PTArguments, RLFields, RMArguments, SFTArguments, StageArguments
 from hftune.arguments.checkpointing import FULL
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.config import row_length
 
 PER_TOKEN = 34

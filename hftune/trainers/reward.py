@@ -13,7 +13,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import RMArguments
+from hftune.arguments.reward import RMArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
 from hftune.models.vocabulary.growth import vocabulary_rows

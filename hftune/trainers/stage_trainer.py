@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.publishing.uploads import hub_errors

@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.models.adapters.preparation import add_adapter

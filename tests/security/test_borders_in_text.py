@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hftune.arguments import DataArguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.sources import load_source
 from hftune.data.preferences.pairs import PairEncoder

@@ -28,7 +28,7 @@ from hftune.checkpoints.reward_scale import read_scale
 from hftune.errors import UserError, raise_together
 from hftune.models.vocabulary.growth import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
-from hftune.preflight.content_checks import check_contents
+from hftune.preflight.rules.contents import check_contents
 from hftune.tools.export.run import export
 from hftune.tools.vocabulary.build import load_base_tokenizer
 from tests.unit.merging.models import make_adapter, merge

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.stages import parse_vocab_arguments

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.vocabulary import VocabArguments

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.data.folder_splits import open_tokenized
 from hftune.data.splits import load_splits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hftune import stage
-from hftune.arguments import parse_arguments
 from hftune.arguments.defaults.recipe import recipe
+from hftune.arguments.entry import parse_arguments
 
 
 def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:

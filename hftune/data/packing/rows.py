@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 from datasets import Dataset, Features, List, Value
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.bins import (
     Bins,

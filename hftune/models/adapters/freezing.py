@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice

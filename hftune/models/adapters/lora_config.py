@@ -16,7 +16,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hftune.arguments import AdapterArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.constants import TASK_TYPES
 from hftune.errors import ArgumentError
 from hftune.logging import notice

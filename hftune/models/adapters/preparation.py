@@ -10,7 +10,8 @@ from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from transformers import PreTrainedModel, set_seed
 
-from hftune.arguments import AdapterArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.training import StageArguments
 from hftune.compat import peft_patches
 from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.distributed import zero

@@ -12,7 +12,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 from transformers.utils.import_utils import is_torch_flex_attn_available
 
-from hftune.arguments import ModelArguments, PTArguments, SFTArguments, StageArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.attention.segments import SEGMENTS

@@ -7,7 +7,8 @@ from typing import Any
 from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-from hftune.arguments import ModelArguments, RMArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_isolated, this_machine

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 
 HIDDEN_FIELDS = ("resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "resid_dropout")

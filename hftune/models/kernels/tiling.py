@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method
 from hftune.models.experts import routers_of
 from hftune.models.kernels.dropout import decoder_layers

@@ -19,7 +19,10 @@ from transformers.initialization import no_init_weights
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import AdapterArguments, ModelArguments, RMArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants, try_to_load_from_cache
 from transformers import AutoConfig, PreTrainedConfig
 
-from hftune.arguments import ModelArguments, StageArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.logging import notice
 from hftune.models.kernels.dropout import set_dropout_fields
 from hftune.models.loading.config_sizes import check_config

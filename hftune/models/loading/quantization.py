@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from transformers import BitsAndBytesConfig
 
-from hftune.arguments import AdapterArguments
+from hftune.arguments.adapter import AdapterArguments
 
 
 def quantization_config(

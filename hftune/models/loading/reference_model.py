@@ -6,7 +6,9 @@ import dataclasses
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters
 from hftune.models.loading.causal_lm import load_causal_lm

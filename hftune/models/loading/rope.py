@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hftune.arguments import ModelArguments
+from hftune.arguments.model import ModelArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json

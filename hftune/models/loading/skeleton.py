@@ -14,7 +14,8 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from hftune.arguments import ModelArguments, StageArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import from_config, pretrained

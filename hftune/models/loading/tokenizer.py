@@ -9,7 +9,8 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hftune import chat_templates
-from hftune.arguments import ModelArguments, StageArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config import file_options

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hftune.arguments import DPOArguments, StageArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.models.kernels.answer_projection import CHUNK_BYTES, KEPT_BYTES
 from hftune.tools.planning.losses import Head, HeadSizes
 

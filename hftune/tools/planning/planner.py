@@ -14,8 +14,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_keys import DsConfig

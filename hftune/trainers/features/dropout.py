@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.logging import notice
 from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, outside_config
 from hftune.trainers.features.feature import Feature, Run

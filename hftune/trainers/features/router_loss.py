@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import ModelArguments
+from hftune.arguments.model import ModelArguments
 from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
@@ -30,7 +30,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
 from hftune.trainers.rewards.score_batches import StepReward

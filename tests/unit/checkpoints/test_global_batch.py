@@ -16,7 +16,7 @@ from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import resume_problems
 from hftune.distributed.parallel import Mesh
 from hftune.errors import ArgumentError
-from hftune.preflight.resume_checks import check_resume
+from hftune.preflight.rules.resume import check_resume
 
 COUNTED: Any = SimpleNamespace(tokenized=False, streaming=False)
 

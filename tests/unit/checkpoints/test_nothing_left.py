@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune import logging
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import TRAINER_STATE
 from hftune.checkpoints.resume import report_nothing_left
 

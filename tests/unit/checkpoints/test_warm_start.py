@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hftune import logging
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.translators.runs import starting
 from hftune.checkpoints.warm_start import apply_warm_start, weights_in
 from hftune.errors import ArgumentError

@@ -22,7 +22,7 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError

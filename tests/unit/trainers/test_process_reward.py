@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.reward_encoder import RewardEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import Trainer, TrainerCallback
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.trainers.features import checkpoints
 from hftune.trainers.publisher import Publisher

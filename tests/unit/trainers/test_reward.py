@@ -12,7 +12,7 @@ import torch
 import trl
 from transformers import AutoModelForSequenceClassification
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits

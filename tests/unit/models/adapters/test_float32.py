@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.attention.choice import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.models.kernels import float8
 from hftune.models.kernels.float8 import report_float8, to_float8
 from hftune.models.loading.causal_lm import load_causal_lm

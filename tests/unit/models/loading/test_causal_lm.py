@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.adapters.preparation import add_adapter, lora_config
 from hftune.models.loading.causal_lm import init_score_head, load_causal_lm, load_reward_model, weight_dtype

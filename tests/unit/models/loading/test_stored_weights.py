@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.export import GgufArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model

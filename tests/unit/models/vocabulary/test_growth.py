@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
@@ -25,7 +25,7 @@ from hftune.models.vocabulary.growth import (
     vocabulary_rows,
 )
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
-from hftune.preflight.vocabulary_checks import check_vocabulary, follow_adapter
+from hftune.preflight.rules.vocabulary import check_vocabulary, follow_adapter
 
 pytestmark = pytest.mark.long
 

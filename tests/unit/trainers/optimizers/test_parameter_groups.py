@@ -17,7 +17,7 @@ from transformers import (
     Trainer,
 )
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.trainers.optimizers.muon import muon_scale
 from hftune.trainers.optimizers.parameter_groups import (
     Layers,

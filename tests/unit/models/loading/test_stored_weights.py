@@ -20,7 +20,7 @@ from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_s
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.checks import check_run
 from hftune.tools.export.run import check_export
-from hftune.trainers.rewards import load_reward_model as load_finished_reward_model
+from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes
 from tests.architectures import ARCHITECTURES, make_model
 

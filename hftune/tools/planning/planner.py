@@ -31,7 +31,7 @@ from hftune.models.blocks import checkpointed_layers
 from hftune.models.heads import head_of
 from hftune.models.kernels.fused_lora import fuse_lora
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
-from hftune.models.loading.causal_lm import weight_dtype
+from hftune.models.loading.dtype import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, materialise
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.preflight.sizes import model_size, packed_linears, run_setup

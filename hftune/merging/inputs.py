@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.chain import chain_problems
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.adapter_chain import chain_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
 from hftune.merging.tensors import NAMES, Quantisation
-from hftune.models.config_sizes import check_config
-from hftune.models.layers import check_layers
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.layer_numbers import check_layers
+from hftune.models.vocabulary.growth import Growth, recorded_growth
 from hftune.nearby import not_had
 from hftune.opening.folders import strays
 from hftune.preflight.bases import check_recorded_base
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import weight_files, weight_shapes
-
-if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
 
 FLAG, BASE_FLAG = "--peft_model_path", "--base_model_name_or_path"
 LARGEST_WEIGHT = 1_000
@@ -117,8 +115,6 @@ class Inputs:
         grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
         if not grew:
             return None
-        from hftune.models.vocabulary import recorded_growth  # imports transformers, which most merges do without
-
         return recorded_growth(grew[0])
 
     @property

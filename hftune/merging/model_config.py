@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hftune.checkpoints.manifest import text_fingerprint
 from hftune.checkpoints.reward_scale import FIELD
@@ -12,12 +12,10 @@ from hftune.constants import STEP_LABELS
 from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
-from hftune.models.pretrained import pretrained, telling_faults
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
+from hftune.models.vocabulary.growth import Growth
 from hftune.opening.folders import copy_file, copy_folder
 from hftune.opening.json_file import read_json
-
-if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
 
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _MORE_TEMPLATES = "additional_chat_templates"
@@ -107,7 +105,7 @@ def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
         return None
     from tokenizers import Tokenizer
 
-    with telling_faults(folder / "tokenizer.json"):
+    with reporting_damage(folder / "tokenizer.json"):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return {
         "fingerprint": text_fingerprint(tokenizer.to_str()),

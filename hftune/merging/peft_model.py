@@ -24,9 +24,9 @@ from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES, Quantisation
-from hftune.models.gguf import forget_gguf
-from hftune.models.pretrained import pretrained, telling_faults
-from hftune.models.vocabulary import grow
+from hftune.models.loading.gguf import forget_gguf
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
+from hftune.models.vocabulary.growing import grow
 from hftune.weight_files import weight_shapes
 
 # --- base + adapters, for comparison ---------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
         config = PeftConfig.from_pretrained(str(folder))
         if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
             config.task_type = None  # peft's class for causal LMs wants a model that generates
-        with telling_faults(folder):
+        with reporting_damage(folder):
             adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())

@@ -17,7 +17,7 @@ import torch
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
 from hftune.merging.tensors import Source
-from hftune.models.pretrained import from_config, pretrained
+from hftune.models.loading.from_pretrained import from_config, pretrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -182,7 +182,7 @@ def _match_converted(base: BaseTensors, name: str, target: str, pattern: str, ru
 
 
 def quantised_linears(model: PreTrainedModel, *, eight_bit: bool) -> list[str]:
-    """Names of the modules that bitsandbytes quantises when hftune loads a model (`hftune.models.quantization`)."""
+    """Names of the modules that bitsandbytes quantises when hftune loads a model (`models/loading/quantization`)."""
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 

@@ -9,17 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hftune.merging.skeleton import StoredSlice
 from hftune.merging.tensors import read_tensor, scratch
+from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary.resized_rows import resized_rows
 from hftune.weight_files import StoredTensor
-
-if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
 
 Apply = Callable[[Tensor | None, int, int], Tensor]
 """(block, start, rows) to the rows `start` to `start + rows` afterwards; `block` holds them before and may be
@@ -194,8 +193,6 @@ def grow_rows(growth: Growth, shape: tuple[int, ...]) -> Update:
     """The rows that training gave a weight with a row per token, of this shape in the base, before it began."""
 
     def load(where: StoredSlice, after: tuple[int, ...]) -> Apply:
-        from hftune.models.vocabulary import resized_rows  # imports transformers, which most merges do without
-
         def apply(block: Tensor | None, start: int, count: int) -> Tensor:
             assert block is not None, "only what is there can grow"
             return resized_rows(block, growth)

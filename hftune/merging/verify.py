@@ -18,7 +18,7 @@ from hftune.logging import get_logger, notice
 from hftune.merging.inputs import has_tokenizer
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.weight_files import stored_tensors
 
 if TYPE_CHECKING:

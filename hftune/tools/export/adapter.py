@@ -16,14 +16,14 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from hftune.arguments.export import ServedAdapterArguments
-from hftune.checkpoints.chain import recorded_chain
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.adapter_chain import recorded_chain
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter
 from hftune.merging.tensors import close_files, read_tensor
-from hftune.models.pretrained import pretrained
-from hftune.models.vocabulary import recorded_growth
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.vocabulary.growth import recorded_growth
 from hftune.preflight.bases import check_adapter_fits
 from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors
@@ -169,7 +169,9 @@ def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
         if not alike:
             down = torch.nn.functional.pad(down, (0, 0, 0, rank - down.shape[0]))
             up = torch.nn.functional.pad((up.float() * scales[module.name]).to(up.dtype), (0, rank - up.shape[1]))
-        suffixes = ("lora_embedding_A", "lora_embedding_B") if module.is_embedding else ("lora_A.weight", "lora_B.weight")
+        suffixes = (
+            ("lora_embedding_A", "lora_embedding_B") if module.is_embedding else ("lora_A.weight", "lora_B.weight")
+        )
         tensors |= {f"{PREFIX}{module.name}.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
     close_files()
     return rank, alpha, tensors

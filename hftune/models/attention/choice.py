@@ -1,0 +1,138 @@
+"""Which attention a run uses, and whether its rows are padded: from the arguments, the model and the machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.machine import Machine, this_machine
+from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
+from hftune.models.loading.config import model_config
+
+
+def attention_for(model_args: ModelArguments, training_args: StageArguments) -> str | None:
+    """The `attn_implementation` to load a model with; None leaves the choice to transformers.
+
+    What `--attn_implementation` or `--flash_attn` asks for wins. Without documents side by side in a row (packed or
+    padding-free), transformers chooses.
+
+    Raises:
+        ArgumentError: Documents side by side, and a model or an attention that would let them see each other.
+    """
+    machine = this_machine(training_args, dtype=model_args.dtype)
+    if training_args.sequence_parallel_size > 1:
+        inner = whole_row_attention(machine.varlen)
+        notice(f"attention: {ULYSSES}, which is {inner} over whole rows, for a share of the heads a process")
+        return ULYSSES
+    asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
+    if not training_args.flat_batches:
+        return asked
+    config = model_config(model_args, training_args)
+    model_class = causal_class(config)
+    refuse_unless_isolated(config, model_class)
+    if asked is not None:
+        refuse_attention(asked, machine)
+        return asked
+    shared = bool(getattr(training_args, "shared_prompts", False))
+    if shared:  # only hftune's own let several answers of a row see one prompt
+        machine = dataclasses.replace(machine, flash=frozenset(), flex=False)
+    chosen, reason = choose_attention(config, model_class, machine)
+    notice(f"attention: {chosen} ({reason}{'; answers share their prompt' if shared else ''})")
+    return chosen
+
+
+def decide_padding_free(model_args: ModelArguments, training_args: StageArguments) -> None:
+    """Set `padding_free` where `--padding_free` was left out: rows are padded only where documents cannot share one.
+
+    The losses are the same; pads, which are a quarter of a usual batch, are not computed.
+    """
+    if not isinstance(training_args, PTArguments | SFTArguments) or training_args.padding_free is not None:
+        return
+    packed = training_args.packing or bool(training_args.eval_packing)
+    if training_args.sequence_parallel_size > 1:
+        # What a group of processes shares is one row a batch. A packed block is such a row already, and where its
+        # documents may see each other it counts as one document.
+        training_args.padding_free = not packed or bool(getattr(training_args, "cross_document_attention", False))
+        return
+    training_args.padding_free = not packed and _lie_side_by_side(model_args, training_args)
+    if training_args.padding_free:
+        notice("the documents of a batch lie side by side in one row, without pads (--padding_free False pads them)")
+
+
+def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments) -> bool:
+    """Whether this machine has an attention that keeps documents apart and is as quick as one over padded rows."""
+    asked = model_args.attn_implementation
+    machine = this_machine(training_args, dtype=model_args.dtype)
+    # sdpa, eager and compiled models take a dense mask of tokens by tokens, with which one long row costs more than
+    # several padded ones.
+    if (asked and "flash" not in asked) or machine.compiled:
+        return False
+    config = model_config(model_args, training_args)
+    model_class = causal_class(config)
+    try:
+        refuse_unless_isolated(config, model_class)
+    except ArgumentError:
+        return False
+    # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
+    return not machine.major or choose_attention(config, model_class, machine)[0] != SEGMENTS
+
+
+def report_attention(model: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments) -> None:
+    """Say which attention a loaded model has, unless choosing it said so already."""
+    asked = model_args.attn_implementation or model_args.flash_attn
+    if asked or not training_args.flat_batches:
+        reason = "as asked" if asked else "transformers' choice; rows are padded"
+        notice(f"attention: {model.config._attn_implementation} ({reason})")
+
+
+def choose_attention(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
+    """The fastest attention that is exact for this model on this machine, and why it is that one."""
+    text = config.get_text_config()
+    softcap = getattr(text, "attn_logit_softcapping", None) is not None
+    # Without SDPA an architecture has soft caps, which its config says, or attention sinks, which no config field does.
+    sinks = not model_class._supports_sdpa and not softcap
+    dropout = bool(getattr(text, "attention_dropout", 0.0))
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    version = _flash_version(machine)
+    # What both FlashAttention and torch's own take.
+    flash = machine.half and not softcap and not sinks and size <= MAX_HEAD_SIZE
+    if version and flash and model_class._supports_flash_attn:
+        return f"flash_attention_{version}", f"FlashAttention {version} is installed"
+    # Under torch.compile the functions of hftune would break the graph at every layer: they read lengths from tensors.
+    if machine.compiled and not sinks:
+        return _compiled(model_class, machine, dropout)
+    if machine.varlen and flash and not dropout:
+        return VARLEN, "torch's own FlashAttention, all documents in a call"
+    # Not with sinks: GPT-OSS keeps its position ids from its mask (transformers 5.23), which only our own makes good.
+    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout and not sinks:
+        return "flex_attention", "soft caps or float32, which FlashAttention does not take"
+    return SEGMENTS, "SDPA, a document at a time"
+
+
+def _compiled(model_class: Any, machine: Machine, dropout: bool) -> tuple[str, str]:
+    if machine.major and machine.flex and model_class._supports_flex_attn and not dropout:
+        return "flex_attention", "the model is compiled"
+    # Both with a dense mask of tokens by tokens.
+    return ("sdpa" if model_class._supports_sdpa else "eager"), "the model is compiled"
+
+
+def _flash_version(machine: Machine) -> int | None:
+    """The version to use: FlashAttention 3 is for Hopper, 4 for Blackwell, 2 for Ampere and later."""
+    preferred = {8: (2,), 9: (3, 2, 4)}.get(machine.major, (4, 2) if machine.major > 9 else ())
+    return next((version for version in preferred if version in machine.flash), None)
+
+
+def _flash(machine: Machine) -> str | None:
+    """What `--flash_attn` stands for."""
+    version = _flash_version(machine)
+    if version is not None:
+        return f"flash_attention_{version}"
+    notice("--flash_attn: FlashAttention is not installed, or there is no GPU for it; it has no effect")
+    return None

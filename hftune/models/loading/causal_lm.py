@@ -1,0 +1,147 @@
+"""From a name or folder to a causal LM, with or without its weights on this process (ZeRO-3)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+from transformers.initialization import no_init_weights
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.utils import logging as hf_logging
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.constants import STEP_LABELS
+from hftune.distributed import zero
+from hftune.distributed.ds_config import live_config
+from hftune.distributed.tensor_parallel import split_as_planned
+from hftune.logging import notice
+from hftune.models.attention.choice import attention_for, report_attention
+from hftune.models.attention.names import registered
+from hftune.models.experts import is_mixture
+from hftune.models.loading.config import file_options, model_config
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.gguf import forget_gguf
+from hftune.models.loading.quantization import quantisation_options
+from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
+from hftune.nearby import not_had
+from hftune.on_demand import on_demand
+
+
+def load_causal_lm(
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
+    model = build_model(AutoModelForCausalLM, model_args, adapter_args, training_args)
+    # The plan is written into the config that DeepSpeed will read; it needs the model's final config.
+    split_as_planned(live_config(training_args), training_args.tensor_parallel_size, model.config)
+    fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
+    return model
+
+
+def build_model(
+    auto: Any,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+    labels: int | None = None,
+) -> PreTrainedModel:
+    """The model of class `auto`, read from its files or drawn from its config, as it will be trained."""
+    config = model_config(model_args, training_args)
+    if labels is not None:
+        config.num_labels = labels
+        if labels == len(STEP_LABELS):
+            config.id2label = dict(enumerate(STEP_LABELS))
+            config.label2id = {name: label for label, name in enumerate(STEP_LABELS)}
+    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "trust_remote_code": training_args.trust_remote_code,
+        "attn_implementation": registered(attention_for(model_args, training_args)),
+        "experts_implementation": model_args.experts_implementation,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    if model_args.from_config:
+        model = draw_weights(auto, config, given, seed=training_args.seed)
+    else:
+        given |= quantisation_options(adapter_args, training_args, dtype)
+        model = _from_pretrained(auto, config, model_args, given)
+        keep_differentiable(model)
+    if training_args.fp8:
+        on_demand("hftune.models.kernels.float8:train_in_float8")(model, training_args)
+    report_attention(model, model_args, training_args)
+    _report_experts(model)
+    return model
+
+
+def _from_pretrained(
+    auto: Any, config: PreTrainedConfig, model_args: ModelArguments, given: dict[str, Any]
+) -> PreTrainedModel:
+    level = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
+    try:
+        model, info = pretrained(
+            auto,
+            model_args.model_name_or_path,
+            config=config,
+            output_loading_info=True,
+            **file_options(model_args),
+            **given,
+        )
+    except OSError as error:
+        name = str(model_args.model_name_or_path)
+        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+    finally:
+        hf_logging.set_verbosity(level)
+    if model_args.gguf_file:
+        forget_gguf(model)
+    elif not is_deepspeed_zero3_enabled():  # which transformers takes to fit
+        scores = auto is not AutoModelForCausalLM
+        check_loaded(info, model, str(model_args.model_name_or_path), flag="--model_name_or_path", scores=scores)
+    return model
+
+
+def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], seed: int) -> PreTrainedModel:
+    """A model with weights drawn as its architecture draws them: the same for a seed, whatever the ZeRO stage.
+
+    Args:
+        auto: `AutoModelForCausalLM` or its like.
+        config: What to build.
+        options: Further arguments of `from_config`.
+        seed: Every rank must give the same.
+    """
+    options = {**options, "dtype": options["dtype"] if options["dtype"] != "auto" else torch.float32}
+    # Constructors of torch's layers draw as well, and are kept from it only under ZeRO-3, where transformers draws
+    # after partitioning. Without this the two would be at other places of the same random numbers.
+    set_seed(seed)
+    partitions = is_deepspeed_zero3_enabled()
+    with nullcontext() if partitions else no_init_weights():
+        model = from_config(auto, config, **options)
+    if not partitions:
+        set_seed(seed)
+        model.init_weights()
+    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn
+    count = sum(zero.full_numel(parameter) for parameter in model.parameters())
+    notice(f"{type(model).__name__} from scratch: {count:,} weights drawn with seed {seed}")
+    return model
+
+
+def _report_experts(model: PreTrainedModel) -> None:
+    """Say how a mixture of experts computes its experts."""
+    if type(model)._can_set_experts_implementation() and is_mixture(model.config):
+        notice(f"experts: {model.config._experts_implementation}")

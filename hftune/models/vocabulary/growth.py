@@ -1,0 +1,93 @@
+"""How a base's vocabulary grew before training, as `hftune.json` records it.
+
+What a growth does to a weight depends on the weight and on the `Growth` alone: training (whatever the ZeRO stage),
+merging and continuing an adapter all make the same rows from the same base.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+from hftune.errors import ManifestError, shown
+
+# A hundred times the largest vocabulary there is; see `_numbers`.
+_MOST_TOKENS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Growth:
+    """From the rows of a base to those of the model that is trained.
+
+    Args:
+        base_rows: Rows of the base's embeddings.
+        base_tokens: Its rows that are tokens, the first ones; those behind them are padding.
+        rows: Rows of the result; those behind the highest token id are padding.
+        ids: Ids of the new tokens, ascending. Some may be below `base_rows`: padding of the base becomes tokens.
+        pieces: For each of `ids` the ids that the base's tokenizer gives for it; `init="pieces"` needs them.
+        init: "pieces", "mean" or "normal".
+        multiple: What `rows` was rounded up to a multiple of.
+        seed, std: Of `init="normal"`.
+    """
+
+    base_rows: int
+    base_tokens: int
+    rows: int
+    ids: list[int] = field(default_factory=list)
+    pieces: list[list[int]] = field(default_factory=list)
+    init: str = "pieces"
+    multiple: int | None = None
+    seed: int = 42
+    std: float = 0.02
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the pieces of a token as one text, so that a manifest has a line a token."""
+        pieces = [" ".join(map(str, ids)) for ids in self.pieces] if self.init == "pieces" else []
+        return asdict(self) | {"ids": spans(self.ids), "pieces": pieces}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Growth:
+        """The opposite of `to_json`."""
+        ids = _numbers(value["ids"])
+        return cls(**value | {"ids": ids, "pieces": [[int(one) for one in text.split()] for text in value["pieces"]]})
+
+
+def recorded_growth(manifest: dict[str, Any] | None) -> Growth | None:
+    """The growth that an adapter's `hftune.json` records: what its base needs before the adapter fits; or None."""
+    value = ((manifest or {}).get("vocabulary") or {}).get("growth")
+    if not value or (manifest or {}).get("kind") != "adapter":
+        return None
+    try:
+        return Growth.from_json(value)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged("growth", error) from error
+
+
+def new_tokens(manifest: dict[str, Any] | None) -> list[int]:
+    """Ids of the tokens that a folder's `hftune.json` says were added; later stages may train only them."""
+    spans = ((manifest or {}).get("vocabulary") or {}).get("new_tokens") or []
+    try:
+        return _numbers(spans)
+    except (TypeError, ValueError) as error:
+        raise _damaged("new_tokens", error) from error
+
+
+def _numbers(spans: list[list[int]]) -> list[int]:
+    """The opposite of `_spans`. A manifest may come from anywhere: ten digits there must not fill the memory."""
+    if sum(last - first for first, last in spans) > _MOST_TOKENS or not all(first <= last for first, last in spans):
+        raise ValueError("no vocabulary has such spans of tokens")
+    return [number for first, last in spans for number in range(first, last + 1)]
+
+
+def _damaged(name: str, why: object) -> ManifestError:
+    cause = f"the manifest's vocabulary.{name} is not as hftune writes it: {shown(why)}"
+    return ManifestError(cause, place="hftune.json", fix="copy the folder again from where it is whole")
+
+
+def spans(ids: list[int]) -> list[list[int]]:
+    """Ascending ids as [first, last] of each run: [[5, 7], [9, 9]] for 5, 6, 7, 9."""
+    # In a run, ids and their places grow alike, so that their difference stays the same.
+    runs = groupby(enumerate(ids), lambda pair: pair[1] - pair[0])
+    numbers = ([number for _, number in run] for _, run in runs)
+    return [[run[0], run[-1]] for run in numbers]

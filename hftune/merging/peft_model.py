@@ -24,8 +24,8 @@ from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES, Quantisation
-from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
+from hftune.models.loading.gguf import forget_gguf
 from hftune.models.vocabulary.growing import grow
 from hftune.weight_files import weight_shapes
 

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.adapter_chain import chain_problems
+from hftune.checkpoints.adapter_chain import chain_problems, check_recorded_base
 from hftune.checkpoints.folder_checks import folder_problems
-from hftune.checkpoints.reward_scale import FIELD
-from hftune.constants import STEP_LABELS
+from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter, read_adapter
@@ -26,7 +25,6 @@ from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
 from hftune.nearby import not_had
 from hftune.opening.folders import strays
-from hftune.preflight.bases import check_recorded_base
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import weight_files, weight_shapes
 
@@ -133,7 +131,7 @@ class Inputs:
     def reward_scale(self) -> dict[str, Any] | None:
         """Of the merged model's scores: the adapter's own, unless it is merged in part or with others."""
         level = self.levels[-1]
-        return level[0].manifest.get(FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
+        return level[0].manifest.get(REWARD_SCALE_FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
 
 
 def read_inputs(args: MergeArguments) -> Inputs:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions
-from hftune.checkpoints.reward_scale import FIELD
+from hftune.constants import REWARD_SCALE_FIELD
 from hftune.distributed.launch import prepare_environment
 from hftune.logging import get_logger, notices
 from hftune.merging.inputs import read_inputs
@@ -87,7 +87,7 @@ def _manifest(args: MergeArguments, plan: Plan, folder: Path, changed: int) -> M
         "changed_tensors": changed,
         "kind": "full",
         "head": inputs.head,
-        **({FIELD: config[FIELD]} if FIELD in config else {}),
+        **({REWARD_SCALE_FIELD: config[REWARD_SCALE_FIELD]} if REWARD_SCALE_FIELD in config else {}),
         "tokenizer": own or describe_tokenizer(folder),
         "vocabulary": {
             "rows": text.get("vocab_size"),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.manifest import text_fingerprint
-from hftune.checkpoints.reward_scale import FIELD
-from hftune.constants import STEP_LABELS
+from hftune.constants import REWARD_SCALE_FIELD, STEP_LABELS
 from hftune.logging import notice
 from hftune.merging.inputs import TOKENIZER_FILES, Inputs, has_tokenizer
 from hftune.merging.plan import Outputs
@@ -30,9 +29,11 @@ def write_config(inputs: Inputs, outputs: Outputs, folder: Path) -> None:
         folder: The merged model's.
     """
     # The scale of a base that was a reward model is another model's.
-    merged = {name: value for name, value in inputs.config.items() if name not in ("quantization_config", FIELD)}
+    merged = {
+        name: value for name, value in inputs.config.items() if name not in ("quantization_config", REWARD_SCALE_FIELD)
+    }
     if inputs.reward_scale is not None:
-        merged[FIELD] = inputs.reward_scale
+        merged[REWARD_SCALE_FIELD] = inputs.reward_scale
     # A model that sees keeps what its language model needs in a config of its own; readers ask either.
     texts = [merged]
     if isinstance(merged.get("text_config"), dict):

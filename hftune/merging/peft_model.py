@@ -15,9 +15,8 @@ from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
-from hftune.checkpoints.reward_scale import FIELD
 from hftune.compat.bitsandbytes_patches import keep_differentiable
-from hftune.constants import AUTO_CLASSES
+from hftune.constants import AUTO_CLASSES, REWARD_SCALE_FIELD
 from hftune.errors import ArgumentError, ManifestError
 from hftune.logging import notice
 from hftune.merging.adapters import Adapter
@@ -26,7 +25,7 @@ from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES, Quantisation
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.vocabulary.growing import grow
+from hftune.models.vocabulary.grown_model import grow
 from hftune.weight_files import weight_shapes
 
 # --- base + adapters, for comparison ---------------------------------------------------------------------------------
@@ -190,10 +189,10 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
         model = _merge(model, adapter)
     after = _digests(model)
     model.config.use_cache = True  # off where the base was saved by a run with gradient checkpointing
-    if hasattr(model.config, FIELD):
-        delattr(model.config, FIELD)  # another model's
+    if hasattr(model.config, REWARD_SCALE_FIELD):
+        delattr(model.config, REWARD_SCALE_FIELD)  # another model's
     if inputs.reward_scale is not None:
-        setattr(model.config, FIELD, inputs.reward_scale)
+        setattr(model.config, REWARD_SCALE_FIELD, inputs.reward_scale)
     stored = inputs.dtype or inputs.config.get("dtype") or inputs.config.get("torch_dtype") or "float32"
     dtype = getattr(torch, str(stored).removeprefix("torch."))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")

@@ -6,7 +6,7 @@ so before a run does, and holds the parameters that hftune's calls count on.
 
 from __future__ import annotations
 
-from hftune.compat.touched import Touched
+from hftune.compat.touched import UpstreamSymbol
 
 _ROWS: dict[tuple[str, str, str], tuple[tuple[str, tuple[str, ...] | None, str, str], ...]] = {
     ("transformers", ">=5.17", "https://github.com/huggingface/transformers/blob/v5.23.0/src/"): (
@@ -292,7 +292,7 @@ _ROWS: dict[tuple[str, str, str], tuple[tuple[str, tuple[str, ...] | None, str, 
 }
 
 IMPORTED = tuple(
-    Touched(
+    UpstreamSymbol(
         f"{library}.{path}",
         parameters=parameters,
         versions=versions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.compat.touched import Touched
+from hftune.compat.touched import UpstreamSymbol
 
 _TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _TRL = "https://github.com/huggingface/trl/blob/v1.16.0/trl"
@@ -14,7 +14,7 @@ _PYTHON = "https://github.com/python/cpython/blob/3.12/Lib"
 _CLASSES = "transformers.modeling_utils.PreTrainedModel"
 
 MODELS = (
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._supports_flash_attn",
         parameters=None,
         versions=">=5.17",
@@ -22,7 +22,7 @@ MODELS = (
         feature="the choice of attention (--attn_implementation left out)",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._supports_flex_attn",
         parameters=None,
         versions=">=5.17",
@@ -30,7 +30,7 @@ MODELS = (
         feature="the choice of attention (--attn_implementation left out)",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._supports_sdpa",
         parameters=None,
         versions=">=5.17",
@@ -38,7 +38,7 @@ MODELS = (
         feature="the choice of attention (--attn_implementation left out)",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._supports_attention_backend",
         parameters=None,
         versions=">=5.17",
@@ -46,7 +46,7 @@ MODELS = (
         feature="the refusal of --packing where documents would see each other",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._is_stateful",
         parameters=None,
         versions=">=5.17",
@@ -54,7 +54,7 @@ MODELS = (
         feature="the refusal of --packing where documents would see each other",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._can_set_experts_implementation",
         parameters=(),
         versions=">=5.17",
@@ -62,7 +62,7 @@ MODELS = (
         feature="--experts_implementation",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._can_record_outputs",
         parameters=None,
         versions=">=5.17",
@@ -70,7 +70,7 @@ MODELS = (
         feature="router losses and the balance of experts in the log",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._adjust_missing_and_unexpected_keys",
         parameters=("loading_info",),
         versions=">=5.17",
@@ -78,7 +78,7 @@ MODELS = (
         feature="the check that a checkpoint fits its config, before weights are read",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_CLASSES}._gradient_checkpointing_func",
         parameters=None,
         versions=">=5.17",
@@ -86,7 +86,7 @@ MODELS = (
         feature="--activation_checkpointing",
         link=f"{_TRANSFORMERS}/modeling_layers.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.configuration_utils.PreTrainedConfig._attn_implementation",
         parameters=None,
         versions=">=5.17",
@@ -94,7 +94,7 @@ MODELS = (
         feature="the line that says which attention runs, and the checks of packed rows",
         link=f"{_TRANSFORMERS}/configuration_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.configuration_utils.PreTrainedConfig._experts_implementation",
         parameters=None,
         versions=">=5.17",
@@ -102,7 +102,7 @@ MODELS = (
         feature="the line that says how experts are computed, and hftune plan",
         link=f"{_TRANSFORMERS}/configuration_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.configuration_utils.PreTrainedConfig._name_or_path",
         parameters=None,
         versions=">=5.17",
@@ -110,7 +110,7 @@ MODELS = (
         feature="names of models in messages and of rewards in the log",
         link=f"{_TRANSFORMERS}/configuration_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.integrations.moe._apply_gate",
         parameters=None,
         versions=">=5.17",
@@ -118,7 +118,7 @@ MODELS = (
         feature="hftune plan for mixtures of experts",
         link=f"{_TRANSFORMERS}/integrations/moe.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch.nn.Module._parameters",
         parameters=None,
         versions=">=2.11",
@@ -126,7 +126,7 @@ MODELS = (
         feature="hftune plan",
         link=f"{_TORCH}/nn/modules/module.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch.nn.Module._buffers",
         parameters=None,
         versions=">=2.11",
@@ -134,7 +134,7 @@ MODELS = (
         feature="hftune plan; checkpoints with --expert_parallel_size",
         link=f"{_TORCH}/nn/modules/module.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch.nn.Module._modules",
         parameters=None,
         versions=">=2.11",
@@ -142,7 +142,7 @@ MODELS = (
         feature="PPO with a critic (--rl_algorithm ppo)",
         link=f"{_TORCH}/nn/modules/module.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch.nn.Module._non_persistent_buffers_set",
         parameters=None,
         versions=">=2.11",
@@ -154,7 +154,7 @@ MODELS = (
 """Of models, their classes and configs."""
 
 ENGINES = (
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.engine.DeepSpeedEngine._commit_decoupled_checkpoint",
         parameters=(),
         versions=">=0.19.8",
@@ -162,7 +162,7 @@ ENGINES = (
         feature="checkpoints with a decoupled DeepSpeed writer",
         link=f"{_DEEPSPEED}/runtime/engine.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.engine.DeepSpeedEngine._global_grad_norm",
         parameters=None,
         versions=">=0.19.8",
@@ -170,7 +170,7 @@ ENGINES = (
         feature="grad_norm in the log at ZeRO stage 0",
         link=f"{_DEEPSPEED}/runtime/engine.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.engine.DeepSpeedEngine._partition_autoep_zero3_experts",
         parameters=("replacement", "convert_to_zero_parameters"),
         versions=">=0.19.8",
@@ -178,7 +178,7 @@ ENGINES = (
         feature="--expert_parallel_size under ZeRO-3",
         link=f"{_DEEPSPEED}/runtime/engine.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.utils.groups._create_expert_and_data_parallel",
         parameters=("expert_parallel_size_", "mp_size", "pp_size", "mp_mode", "..."),
         versions=">=0.19.8",
@@ -186,7 +186,7 @@ ENGINES = (
         feature="--expert_parallel_size",
         link=f"{_DEEPSPEED}/utils/groups.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.utils.groups._get_expert_parallel_group",
         parameters=("group_name",),
         versions=">=0.19.8",
@@ -194,7 +194,7 @@ ENGINES = (
         feature="--expert_parallel_size",
         link=f"{_DEEPSPEED}/utils/groups.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.zero.partitioned_param_coordinator.PartitionedParameterCoordinator._invalidate_trace",
         parameters=(),
         versions=">=0.19.8",
@@ -202,7 +202,7 @@ ENGINES = (
         feature="evaluation and sampling during training under ZeRO-3",
         link=f"{_DEEPSPEED}/runtime/zero/partitioned_param_coordinator.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.zero.partitioned_param_coordinator.PartitionedParameterCoordinator"
         "._clean_inflight_param_registry",
         parameters=(),
@@ -211,7 +211,7 @@ ENGINES = (
         feature="evaluation before a checkpoint under ZeRO-3",
         link=f"{_DEEPSPEED}/runtime/zero/partitioned_param_coordinator.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.utils.mixed_precision_linkage._hp_mapping",
         parameters=None,
         versions=">=0.19.8",
@@ -219,7 +219,7 @@ ENGINES = (
         feature="--resume_from_checkpoint in another world or ZeRO stage",
         link=f"{_DEEPSPEED}/utils/mixed_precision_linkage.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "accelerate.accelerator.Accelerator._dataloaders",
         parameters=None,
         versions=">=1.15",
@@ -227,7 +227,7 @@ ENGINES = (
         feature="--sequence_parallel_size and --tensor_parallel_size",
         link=f"{_ACCELERATE}/accelerator.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "accelerate.accelerator._is_accelerate_prepared",
         parameters=None,
         versions=">=1.15",
@@ -235,7 +235,7 @@ ENGINES = (
         feature="--sequence_parallel_size and --tensor_parallel_size",
         link=f"{_ACCELERATE}/accelerator.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch._C._distributed_c10d",
         parameters=None,
         versions=">=2.11",
@@ -243,7 +243,7 @@ ENGINES = (
         feature="the collective that a hanging GPU run is said to wait for",
         link=f"{_TORCH}/csrc/distributed/c10d/init.cpp",
     ),
-    Touched(
+    UpstreamSymbol(
         "torch.storage.UntypedStorage._cdata",
         parameters=None,
         versions=">=2.11",
@@ -255,7 +255,7 @@ ENGINES = (
 """Of engines, parallel groups and what torch knows of a run."""
 
 DATA = (
-    Touched(
+    UpstreamSymbol(
         "datasets.arrow_dataset.Dataset._indices",
         parameters=None,
         versions=">=5.0",
@@ -263,7 +263,7 @@ DATA = (
         feature="--packing of selected or shuffled records",
         link=f"{_DATASETS}/arrow_dataset.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "argparse.ArgumentParser._print_message",
         parameters=("message", "file"),
         versions="",
@@ -271,7 +271,7 @@ DATA = (
         feature="--help",
         link=f"{_PYTHON}/argparse.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "argparse.ArgumentParser._get_formatter",
         parameters=(),
         versions="",
@@ -279,7 +279,7 @@ DATA = (
         feature="--help",
         link=f"{_PYTHON}/argparse.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "argparse._ActionsContainer._actions",
         parameters=None,
         versions="",
@@ -291,7 +291,7 @@ DATA = (
 """Of datasets and parsers."""
 
 TRAINERS = tuple(
-    Touched(
+    UpstreamSymbol(
         f"{owner}.{name}",
         parameters=None,
         versions=versions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.compat.touched import Touched
+from hftune.compat.touched import UpstreamSymbol
 
 _TRANSFORMERS = "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers"
 _TRL = "https://github.com/huggingface/trl/blob/v1.16.0/trl"
@@ -13,7 +13,7 @@ _BITSANDBYTES = "https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.
 _MUON = "deepspeed.runtime.zero.muon"
 
 REPLACED = (
-    Touched(
+    UpstreamSymbol(
         "accelerate.utils.other.is_deepspeed_available",
         parameters=(),
         versions=">=1.15",
@@ -21,7 +21,7 @@ REPLACED = (
         feature="quick starts of runs without --deepspeed",
         link=f"{_ACCELERATE}/utils/other.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.ops.__compatible_ops__",
         parameters=None,
         versions=">=0.19.8",
@@ -29,7 +29,7 @@ REPLACED = (
         feature="--deepspeed on CPUs without a C++ compiler",
         link=f"{_DEEPSPEED}/ops/__init__.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_MUON}.original_muon.muon_update",
         parameters=("grad", "momentum", "beta", "ns_steps", "nesterov", "ns_method", "is_expert_group", "num_heads"),
         versions=">=0.19.8",
@@ -37,7 +37,7 @@ REPLACED = (
         feature="--optim muon on CPUs and without a C++ compiler",
         link=f"{_DEEPSPEED}/runtime/zero/muon/original_muon.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_MUON}.original_muon.zeropower_via_newtonschulz5",
         parameters=("G", "steps"),
         versions=">=0.19.8",
@@ -45,7 +45,7 @@ REPLACED = (
         feature="--optim muon on CPUs and without a C++ compiler",
         link=f"{_DEEPSPEED}/runtime/zero/muon/original_muon.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_MUON}.original_muon.zeropower_via_gram_newtonschulz",
         parameters=("G", "steps"),
         versions=">=0.19.8",
@@ -53,7 +53,7 @@ REPLACED = (
         feature="--optim muon on CPUs and without a C++ compiler",
         link=f"{_DEEPSPEED}/runtime/zero/muon/original_muon.py",
     ),
-    Touched(
+    UpstreamSymbol(
         f"{_MUON}.muon_optimizer.muon_update",
         parameters=("grad", "momentum", "beta", "ns_steps", "nesterov", "ns_method", "is_expert_group", "num_heads"),
         versions=">=0.19.8",
@@ -61,7 +61,7 @@ REPLACED = (
         feature="--optim muon on CPUs and without a C++ compiler",
         link=f"{_DEEPSPEED}/runtime/zero/muon/muon_optimizer.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.integrations.deepspeed._hf_deepspeed_config_weak_ref",
         parameters=None,
         versions=">=5.17",
@@ -69,7 +69,7 @@ REPLACED = (
         feature="reward models and planning under ZeRO-3",
         link=f"{_TRANSFORMERS}/integrations/deepspeed.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE",
         parameters=None,
         versions=">=5.17",
@@ -77,7 +77,7 @@ REPLACED = (
         feature="code that comes with a model runs by --trust_remote_code alone",
         link=f"{_TRANSFORMERS}/dynamic_module_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.trainer.deepspeed_load_checkpoint",
         parameters=("deepspeed_engine", "checkpoint_path", "load_module_strict"),
         versions=">=5.17",
@@ -85,7 +85,7 @@ REPLACED = (
         feature="--resume_from_checkpoint with --deepspeed",
         link=f"{_TRANSFORMERS}/trainer.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.__setitem__",
         parameters=("key", "value"),
         versions=">=5.17",
@@ -93,7 +93,7 @@ REPLACED = (
         feature="--activation_checkpointing core_attention",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.modeling_utils.AttentionInterface._global_mapping",
         parameters=None,
         versions=">=5.17",
@@ -101,7 +101,7 @@ REPLACED = (
         feature="hftune plan",
         link=f"{_TRANSFORMERS}/utils/generic.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.masking_utils.AttentionMaskInterface._global_mapping",
         parameters=None,
         versions=">=5.17",
@@ -109,7 +109,7 @@ REPLACED = (
         feature="hftune plan",
         link=f"{_TRANSFORMERS}/utils/generic.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS._global_mapping",
         parameters=None,
         versions=">=5.17",
@@ -117,7 +117,7 @@ REPLACED = (
         feature="hftune plan for mixtures of experts",
         link=f"{_TRANSFORMERS}/integrations/moe.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "peft.tuners.trainable_tokens.layer.TrainableTokensLayer._collect_token_weights",
         parameters=("weight", "rows", "embed_dim"),
         versions=">=0.21",
@@ -125,7 +125,7 @@ REPLACED = (
         feature="--add_tokens with an adapter under ZeRO-3",
         link=f"{_PEFT}/tuners/trainable_tokens/layer.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "trl.trainer.utils.maybe_gather_lm_head_ctx",
         parameters=("*params",),
         versions=">=1.16",
@@ -137,7 +137,7 @@ REPLACED = (
 """Whole modules or classes: the change holds for the process, or for the block of a context manager."""
 
 REPLACED_ON_OBJECTS = (
-    Touched(
+    UpstreamSymbol(
         "torch.nn.Module.forward",
         parameters=None,
         versions=">=2.11",
@@ -145,7 +145,7 @@ REPLACED_ON_OBJECTS = (
         feature="fused LoRA, --tiled_mlp, answer losses, activation checkpointing of parts",
         link="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/nn/modules/module.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing",
         parameters=("enable", "gradient_checkpointing_func", "every_n_layers"),
         versions=">=5.17",
@@ -153,7 +153,7 @@ REPLACED_ON_OBJECTS = (
         feature="--activation_checkpointing",
         link=f"{_TRANSFORMERS}/modeling_utils.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "peft.peft_model.PeftModel.create_or_update_model_card",
         parameters=("output_dir",),
         versions=">=0.21",
@@ -161,7 +161,7 @@ REPLACED_ON_OBJECTS = (
         feature="model cards of adapters",
         link=f"{_PEFT}/peft_model.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "bitsandbytes.nn.modules.Linear4bit.support_avx512bf16_for_cpu",
         parameters=None,
         versions=">=0.50",
@@ -169,7 +169,7 @@ REPLACED_ON_OBJECTS = (
         feature="--load_in_4bit on CPUs with AVX512-BF16",
         link=f"{_BITSANDBYTES}/nn/modules.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.engine.DeepSpeedEngine.clip_fp32_gradients",
         parameters=(),
         versions=">=0.19.8",
@@ -177,7 +177,7 @@ REPLACED_ON_OBJECTS = (
         feature="grad_norm in the log at ZeRO stage 0",
         link=f"{_DEEPSPEED}/runtime/engine.py",
     ),
-    Touched(
+    UpstreamSymbol(
         "deepspeed.runtime.engine.DeepSpeedEngine.step",
         parameters=("lr_kwargs",),
         versions=">=0.19.8",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Touched:
+class UpstreamSymbol:
     """One symbol of another library that hftune replaces, overrides, reads or imports though it is not documented.
 
     Attributes:

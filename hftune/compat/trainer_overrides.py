@@ -5,7 +5,7 @@ Those of transformers are overridden in `trainers/stage_trainer.py`, those of TR
 
 from __future__ import annotations
 
-from hftune.compat.touched import Touched
+from hftune.compat.touched import UpstreamSymbol
 
 _TRANSFORMERS, _TRL = ">=5.17,<5.24", ">=1.16,<1.17"
 _TRAINER = "transformers.trainer.Trainer"
@@ -13,7 +13,7 @@ _TRAINER_LINK = "https://github.com/huggingface/transformers/blob/main/src/trans
 _TRL_LINK = "https://github.com/huggingface/trl/blob/main/trl/trainer"
 
 OF_TRAINER = tuple(
-    Touched(f"{_TRAINER}.{name}", parameters, _TRANSFORMERS, why, feature, _TRAINER_LINK)
+    UpstreamSymbol(f"{_TRAINER}.{name}", parameters, _TRANSFORMERS, why, feature, _TRAINER_LINK)
     for name, parameters, why, feature in (
         (
             "_run_epoch",
@@ -120,12 +120,16 @@ _OF_BOTH = tuple(
 
 OF_TRL = (
     *(
-        Touched(f"trl.trainer.{module}.{trainer}.{name}", parameters, _TRL, why, feature, f"{_TRL_LINK}/{module}.py")
+        UpstreamSymbol(
+            f"trl.trainer.{module}.{trainer}.{name}", parameters, _TRL, why, feature, f"{_TRL_LINK}/{module}.py"
+        )
         for module, trainer in (("grpo_trainer", "GRPOTrainer"), ("rloo_trainer", "RLOOTrainer"))
         for name, parameters, why, feature in _OF_BOTH
     ),
     *(
-        Touched(f"trl.trainer.{module}.{trainer}.{name}", parameters, _TRL, why, feature, f"{_TRL_LINK}/{module}.py")
+        UpstreamSymbol(
+            f"trl.trainer.{module}.{trainer}.{name}", parameters, _TRL, why, feature, f"{_TRL_LINK}/{module}.py"
+        )
         for module, trainer, name, parameters, why, feature in (
             (
                 *("grpo_trainer", "GRPOTrainer", "_get_tool_suffix_ids"),
@@ -160,7 +164,7 @@ OF_TRL = (
 )
 
 OF_DPO = tuple(
-    Touched(
+    UpstreamSymbol(
         f"trl.trainer.dpo_trainer.DPOTrainer.{name}",
         None,
         _TRL,

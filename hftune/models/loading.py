@@ -24,7 +24,7 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
-from hftune.distributed.tensor_parallel import split_as_planned
+from hftune.distributed.tensor_parallel import write_plan
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.agreement import agree_with_tokenizer
@@ -49,7 +49,7 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = _build(AutoModelForCausalLM, model_args, adapter_args, training_args)
-    split_as_planned(live_config(training_args), training_args.tensor_parallel_size, model.config)
+    write_plan(live_config(training_args), training_args.tensor_parallel_size, model.config)
     agree_with_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 

@@ -75,7 +75,7 @@ def ulysses_attention(
     Returns:
         (1, tokens of this process, heads, head size), and no weights.
     """
-    group = sequence_parallel.active()
+    group = sequence_parallel.active_group()
     assert cu_seq_lens_q is not None and isinstance(attention_mask, Window), "a batch of a sequence-parallel trainer"
     assert kwargs.get("shared_prompts") is None and kwargs.get("position_bias") is None, "refused in preflight"
     documents = _documents(cu_seq_lens_q)
@@ -181,7 +181,7 @@ def _stretches_by_length(module: Any) -> bool:
 def _with_last_position(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     named = "position_ids" in kwargs
     here = kwargs["position_ids"] if named else args[1]
-    last = sequence_parallel.active().largest(here.max()).expand(*here.shape[:-1], 1)
+    last = sequence_parallel.active_group().largest(here.max()).expand(*here.shape[:-1], 1)
     whole = torch.cat([here, last], dim=-1)
     return (args, kwargs | {"position_ids": whole}) if named else ((args[0], whole, *args[2:]), kwargs)
 

@@ -96,7 +96,7 @@ def passes_heard(model: nn.Module) -> Iterator[None]:
             compiled: a hook breaks the graph.
     """
     plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    handle = plain.register_forward_pre_hook(lambda module, args: phases.alive())
+    handle = plain.register_forward_pre_hook(lambda module, args: phases.keep_alive())
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import ranks, sequence_parallel
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
 from hftune.models.ulysses import stretch_by_whole_rows
@@ -46,7 +46,7 @@ class SequenceParallel(Feature):
         mesh = run.args.mesh
         if mesh.sequence == 1:
             return
-        self.group = sequence_parallel.join(mesh)
+        self.group = sequence_parallel.join_group(mesh)
         run.accelerator.prepare_data_loader = partial(_prepare_shared, run.accelerator, mesh)
         # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
         run.accelerator.gather_for_metrics = partial(_gather_all, run.accelerator)

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from hftune.checkpoints.batches import accumulation_that_fits, keep_global_batch
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
 from hftune.checkpoints.resume import resume_problems
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.resume_checks import check_resume
 

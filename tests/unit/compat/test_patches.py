@@ -31,14 +31,14 @@ from hftune.compat import (
     transformers_patches,
 )
 from hftune.compat.checking import entry_of, problem_of
-from hftune.compat.touched import Touched
+from hftune.compat.touched import UpstreamSymbol
 from hftune.errors import UserError
 
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if upstream had renamed whatever a patch replaces."""
-    entry = Touched("transformers.trainer.GONE", None, ">=5", "why", "--made_up_flag")
+    entry = UpstreamSymbol("transformers.trainer.GONE", None, ">=5", "why", "--made_up_flag")
     monkeypatch.setattr(installing, "entry_of", lambda symbol: entry)
 
 

@@ -143,7 +143,7 @@ def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, *_) = devices.check_host(has_gpu=False)
     assert "core" in first.said and "GiB free" in first.said
-    monkeypatch.setattr(devices.building, "builds_operators", lambda: False)
+    monkeypatch.setattr(devices.op_builder, "can_build_operators", lambda: False)
     assert any("no C++ compiler" in one.said for one in devices.check_host(has_gpu=False))
 
 

@@ -11,7 +11,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import whole_epochs
 from hftune.trainers.features.whole_epochs import ROWS, WholeEpochs, WithRows, ignore_rows
 from tests.unit.trainers.features import made_up

@@ -9,17 +9,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-import hftune.compat
-from hftune.compat.touched import UpstreamSymbol
+from hftune.compat.symbols import UpstreamSymbol, listed
 from hftune.visible import say
 
 OTHERS = "..."
@@ -30,29 +27,6 @@ CHANGED, LOOKED_AT = "changed: ", " private or replaced parts of other libraries
 
 _GONE = object()
 _SET_BY_SOURCE = object()
-
-
-@cache
-def listed() -> tuple[UpstreamSymbol, ...]:
-    """All entries of the lists in this package, each symbol once, in the order of modules and entries."""
-    found: dict[str, UpstreamSymbol] = {}
-    # The modules that install patches import what they patch, which takes seconds.
-    lists = [info for info in pkgutil.iter_modules(hftune.compat.__path__) if not info.name.endswith("_patches")]
-    for info in lists:
-        module = importlib.import_module(f"{hftune.compat.__name__}.{info.name}")
-        tuples = [value for value in vars(module).values() if isinstance(value, tuple)]
-        entries = [entry for value in tuples for entry in value if isinstance(entry, UpstreamSymbol)]
-        found |= {entry.symbol: entry for entry in entries}
-    return tuple(found.values())
-
-
-def entry_of(symbol: str) -> UpstreamSymbol:
-    """The entry of a symbol.
-
-    Raises:
-        KeyError: It is on no list.
-    """
-    return {entry.symbol: entry for entry in listed()}[symbol]
 
 
 def problems(entries: Iterable[UpstreamSymbol] | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from hftune.compat import installing
 from hftune.compat.installing import method_replaced, replace_method, require, usable
-from hftune.compat.touched import UpstreamSymbol
+from hftune.compat.symbols import UpstreamSymbol
 from hftune.errors import UserError
 
 SYMBOL = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"

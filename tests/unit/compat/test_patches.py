@@ -30,8 +30,8 @@ from hftune.compat import (
     peft_patches,
     transformers_patches,
 )
-from hftune.compat.checking import entry_of, problem_of
-from hftune.compat.touched import UpstreamSymbol
+from hftune.compat.checking import problem_of
+from hftune.compat.symbols import UpstreamSymbol, entry_of
 from hftune.errors import UserError
 
 

@@ -111,8 +111,8 @@ def test_a_library_that_does_not_load(code: str, said: str, tmp_path: Path, monk
     ],
 )
 def test_private_parts(code: str, found: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "TOUCHED", code)
-    said = list(libraries.check_touched())
+    monkeypatch.setattr(libraries, "CHECK_SYMBOLS", code)
+    said = list(libraries.check_symbols())
     assert levels(said) == [level for level, _ in found]
     assert all(words in one.said for one, (_, words) in zip(said, found, strict=True))
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hftune.compat import checking
-from hftune.compat.checking import find, listed, parameters_of, problem_of
-from hftune.compat.touched import UpstreamSymbol
+from hftune.compat.checking import find, parameters_of, problem_of
+from hftune.compat.symbols import UpstreamSymbol, listed
 
 
 @pytest.mark.parametrize("entry", listed(), ids=lambda entry: entry.symbol)

@@ -41,6 +41,7 @@ HOOKS = {
     ("hftune/arguments/parser.py", "type"): "how argparse reads a value",
     ("hftune/errors.py", "said"): "of a listener of our own",
     ("hftune/interrupts.py", "deferring"): "of a listener of our own",
+    ("hftune/trainers/features/loader_workers.py", "worker_init_fn"): "torch's, for workers of a loader",
     ("hftune/visible.py", "excepthook"): "Python's, for tracebacks",
 }
 """Where a function is put on an object that is meant to be given one."""
@@ -55,8 +56,7 @@ def name_of(path: Path) -> str:
 
 
 def may_replace(path: Path) -> bool:
-    # `imports` hides libraries from those that import them though a run does not need them.
-    return name_of(path).startswith(("hftune/compat/", "hftune/trainers/", "hftune/imports.py"))
+    return name_of(path).startswith("hftune/compat/")
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hftune.compat.installing import replace_method
 from hftune.distributed.expert_parallel import expert_layers, shard_experts
 from hftune.distributed.expert_weights import gathered_weights
 from hftune.logging import notice
@@ -29,6 +30,6 @@ class ExpertParallel(Feature):
         layers = [layer for _, layer in expert_layers(run.model)]
         notice(f"{layers[0].num_local_experts} of {layers[0].num_experts} experts in each of {size} processes")
         # accelerate knows no way to gather sharded experts; the Trainer asks it before it saves.
-        run.accelerator.get_state_dict = lambda *_, **__: gathered_weights(run.model)
+        replace_method(run.accelerator, "get_state_dict", lambda *_, **__: gathered_weights(run.model))
         for layer in layers:
             self.routers.hear_sharded(layer.router)

@@ -9,7 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from hftune.arguments import DataArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.corpus.mixing import Mixture
 from hftune.data.corpus.sources import (
     TokenizedSource,

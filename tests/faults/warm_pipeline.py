@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from hftune.arguments import parse_arguments  # noqa: F401  imported before the fork
 from hftune.checkpoints.manifest import is_complete
 from hftune.cli import dispatch
 from hftune.errors import run_script
@@ -36,7 +35,7 @@ MODULES = (
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
     "hftune.merging.trial",
-    "hftune.trainers.rewards",
+    "hftune.trainers.rewards.loading",
 )
 
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.experts import is_mixture, routers_of, scores_of
+from hftune.models.experts import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.sequence_parallel import SequenceParallel
 from hftune.trainers.features.tiling import plain_model
-from hftune.trainers.router_losses import balance_loss, z_loss
+from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
 @dataclass
@@ -47,14 +47,14 @@ class RouterListener:
         self.passes: list[_Pass] | None = None
         config: Any = model.config
         self.top_k = int(config.get_text_config().num_experts_per_tok)
-        shares = scores_of(config)
+        shares = router_shares(config)
         assert shares is not None, "preflight refuses routers that are not known"
         self.shares = shares
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         for router in routers_of(model):
             router.register_forward_hook(self._hear)
 
-    def listen_to_dealt(self, router: Any) -> None:
+    def listen_to_sharded(self, router: Any) -> None:
         """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
         said: list[torch.Tensor] = []
 
@@ -154,7 +154,7 @@ class RouterLoss(Feature):
     def hear_sharded(self, router: Any) -> None:
         """Listen to a router of AutoEP's, which took the place of another."""
         if self._listener is not None:
-            self._listener.listen_to_dealt(router)
+            self._listener.listen_to_sharded(router)
 
     @contextmanager
     def forward(self, run: Run) -> Iterator[None]:

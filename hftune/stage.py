@@ -36,7 +36,7 @@ from hftune.logging import get_logger, notice, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
 from hftune.models.attention.choice import decide_padding_free
 from hftune.models.heads import head_of
-from hftune.models.vocabulary.growth import describe_vocabulary
+from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, lexists, write_file

@@ -14,8 +14,8 @@ from hftune.data.batches.collators import FlatCollator
 from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
+from hftune.models.blocks import checkpointed_layers
 from hftune.models.kernels.float8 import without_float8
-from hftune.models.miniature import decoder_layers
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 
@@ -137,7 +137,7 @@ def _first_layers(model: Any, least: int) -> Iterator[None]:
     It stays whole where its layers cannot be told, and under ZeRO-3, which learns the order of the modules as they run.
     """
     plain = _plain(model)
-    found = None if zero.is_any_partitioned(plain) else decoder_layers(plain)
+    found = None if zero.is_any_partitioned(plain) else checkpointed_layers(plain)
     if found is None:
         yield
         return

@@ -14,7 +14,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer

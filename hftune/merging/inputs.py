@@ -24,7 +24,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
 from hftune.nearby import not_had
-from hftune.opening.folders import strays
+from hftune.opening.folders import unsafe_entries
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import weight_files, weight_shapes
 
@@ -342,7 +342,7 @@ def find_tokenizer(asked: str | None, adapters: list[Path], base: Path) -> Path:
         folder = Path(asked) if Path(asked).is_dir() else _download(asked, None, "--tokenizer_path", TOKENIZER_FILES)
         if not has_tokenizer(folder):
             raise ArgumentError(f"there is no tokenizer in {asked}", place="--tokenizer_path", fix="give its folder")
-        raise_together(strays(folder))
+        raise_together(unsafe_entries(folder))
         return folder
     return next((folder for folder in reversed(adapters) if has_tokenizer(folder)), base)
 

@@ -14,8 +14,7 @@ from typing import Any
 from hftune.arguments.merging import MergeArguments
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions
 from hftune.constants import REWARD_SCALE_FIELD
-from hftune.distributed.launch import prepare_environment
-from hftune.logging import get_logger, notices
+from hftune.logging import get_logger, notices, quiet_libraries
 from hftune.merging.inputs import read_inputs
 from hftune.merging.model_config import copy_other_files, copy_tokenizer, describe_tokenizer, suppress_padding
 from hftune.merging.plan import Plan, plan_merge
@@ -35,7 +34,7 @@ def merge_adapter(args: MergeArguments) -> Manifest:
         UserError: A missing or unfitting adapter or base, an output folder that cannot be written, a merge that
             changes nothing or says something else than base + adapter.
     """
-    prepare_environment()
+    quiet_libraries()
     inputs = read_inputs(args)
     plan = plan_merge(inputs, dequantise=args.merge_base == "dequantized")
     output = Path(str(args.output_dir))

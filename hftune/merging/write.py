@@ -41,7 +41,7 @@ from hftune.merging.tensors import (
     scratch,
 )
 from hftune.merging.updates import read_float
-from hftune.publishing.disk import free_room
+from hftune.publishing.disk import free_bytes
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, parse_size, stored_tensors
 
 BLOCK_ELEMENTS = 1 << 20
@@ -84,7 +84,7 @@ def write_model(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
 
 def _write_weights(folder: Path, shards: list[Shard]) -> int:
     total = sum(shard.nbytes for shard in shards)
-    free = free_room(folder)
+    free = free_bytes(folder)
     if free < total + _SPARE_BYTES:
         raise ArgumentError(
             f"the merged model needs {total / 1e9:.2f} GB, the disk of {folder} has {free / 1e9:.2f} GB left",

@@ -45,7 +45,12 @@ def test_tensors_by_module(tmp_path: Path) -> None:
 def test_scales(tmp_path: Path) -> None:
     pattern = {"layers.1.q": 32, "q": 4}
     plain = adapter(tmp_path / "1", lora_alpha=6, alpha_pattern=pattern)
-    assert [plain.scale(name, 4) for name in ("layers.0.k", "layers.1.q", "layers.0.q", "layers.0.qq")] == [1.5, 8, 1, 1.5]
+    assert [plain.scale(name, 4) for name in ("layers.0.k", "layers.1.q", "layers.0.q", "layers.0.qq")] == [
+        1.5,
+        8,
+        1,
+        1.5,
+    ]
     assert adapter(tmp_path / "2", lora_alpha=6, use_rslora=True).scale("q", 4) == 3
 
 

@@ -77,7 +77,9 @@ def test_what_unpacks_a_tensor_is_no_tensor_of_the_model(tmp_path: Path) -> None
 @pytest.mark.parametrize("said", ['{"shape": [6, -4]}', '{"shape": [6, 1e9]}', '{"shape": 24}', "{}"])
 def test_a_shape_that_is_none(said: str, tmp_path: Path) -> None:
     state = torch.tensor(list(said.encode()), dtype=torch.uint8)
-    stored = store(tmp_path, {"w.weight": torch.zeros(12, 1, dtype=torch.uint8), f"w.weight.{tensors._QUANT_STATE}nf4": state})
+    stored = store(
+        tmp_path, {"w.weight": torch.zeros(12, 1, dtype=torch.uint8), f"w.weight.{tensors._QUANT_STATE}nf4": state}
+    )
     with pytest.raises(ManifestError, match="has no shape"):
         dequantised(stored, BITSANDBYTES, "base")
 

@@ -42,7 +42,11 @@ def test_the_base_s_files(tmp_path: Path) -> None:
     """A new tensor stands behind the last old one before it, though its values come from another file."""
     first = store(tmp_path / "1", {"a": torch.ones(1)}, "one.safetensors")["a"]
     second = store(tmp_path / "2", {"b": torch.ones(1)}, "two.safetensors")["b"]
-    tensors = [Output("a", "F32", (1,), first), Output("b", "F32", (1,), second), Output("c", "F32", (1,), first, new=True)]
+    tensors = [
+        Output("a", "F32", (1,), first),
+        Output("b", "F32", (1,), second),
+        Output("c", "F32", (1,), first, new=True),
+    ]
     assert names(lay_out(tensors, None)) == {"one.safetensors": ["a"], "two.safetensors": ["b", "c"]}
     assert names(lay_out(tensors[:1], None)) == {"model.safetensors": ["a"]}
 
@@ -66,7 +70,9 @@ def merged(tmp_path: Path) -> tuple[list[bool | None], dict[str, torch.Tensor], 
         Output("copied", "F32", (40, 3), base["copied"]),
         Output("cast", "BF16", (40, 3), base["cast"]),
         *(
-            Output(name, "F32", (40, 3), base[name], Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3)))
+            Output(
+                name, "F32", (40, 3), base[name], Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3))
+            )
             for name in ("changed", "same")
         ),
     ]
@@ -80,7 +86,9 @@ def merged(tmp_path: Path) -> tuple[list[bool | None], dict[str, torch.Tensor], 
 
 def check(results: list[bool | None], found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     assert sorted(map(str, results)) == ["False", "None", "None", "True"]
-    assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in wanted.items())
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in wanted.items()
+    )
 
 
 def test_every_byte(tmp_path: Path) -> None:
@@ -122,7 +130,7 @@ def test_large_sums_of_small_numbers_are_no_overflow(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "free_room", lambda folder: 10**6)
+    monkeypatch.setattr(write, "free_bytes", lambda folder: 10**6)
     with pytest.raises(ArgumentError, match=r"needs 0\.00 GB, the disk of .* has 0\.00 GB left"):
         write._write_weights(tmp_path, lay_out([output("a", 2)], None))
     assert not list(tmp_path.iterdir())

@@ -66,7 +66,7 @@ def notices() -> list[str]:
 
 
 def quiet_libraries() -> None:
-    """Have libraries say only what concerns a user. Call it before importing transformers or peft; safe to call twice."""
+    """Have libraries say only what concerns a user. Call it before importing transformers; safe to call twice."""
     # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
     warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
     warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)

@@ -133,6 +133,14 @@ class Inputs:
         level = self.levels[-1]
         return level[0].manifest.get(REWARD_SCALE_FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
 
+    @property
+    def comparable(self) -> bool:
+        """Whether peft can compute base + adapters: it weighs low-rank matrices, not what was trained in full."""
+        level = self.levels[-1]
+        if len(level) == 1 and level[0].weight == 1.0:
+            return True
+        return not any(adapter.replaced or adapter.config.get("use_dora") for adapter in level)
+
 
 def read_inputs(args: MergeArguments) -> Inputs:
     """Everything that the command names, and what the adapter's manifest adds to it.

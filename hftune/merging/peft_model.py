@@ -54,14 +54,6 @@ def _weigh(adapted: PeftModel, name: str, weight: float) -> None:
             module.scaling[name] *= weight
 
 
-def is_comparable(inputs: Inputs) -> bool:
-    """Whether peft can compute base + adapters: it weighs low-rank matrices, not weights that were trained in full."""
-    level = inputs.levels[-1]
-    if len(level) == 1 and level[0].weight == 1.0:
-        return True
-    return not any(adapter.replaced or adapter.config.get("use_dora") for adapter in level)
-
-
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     """The base in float32 on the CPU, or quantised as training saw it, with as many rows as the adapters have.
 

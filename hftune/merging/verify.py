@@ -19,6 +19,7 @@ from hftune.merging.inputs import has_tokenizer
 from hftune.merging.plan import Plan, plan_merge
 from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.on_demand import on_demand
 from hftune.weight_files import stored_tensors
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ PROMPTS = (
 # Mean difference over the logits' root mean square. Measured over the architectures of the tests, float32 stays below
 # 1e-6 and bfloat16 below 2e-2; a transposed, missing or doubled update is above 1e-1.
 LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
+_LOAD = "hftune.merging.peft_model:load_adapted"
+"""Imports peft, which takes seconds."""
 VERIFY_PARAMETERS = 1_000_000_000
 """Above this many, logits are compared on demand only: it takes longer than the merge."""
 
@@ -74,9 +77,7 @@ def _too_large(folder: Path) -> str | None:
 
 
 def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, Any] | None:
-    from transformers import AutoTokenizer  # takes seconds, and peft_model more
-
-    from hftune.merging.peft_model import is_comparable, load_adapted
+    from transformers import AutoTokenizer
 
     inputs = plan.inputs
     options: dict[str, Any] = {"trust_remote_code": inputs.trust_remote_code}
@@ -87,12 +88,12 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
     if tokenizer.chat_template != source.chat_template:
         raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
     said = _answers(plan, folder, tokenizer)
-    if not is_comparable(inputs):
+    if not inputs.comparable:
         notice("the merged model loads strictly; peft cannot weigh what these adapters trained in full, so no logits")
         return None
     if inputs.quantised is not None:
         return _compare_both_bases(plan, folder.parent, said, tokenizer, max_shard_size)
-    comparison = compare(answer(load_adapted(plan), tokenizer), said)
+    comparison = compare(answer(on_demand(_LOAD)(plan), tokenizer), said)
     get_logger().info("verified: %s", comparison)
     judge(comparison, half=_is_half(plan))
     return comparison.to_dict()
@@ -110,9 +111,7 @@ def _compare_both_bases(
     plan: Plan, parent: Path, said: Answers, tokenizer: PreTrainedTokenizerBase, max_shard_size: str | None
 ) -> dict[str, Any]:
     """What training saw, compared with this merge and with the one into the other form of the base; both are said."""
-    from hftune.merging.peft_model import load_adapted
-
-    trained = answer(load_adapted(plan, quantised=True), tokenizer)
+    trained = answer(on_demand(_LOAD)(plan, quantised=True), tokenizer)
     own = compare(trained, said)
     other_plan = plan_merge(plan.inputs, dequantise=not plan.dequantise)
     with tempfile.TemporaryDirectory(dir=parent, prefix="other-") as other:

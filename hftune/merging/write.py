@@ -41,6 +41,7 @@ from hftune.merging.tensors import (
     scratch,
 )
 from hftune.merging.updates import read_float
+from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, parse_size, stored_tensors
 
@@ -64,9 +65,8 @@ def write_model(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
         ArgumentError: The disk cannot hold them.
     """
     if plan.outputs is None:
-        from hftune.merging.peft_model import write_with_peft  # imports transformers and peft
-
-        changed = write_with_peft(plan, folder, max_shard_size)
+        # Imports transformers and peft, which take seconds.
+        changed = on_demand("hftune.merging.peft_model:write_with_peft")(plan, folder, max_shard_size)
     else:
         shards = lay_out(plan.outputs.tensors, max_shard_size)
         changed = _write_weights(folder, shards)

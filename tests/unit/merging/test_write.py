@@ -20,8 +20,8 @@ from hftune.merging.write import Progress, lay_out, write_index, write_shards
 from tests.unit.merging.models import store
 
 
-def output(name: str, rows: int, **more: object) -> Output:
-    return Output(name, "F32", (rows, 1), None, **more)  # type: ignore[arg-type]  # keywords of a dataclass
+def output(name: str, rows: int) -> Output:
+    return Output(name, "F32", (rows, 1), None)
 
 
 def names(shards: list[write.Shard]) -> dict[str, list[str]]:
@@ -66,16 +66,10 @@ def merged(tmp_path: Path) -> tuple[list[bool | None], dict[str, torch.Tensor], 
     """Copied, cast, replaced by others and replaced by the same; results, what is on disk, what should be."""
     w = {name: torch.randn(40, 3) for name in ("copied", "cast", "changed", "same")}
     base, new = store(tmp_path / "base", w), store(tmp_path / "new", {"changed": w["changed"] + 1, "same": w["same"]})
-    outputs = [
-        Output("copied", "F32", (40, 3), base["copied"]),
-        Output("cast", "BF16", (40, 3), base["cast"]),
-        *(
-            Output(
-                name, "F32", (40, 3), base[name], Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3))
-            )
-            for name in ("changed", "same")
-        ),
-    ]
+    outputs = [Output("copied", "F32", (40, 3), base["copied"]), Output("cast", "BF16", (40, 3), base["cast"])]
+    for name in ("changed", "same"):
+        change = Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3))
+        outputs.append(Output(name, "F32", (40, 3), base[name], change))
     told: list[int] = []
     (tmp_path / "merged").mkdir()
     results = write_shards(tmp_path / "merged", lay_out(outputs, None), 2, told.append)

@@ -5,7 +5,6 @@ What cannot be merged is refused here, as far as configs, manifests and names te
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +109,8 @@ class Inputs:
     @property
     def growth(self) -> Growth | None:
         """How the vocabulary grew before training; the first adapter of a chain that says so."""
-        grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
-        if not grew:
-            return None
-        return recorded_growth(grew[0])
+        recorded = (recorded_growth(adapter.manifest) for adapter in self.adapters)
+        return next((growth for growth in recorded if growth is not None), None)
 
     @property
     def rope(self) -> dict[str, Any]:
@@ -164,7 +161,14 @@ def read_inputs(args: MergeArguments) -> Inputs:
     for adapter in level:
         problems += chain_problems([*below, str(adapter.folder)], FLAG)
         problems += check_recorded_base(str(base.folder if Path(name).is_dir() else name), str(adapter.folder), FLAG)
-    problems += _quantisation_problems(args, level[-1])
+    if args.merge_base == "dequantized" and not manifest.get("quantisation"):
+        problems += [
+            ArgumentError(
+                "the adapter's manifest names no quantisation, so there is nothing to dequantise",
+                place="--merge_base",
+                fix="leave it out; QLoRA adapters trained by hftune know theirs",
+            )
+        ]
     raise_together(problems)
     config = {} if base.gguf_file else read_config(base.folder)  # a GGUF file brings its own
     tokenizer = find_tokenizer(args.tokenizer_path, folders, base.folder)
@@ -263,15 +267,6 @@ def _quantisation(adapter: Adapter) -> Quantisation | None:
     if model.get("dtype", "auto") != "auto":
         compute = model["dtype"]
     return Quantisation(int(how["bits"]), str(how.get("type")), bool(how.get("nested")), NAMES[getattr(torch, compute)])
-
-
-def _quantisation_problems(args: MergeArguments, adapter: Adapter) -> Iterator[UserError]:
-    if args.merge_base == "dequantized" and not adapter.manifest.get("quantisation"):
-        yield ArgumentError(
-            "the adapter's manifest names no quantisation, so there is nothing to dequantise",
-            place="--merge_base",
-            fix="leave it out; QLoRA adapters trained by hftune know theirs",
-        )
 
 
 def _rope(adapters: list[Adapter]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from hftune.merging.tensors import (
 from hftune.merging.updates import read_float
 from hftune.on_demand import on_demand
 from hftune.publishing.disk import free_bytes
-from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, parse_size, stored_tensors
+from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, divide, parse_size, stored_tensors
 
 BLOCK_ELEMENTS = 1 << 20
 """Of a tensor that is folded: 4 MiB in float32, which stays in a core's cache."""
@@ -167,31 +167,19 @@ def nbytes(output: Output) -> int:
 def lay_out(tensors: list[Output], max_shard_size: str | None) -> list[Shard]:
     """Into files named and divided as the base's own, or into files of at most `max_shard_size`."""
     if max_shard_size is not None:
-        return _split(tensors, parse_size(max_shard_size))
+        by_name = {output.name: output for output in tensors}
+        sizes = {output.name: nbytes(output) for output in tensors}
+        divided = divide(sizes, parse_size(max_shard_size))
+        return [Shard(file, [by_name[name] for name in names]) for file, names in divided.items()]
     files: dict[str, list[Output]] = {}
-    name = WEIGHTS_NAME
+    file = WEIGHTS_NAME
     for output in tensors:
         # A new tensor (a head, a copy of the embeddings) stands behind the last of the old ones.
-        name = name if output.new or output.source is None else output.source.file.name
-        files.setdefault(name, []).append(output)
+        file = file if output.new or output.source is None else output.source.file.name
+        files.setdefault(file, []).append(output)
     if len(files) == 1:
         return [Shard(WEIGHTS_NAME, tensors)]
     return [Shard(name, found) for name, found in files.items()]
-
-
-def _split(tensors: list[Output], limit: int) -> list[Shard]:
-    groups: list[list[Output]] = [[]]
-    size = 0
-    for output in tensors:
-        if groups[-1] and size + nbytes(output) > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(output)
-        size += nbytes(output)
-    if len(groups) == 1:
-        return [Shard(WEIGHTS_NAME, tensors)]
-    stem, count = WEIGHTS_NAME.removesuffix(".safetensors"), len(groups)
-    return [Shard(f"{stem}-{n:05d}-of-{count:05d}.safetensors", group) for n, group in enumerate(groups, start=1)]
 
 
 def write_index(folder: Path, shards: list[Shard]) -> None:

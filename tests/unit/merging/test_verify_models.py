@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from hftune.errors import ManifestError, UserError
 from hftune.merging import verify
 from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
-from hftune.merging.write import Progress
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
 
 pytestmark = pytest.mark.long
@@ -152,18 +150,6 @@ def test_without_a_tokenizer(make_base: Callable, tmp_path: Path) -> None:
     adapter = make_adapter(make_base("gpt2"), tmp_path / "a", target_modules=["c_attn"], fan_in_fan_out=True)
     manifest = merge(adapter, tmp_path / "merged", verify="true")
     assert manifest["verified"] is None and any("no tokenizer for the prompts" in said for said in manifest["notices"])
-
-
-def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, 5.0, 11.0, 11.0, 12.0])
-    monkeypatch.setattr("hftune.merging.write.time.monotonic", lambda: next(seconds))
-    said: list[str] = []
-    logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("hftune.merging.write.get_logger", lambda: logger)
-    progress = Progress(4_000_000_000)
-    for _ in range(3):
-        progress.advance(1_000_000_000)
-    assert said == ["merged 2.0 of 4.0 GB (50%)"]
 
 
 def test_merging_starts_without_heavy_imports(adapter: Path, tmp_path: Path) -> None:

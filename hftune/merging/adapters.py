@@ -97,6 +97,7 @@ class Adapter:
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         """The saved tensors, without peft's prefix; empty where there is no safetensors file."""
+        # adapter_model.bin is a pickle: peft loads it, or refuses to.
         found = stored_tensors(self.folder) if (self.folder / ADAPTER_WEIGHTS).is_file() else {}
         return {name.removeprefix(PREFIX): stored for name, stored in found.items()}
 
@@ -107,6 +108,7 @@ class Adapter:
         for name, stored in self.tensors.items():
             match = _ADAPTED.match(name)
             if match:
+                # Two adapters around one module (an expert's two parameters) have the same tensors at two depths.
                 key = match["module"], match["depth"].count("base_layer")
                 module = found.setdefault(key, AdaptedModule(*key))
                 module.tensors[match["tensor"].removesuffix(".weight").removeprefix("token_adapter.")] = stored
@@ -130,6 +132,7 @@ class Adapter:
             rank: r of its matrices.
         """
         alpha = float(self.config.get("lora_alpha", 8))
+        # The first pattern that matches counts, and matches whole names from a dot on, as in peft's get_pattern_key.
         for pattern, value in (self.config.get("alpha_pattern") or {}).items():
             if re.match(rf"(.*\.)?({pattern})$", key):
                 alpha = float(value)
@@ -138,6 +141,7 @@ class Adapter:
 
     def token_rows(self, module: str) -> list[int] | None:
         """The rows of an embedding that were trained alone; None for a tied head, which was trained with it."""
+        # peft saves a dict by module, or a list that is for the input embeddings.
         asked = self.config.get("trainable_token_indices") or []
         if isinstance(asked, dict):
             named = (rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
@@ -154,9 +158,11 @@ class Adapter:
             return f"it was initialised with {init}, which changes the base, and not converted to plain LoRA"
         if not self.tensors:
             return f"it has no {ADAPTER_WEIGHTS}"
+        # A key of a newer peft may change what the tensors mean; peft itself then merges, or refuses.
         odd = sorted(name for name, value in self.config.items() if value and name not in _KNOWN)
         if odd:
             return f"its config sets {', '.join(odd)}"
+        # Convolutions: a product of matrices is no update of theirs.
         many = [name for name, stored in self.tensors.items() if "lora_" in name and len(stored.shape) > 2]
         return f"{many[0]} has {len(self.tensors[many[0]].shape)} dimensions" if many else None
 

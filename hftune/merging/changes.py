@@ -53,6 +53,7 @@ def updates_of(adapter: Adapter, base: BaseTensors) -> Updates:
         ManifestError: A tensor for a parameter that the base does not have.
     """
     found: Updates = {}
+    # First what replaces a tensor: LoRA upon a layer that was also trained in full was computed from the new values.
     for name, stored in adapter.replaced.items():
         found.setdefault(_in_base(name, base), []).append(replace(stored))
     for module in adapter.modules:
@@ -87,7 +88,7 @@ def _module_updates(adapter: Adapter, module: AdaptedModule, base: BaseTensors) 
     parameter = _parameter_of(adapter, module, base)
     shape = base.shape(parameter)
     assert shape is not None
-    experts = shape[0] if len(shape) == 3 else 1
+    experts = shape[0] if len(shape) == 3 else 1  # only experts are stored with three dimensions
     # peft looks patterns up by parameter where it wraps parameters, by module elsewhere.
     key = parameter if adapter.config.get("target_parameters") and experts > 1 else name
     scale = adapter.scale(key, a.shape[0] // experts)

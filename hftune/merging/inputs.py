@@ -47,6 +47,7 @@ TOKENIZER_FILES = (
 )
 """All that a tokenizer may consist of; a folder has some."""
 _BASE_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py")
+# Repositories hold the same weights several times over.
 _OTHER_FORMATS = ["consolidated*", "original/*", "onnx/*", "gguf/*"]
 
 
@@ -154,8 +155,10 @@ def read_inputs(args: MergeArguments) -> Inputs:
         raise ArgumentError("the adapter does not name its base", place=BASE_FLAG, fix="name it")
     levels = [*_adapters_below(level), level]
     used = manifest.get("arguments", {}).get("model", {})
+    # An adapter records the revision of its base on the Hub, and hftune the GGUF file that training read.
     base = find_base(name, adapter_config.get("revision"), used.get("gguf_file"))
     folders = [adapter.folder for each in levels for adapter in each]
+    # From here on all that is wrong is said at once; nothing has been written and no weight been read.
     problems = output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[base.folder, *folders])
     below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
     for adapter in level:
@@ -249,6 +252,7 @@ def _labels(adapter: Adapter) -> int | None:
     if adapter.config.get("task_type") not in ("SEQ_CLS", "TOKEN_CLS") and adapter.manifest.get("head") != "score":
         return None
     heads = [stored for name, stored in adapter.replaced.items() if name.endswith("score.weight")]
+    # A head that was not saved is the one that transformers draws: one score, or a label for each class of a step.
     return heads[0].shape[0] if heads else len(STEP_LABELS) if _scores_steps(adapter) else 1
 
 
@@ -263,6 +267,7 @@ def _quantisation(adapter: Adapter) -> Quantisation | None:
         return None
     arguments = adapter.manifest.get("arguments", {})
     training, model = arguments.get("training", {}), arguments.get("model", {})
+    # The dtype that `--dtype auto` gave the base under QLoRA: that of mixed precision.
     compute = "bfloat16" if training.get("bf16") else "float16" if training.get("fp16") else "float32"
     if model.get("dtype", "auto") != "auto":
         compute = model["dtype"]
@@ -297,6 +302,7 @@ def find_base(name: str, revision: str | None = None, gguf_file: str | None = No
         return BaseFolder(name, path.parent, f"{path.name} is a GGUF file", path.name)
     if path.is_dir():
         folder = path
+        # Every byte is compared with the manifest's digests: all of them are about to be read anyhow.
         raise_together(folder_problems(folder, BASE_FLAG, whole=True))
     else:
         folder = _download(name, revision, BASE_FLAG, _BASE_FILES)

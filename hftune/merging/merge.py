@@ -34,11 +34,12 @@ def merge_adapter(args: MergeArguments) -> Manifest:
         UserError: A missing or unfitting adapter or base, an output folder that cannot be written, a merge that
             changes nothing or says something else than base + adapter.
     """
-    quiet_libraries()
+    quiet_libraries()  # before any of them is imported
     inputs = read_inputs(args)
     plan = plan_merge(inputs, dequantise=args.merge_base == "dequantized")
     output = Path(str(args.output_dir))
     read_from = [inputs.base.folder, *(adapter.folder for adapter in inputs.adapters)]
+    # The folder gets its name when all is verified: what stops before leaves nothing behind.
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=read_from) as folder:
         manifest = _write(args, plan, folder)
     get_logger().info("merged %s into %s: %s", inputs.names, inputs.base.name, output)
@@ -52,11 +53,13 @@ def _write(args: MergeArguments, plan: Plan, folder: Path) -> Manifest:
     began = time.perf_counter()
     changed = write_model(plan, folder, args.max_shard_size)
     seconds = time.perf_counter() - began
+    # After the weights: peft's way of merging saves a tokenizer and configs of its own, which these replace.
     copy_tokenizer(plan.inputs.tokenizer, folder)
     copy_other_files(plan.inputs.base.folder, folder, generates=plan.inputs.scores is None)
     if plan.inputs.growth is not None:
         suppress_padding(folder, plan.inputs.growth)
     manifest = _manifest(args, plan, folder, changed)
+    # Before verification, which reads the folder as a user would; notices after it, since it says some.
     manifest["wall_seconds"] = round(seconds, 2)
     manifest["verified"] = verify_merge(plan, folder, verify=args.verify, max_shard_size=args.max_shard_size)
     manifest["notices"] = notices()

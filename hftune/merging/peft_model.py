@@ -34,6 +34,7 @@ from hftune.weight_files import weight_shapes
 def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
     """Base and adapters, the last level's not merged."""
     model: Any = load_base(plan, quantised=quantised)
+    # Folded one by one, as training did: peft knows no adapter upon an adapter.
     *below, last = plan.inputs.levels
     for level in below:
         model = load_adapter(model, level[0].folder).merge_and_unload(safe_merge=True)
@@ -51,7 +52,7 @@ def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
 def _weigh(adapted: PeftModel, name: str, weight: float) -> None:
     for module in adapted.modules():
         if isinstance(module, LoraLayer) and name in module.scaling:
-            module.scaling[name] *= weight
+            module.scaling[name] *= weight  # peft's own weights (add_weighted_adapter) would make a new adapter
 
 
 def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
@@ -83,7 +84,7 @@ def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
     elif rows:
         # The adapter brings the new rows; what they are before does not count.
         model.resize_token_embeddings(rows, mean_resizing=False)
-    keep_differentiable(model)
+    keep_differentiable(model)  # before the first forward pass, which would pack 4-bit weights anew
     return model.eval()
 
 
@@ -106,6 +107,7 @@ def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
 
 def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
     if how.bits == 8:
+        # As training names them: transformers would choose by the model.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     return BitsAndBytesConfig(
         load_in_4bit=True,
@@ -140,7 +142,9 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
 
 def _check_all_used(adapted: PeftModel, folder: Path) -> None:
     """peft passes over tensors that belong to no module of the model."""
-    used = get_peft_model_state_dict(adapted).keys()
+    used = get_peft_model_state_dict(
+        adapted
+    ).keys()  # names as peft would save them, so that they compare with the file's
     left = [name for name in weight_shapes(folder) if name not in used and not _is_renamed(name)]
     if hasattr(adapted.get_base_model(), "score"):
         left = [name for name in left if ".lm_head." not in name]  # an adapter of a causal LM below a reward model's
@@ -186,7 +190,7 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     if inputs.reward_scale is not None:
         setattr(model.config, REWARD_SCALE_FIELD, inputs.reward_scale)
     stored = inputs.dtype or inputs.config.get("dtype") or inputs.config.get("torch_dtype") or "float32"
-    dtype = getattr(torch, str(stored).removeprefix("torch."))
+    dtype = getattr(torch, str(stored).removeprefix("torch."))  # older configs say torch.bfloat16
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
     if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
         gguf, trusted = inputs.base.gguf_file, inputs.trust_remote_code

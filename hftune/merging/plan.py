@@ -85,6 +85,7 @@ def plan_merge(inputs: Inputs, *, dequantise: bool = False) -> Plan:
         UserError: The adapter does not fit the base.
     """
     reasons = chain([inputs.base.unsupported], (adapter.unsupported() for adapter in inputs.adapters))
+    # Configs first: they cost nothing, where the base's names need the model that they belong to.
     unsupported = next((reason for reason in reasons if reason is not None), None)
     if unsupported is None:
         try:
@@ -113,10 +114,11 @@ def _plan_outputs(inputs: Inputs, *, dequantise: bool) -> Outputs:
         for adapter, done in zip(inputs.adapters, updates, strict=True)
         for problem in misfits(adapter, done, base, grown)
     )
-    _check_weights(base, changes)
+    _check_weights(base, changes)  # before growth joins in, which is nobody's update
     if grown:
         changes.levels.insert(0, [(1.0, grown)])  # the adapters were trained upon the grown rows
     untied = _untie(base, changes, keep_tied=any(a.config.get("ensure_weight_tying") for a in inputs.adapters))
+    # Only now are all updates known: what is tied may have got some of its twin's.
     tensors = _outputs(base, changes, untied, NAMES[getattr(torch, inputs.dtype)] if inputs.dtype else None)
     return Outputs(tensors, False if untied else None, _new_vocab_size(base, changes, tensors))
 
@@ -155,6 +157,7 @@ def _needs_skeleton(inputs: Inputs, base: BaseTensors) -> bool:
     """
     if inputs.scores is not None or inputs.growth is not None:
         return True
+    # (in, out) weights need the classes of modules, experts the parameters that a module has.
     if any(adapter.config.get(key) for adapter in inputs.adapters for key in ("fan_in_fan_out", "target_parameters")):
         return True
     touched = [module.name for adapter in inputs.adapters for module in adapter.modules]
@@ -169,7 +172,7 @@ def _requantise(base: BaseTensors, how: Quantisation) -> None:
     linears = quantised_linears(base.skeleton, eight_bit=how.bits == 8)
     for name in (where.stored for linear in linears for where in base.slices(f"{linear}.weight")):
         stored = base.stored[name]
-        if isinstance(stored, StoredTensor):
+        if isinstance(stored, StoredTensor):  # what is stored quantised already is as training saw it
             base.stored[name] = requantised(stored, how)
 
 
@@ -206,6 +209,7 @@ def _untie(base: BaseTensors, changes: Changes, *, keep_tied: bool) -> set[str]:
     """
     untied: set[str] = set()
     for target, source in base.tied.items():
+        # Some checkpoints hold both; transformers then loads them as they are, whatever the config says.
         if len(base.slices(target) + base.slices(source)) == 2 and not _same_values(base, target, source):
             notice(f"the base has {target} and {source} apart, though its config ties them; the merged config says so")
             untied |= {target, source}
@@ -278,6 +282,7 @@ def _changed(base: BaseTensors, changes: Changes, parameter: str, dtype: str | N
     """The tensors on disk that an updated parameter becomes."""
     for where in base.slices(parameter):
         source = base.stored[where.stored]
+        # An expert is a slice: what replaces the parameter has the shape of all of them.
         shape = changes.shape(parameter, source.shape) if where.expert is None else source.shape
         change = Change(changes.of(parameter), where, shape)
         yield Output(where.stored, _dtype(source.dtype, dtype), shape, source, change)
@@ -300,6 +305,7 @@ def _dtype(own: str, asked: str | None) -> str:
 
 
 def _usual_dtype(base: BaseTensors) -> str:
+    # Of a new score head: that of the first weight, as transformers would load the whole model in one dtype.
     return next(tensor.dtype for tensor in base.stored.values() if tensor.dtype in FLOATS)
 
 

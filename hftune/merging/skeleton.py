@@ -94,7 +94,7 @@ class BaseTensors:
         Raises:
             Unsupported: It is made from stored tensors in a way that hftune does not know.
         """
-        if parameter in self.stored:
+        if parameter in self.stored:  # most have one name
             return [StoredSlice(parameter)]
         if parameter in self.unsupported:
             raise Unsupported(f"{parameter} is made from stored tensors by {self.unsupported[parameter]}")
@@ -130,7 +130,7 @@ def build_skeleton(folder: Path, *, head: str = "causal_lm", labels: int | None 
     extra = {} if labels is None else {"num_labels": labels}
     try:
         config = pretrained(transformers.AutoConfig, folder, trust_remote_code=trust_remote_code, **extra)
-        with torch.device("meta"):
+        with torch.device("meta"):  # parameters without values: seconds and no memory for 70B
             return from_config(auto, config, trust_remote_code=trust_remote_code)
     except ValueError as error:
         raise ArgumentError(

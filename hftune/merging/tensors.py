@@ -63,6 +63,7 @@ def as_rows(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def open_file(file: Path) -> int:
     """An open descriptor of a file for `os.pread`, which threads can share."""
+    # Two threads may both open it at first; one descriptor is then open until the process ends.
     if file not in _open:
         _open[file] = os.open(file, os.O_RDONLY)
     return _open[file]
@@ -180,7 +181,7 @@ def requantised(stored: StoredTensor, how: Quantisation) -> ComputedTensor:
     def read() -> Tensor:
         from bitsandbytes import functional
 
-        weight = read_tensor(stored).to(DTYPES[how.compute])
+        weight = read_tensor(stored).to(DTYPES[how.compute])  # training loaded the base in this dtype, then quantised
         if how.bits == 8:
             # bitsandbytes quantises to int8 from float16 (nn.modules.Int8Params).
             values, scales, _ = functional.int8_vectorwise_quant(weight.to(torch.float16))
@@ -235,6 +236,7 @@ def dequantised(tensors: dict[str, StoredTensor], config: dict[str, Any], folder
 
 def _quant_state(name: str, tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """What unpacks a quantised weight: `MODULE.SCB` in 8 bit, `MODULE.weight.absmax` and others in 4 bit."""
+    # 4-bit values are packed as whatever dtype `bnb_4bit_quant_storage` says.
     if name.endswith(".weight") and tensors[name].dtype in ("U8", "I8", "BF16", "F16", "F32"):
         scale = f"{name.removesuffix('weight')}SCB"
         if scale in tensors:

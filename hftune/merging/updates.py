@@ -133,7 +133,7 @@ class Fold:
         """See `Apply`."""
         assert block is not None, "a low-rank update needs a weight"
         low, high = max(start, self.first), min(start + rows, self.first + self.left.shape[0])
-        if low >= high:
+        if low >= high:  # rows of other experts
             return block
         delta = scratch("delta", high - low, self.right.shape[1], torch.float32)
         torch.mm(self.left[low - self.first : high - self.first], self.right, out=delta)
@@ -163,7 +163,7 @@ def replace(stored: StoredTensor) -> Update:
         if where.expert is not None:
             found = found[where.expert].chunk(where.parts, dim=0)[where.part]
         values = found.reshape(-1, found.shape[-1]) if found.ndim > 1 else found.reshape(-1, 1)
-        return lambda block, start, rows: values[start : start + rows].clone()
+        return lambda block, start, rows: values[start : start + rows].clone()  # later updates overwrite it
 
     return Update(("replace", stored), load, shape=stored.shape)
 

@@ -87,6 +87,7 @@ def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None)
     source = pretrained(AutoTokenizer, inputs.tokenizer, **options)
     if tokenizer.chat_template != source.chat_template:
         raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
+    # The merged model first: it is loaded strictly even where there is nothing to compare it with.
     said = _answers(plan, folder, tokenizer)
     if not inputs.comparable:
         notice("the merged model loads strictly; peft cannot weigh what these adapters trained in full, so no logits")
@@ -178,6 +179,7 @@ def answer(model: Any, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 
     generates = not hasattr(model, "score")
     with torch.no_grad():
         for number, prompt in enumerate(PROMPTS):
+            # Every other prompt as chat, and the others plain: a wrong template would hide in either alone.
             text = _in_template(tokenizer, prompt) if tokenizer.chat_template and number % 2 == 0 else prompt
             inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
             said.logits.append(model(**inputs).logits[0].float())
@@ -200,6 +202,7 @@ def compare(before: Answers, after: Answers) -> Comparison:
     differences = torch.cat([(a - b).abs().flatten() for a, b in pairs])
     same = torch.cat([(a.argmax(-1) == b.argmax(-1)).flatten() for a, b in pairs])
     greedy = [a == b for a, b in zip(before.greedy, after.greedy, strict=True)]
+    # Relative to the logits: their size differs by orders of magnitude between architectures.
     size = torch.cat([a.flatten() for a, _ in pairs]).square().mean().sqrt()
     return Comparison(
         largest=float(differences.max()),
@@ -241,6 +244,7 @@ def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code:
     model, info = pretrained(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
+    # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(
@@ -257,6 +261,7 @@ def _check_ties(model: Any) -> None:
     asked = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if head is None or model.get_input_embeddings() is None:
         return
+    # By memory, not by config: transformers ties in silence what it takes for tied.
     tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     if tied != bool(asked):
         raise ManifestError(

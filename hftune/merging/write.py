@@ -96,6 +96,7 @@ def _write_weights(folder: Path, shards: list[Shard]) -> int:
         with closing(Progress(total)) as progress:
             results = write_shards(folder, shards, min(_MAX_WORKERS, cores), progress.advance)
     finally:
+        # A second merge in this process may read other files under the same names.
         read_float.cache_clear()
         close_files()
     changed, same = results.count(True), results.count(False)
@@ -195,6 +196,7 @@ def write_index(folder: Path, shards: list[Shard]) -> None:
         },
         "weight_map": dict(sorted(where.items())),
     }
+    # Sorted and indented as transformers writes it, so that the same merge gives the same bytes.
     (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
@@ -216,6 +218,7 @@ def write_shards(folder: Path, shards: list[Shard], workers: int, advance: Calla
     # One thread of torch's in each worker: jobs are many, and their pools would fight for the cores.
     pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
     flusher = ThreadPoolExecutor(1)
+    flushes: list[Future[None]] = []
     try:
         jobs: dict[Future[bool | None], tuple[int, Output]] = {}
         for shard in shards:
@@ -231,9 +234,11 @@ def write_shards(folder: Path, shards: list[Shard], workers: int, advance: Calla
             unflushed[file] += nbytes(output)
             if unflushed[file] > _FLUSH_BYTES:
                 # The disk writes while the next tensors are computed; what is left at the end is little.
-                flusher.submit(getattr(os, "fdatasync", os.fsync), file)
+                flushes.append(flusher.submit(getattr(os, "fdatasync", os.fsync), file))
                 unflushed[file] = 0
-        list(flusher.map(os.fsync, files))
+        flushes += [flusher.submit(os.fsync, file) for file in files]
+        for flush in flushes:
+            flush.result()  # Linux tells of an error of the disk once: the last flush may know nothing of it
     finally:
         pool.shutdown(cancel_futures=True)
         flusher.shutdown(cancel_futures=True)
@@ -258,7 +263,7 @@ def _begin(path: Path, shard: Shard) -> tuple[int, list[int]]:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     os.pwrite(file, struct.pack("<Q", len(text)) + text, 0)
     data = 8 + len(text)
-    os.truncate(file, data + offset)
+    os.truncate(file, data + offset)  # threads write anywhere in it, in any order
     return file, [data + start for start in offsets]
 
 
@@ -271,6 +276,7 @@ def _write_tensor(file: int, output: Output, start: int) -> bool | None:
     apply = output.change.load() if output.change else None
     rows, columns = as_rows(output.shape)
     width = columns * itemsize(output.dtype)
+    # A computed tensor is there as a whole only: a block of it would cost as much as all of it.
     whole = isinstance(source, ComputedTensor) or (output.change is not None and output.change.whole)
     step = max(1, rows if whole else BLOCK_ELEMENTS // max(columns, 1))
     same = True

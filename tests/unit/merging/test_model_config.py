@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from hftune.merging.adapters import Adapter
 from hftune.merging.inputs import BaseFolder, Inputs
@@ -107,10 +108,7 @@ def test_files_that_go_along(tmp_path: Path) -> None:
 def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
     base = make_base("llama")
     found = describe_tokenizer(base)
-    assert (
-        found is not None
-        and found["tokens"] == len(json.loads((base / "tokenizer.json").read_text())["model"]["vocab"]) + 0
-    )
+    assert found is not None and found["tokens"] == len(AutoTokenizer.from_pretrained(base))
     assert describe_tokenizer(tmp_path) is None
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_text((base / name).read_text())

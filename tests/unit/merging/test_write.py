@@ -107,6 +107,25 @@ def test_every_byte_between_file_systems(tmp_path: Path, monkeypatch: pytest.Mon
     check(*merged(tmp_path))
 
 
+def test_an_error_of_the_disk_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux tells of it once, to whoever flushes first."""
+    base = store(tmp_path / "base", {name: torch.ones(64) for name in "ab"})
+    outputs = [Output(name, "F32", (64,), tensor) for name, tensor in base.items()]
+    told: list[int] = []
+
+    def broken(file: int) -> None:
+        told.append(file)
+        if len(told) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(write, "_FLUSH_BYTES", 64)
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, broken)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(OSError, match="Input/output error"):
+        write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
+
+
 @pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN or infinity"), (1e6, "too large for F16")])
 def test_what_a_dtype_cannot_hold(value: float, words: str, tmp_path: Path) -> None:
     base = store(tmp_path / "base", {"w": torch.full((2, 2), value)})

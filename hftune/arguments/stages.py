@@ -18,7 +18,6 @@ from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.run_arguments import RunArguments
-from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, UserError
@@ -123,12 +122,6 @@ def parser_for(stage: str, argv: list[str]) -> ScriptParser:
     if stage == "rl":
         return stage_parser(stage, _algorithm(argv))
     return stage_parser(stage)
-
-
-def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
-    """The arguments of `hftune vocab`, whatever its subcommand."""
-    launch.prepare_environment()
-    return parse_command(VocabArguments, argv, VOCAB_ALIASES)
 
 
 def _algorithm(argv: list[str]) -> str | None:

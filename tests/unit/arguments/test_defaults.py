@@ -9,13 +9,13 @@ import pytest
 
 from hftune.arguments.defaults.choosing import hftunes
 from hftune.arguments.defaults.own import OWN, SAME
-from hftune.arguments.defaults.page import PAGE, measured_section, page
 from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.defaults.subject import KINDS, subject_of
-from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
 from hftune.arguments.entry import help_page, parse_arguments
-from hftune.arguments.names.explain import explain
 from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.tools.explaining.defaults import SUBJECTS, names_told, told
+from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
+from hftune.tools.explaining.explain import explain
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[3]
@@ -151,7 +151,7 @@ def test_what_is_trained(given: dict[str, str], trained: str) -> None:
 
 def test_the_page_is_up_to_date() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == page() + measured_section(text), "run: python -m hftune.arguments.defaults --write-docs"
+    assert text == page() + measured_section(text), "run: python -m hftune.tools.explaining --write-docs"
 
 
 def test_explain_tells_defaults_with_reasons() -> None:

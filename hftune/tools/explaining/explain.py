@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hftune.arguments.defaults.telling import explained
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
 from hftune.arguments.stages import scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.explaining.defaults import explained
 
 
 def explain(name: str) -> str:

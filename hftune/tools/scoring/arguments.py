@@ -1,4 +1,4 @@
-"""What `hftune score` needs to know."""
+"""What `hftune score` takes."""
 
 from __future__ import annotations
 

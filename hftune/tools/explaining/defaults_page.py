@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hftune.arguments.defaults.choosing import shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT, UNEQUAL
-from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
+from hftune.tools.explaining.defaults import SUBJECTS, names_told, told
 
 PAGE = Path("docs/defaults.md")
 MEASURED = "## What they reach in 60 steps\n"
@@ -34,7 +34,7 @@ recipe (* not given: default; `hftune explain NAME` says why)
 
 What you give stays, on the command line, in a `--config` file or in a pipeline, also where it is the default. Defaults
 depend on what is trained: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn at
-random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.arguments.defaults --write-docs`.
+random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
 """
 
 _THEIRS = """## --defaults medicalgpt

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hftune.children import leave_working_folder
+from hftune.child_processes import leave_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.visible import as_json, say
 

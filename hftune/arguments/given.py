@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
+from hftune.arguments.special_fields import JOINED
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.nearby import way_out
+from hftune.path_hints import way_out
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
 

@@ -12,8 +12,6 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 from hftune import terminal
-from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.complaints import of_a_class, of_argparse
 from hftune.arguments.given import (
     GIVEN_NAMES,
     LEFT_OUT,
@@ -24,11 +22,13 @@ from hftune.arguments.given import (
     take_config,
     yaml_value,
 )
-from hftune.arguments.helping import help_groups
+from hftune.arguments.help_page import help_groups
 from hftune.arguments.names.row import STAGES, Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
+from hftune.arguments.parse_errors import of_a_class, of_argparse
 from hftune.arguments.ranges import numbers_of, out_of_range
+from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json

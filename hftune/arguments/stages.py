@@ -27,15 +27,15 @@ STAGES = {
     "sft": "hftune.arguments.training:SFTArguments",
     "rm": "hftune.arguments.reward:RMArguments",
     "dpo": "hftune.arguments.preference:DPOArguments",
-    "rl": "hftune.arguments.reinforcement:GRPOArguments",
+    "rl": "hftune.arguments.rl_algorithms:GRPOArguments",
 }
 """The training arguments of each stage; imported when they are asked for: each brings its part of TRL along."""
 
 ALGORITHMS = {
-    "grpo": "hftune.arguments.reinforcement:GRPOArguments",
-    "rloo": "hftune.arguments.reinforcement:RLOOArguments",
-    "ppo": "hftune.arguments.reinforcement:PPOArguments",
-    "online_dpo": "hftune.arguments.reinforcement:OnlineDPOArguments",
+    "grpo": "hftune.arguments.rl_algorithms:GRPOArguments",
+    "rloo": "hftune.arguments.rl_algorithms:RLOOArguments",
+    "ppo": "hftune.arguments.rl_algorithms:PPOArguments",
+    "online_dpo": "hftune.arguments.rl_algorithms:OnlineDPOArguments",
 }
 """Those of each --rl_algorithm."""
 

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.borders import BorderFields
-from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.computation import PrecisionFields, TilingFields
+from hftune.arguments.data import BorderFields
 from hftune.arguments.given import GIVEN_NAMES
-from hftune.arguments.long_context import TilingFields
-from hftune.arguments.measuring import MeasuringFields
+from hftune.arguments.monitoring import MeasuringFields, WatchFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
-from hftune.arguments.precision import PrecisionFields
+from hftune.arguments.recomputation import CheckpointingFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.arguments.watching import WatchFields
 from hftune.distributed import building, ds_config, ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
 from hftune.distributed.ds_secrets import take_secrets_out

@@ -11,8 +11,8 @@ from typing import Any
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ManifestError, raise_together
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import no_adapter
 from hftune.weight_files import StoredTensor, read_header, stored_tensors
 
 CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

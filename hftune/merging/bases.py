@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import raise_together
-from hftune.nearby import not_had
+from hftune.path_hints import not_had
 from hftune.weight_files import weight_files
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hftune.errors import ManifestError, UserError
-from hftune.nearby import way_out
+from hftune.path_hints import way_out
 
 MIB = 1 << 20
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)

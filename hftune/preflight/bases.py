@@ -8,8 +8,8 @@ from pathlib import Path
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ManifestError, UserError
 from hftune.logging import notice
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import no_adapter
 from hftune.weight_files import fingerprint, weight_shapes
 
 _PEFT_PREFIX = "base_model.model."

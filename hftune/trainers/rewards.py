@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
@@ -29,7 +29,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
-from hftune.nearby import not_had
+from hftune.path_hints import not_had
 from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("chat_templates", "children", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
+        *("chat_templates", "child_processes", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
         *(
             "nearby",
             "on_demand",

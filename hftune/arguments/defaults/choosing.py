@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hftune.arguments.defaults.medicalgpt import medicalgpt_defaults
-from hftune.arguments.defaults.own import own_defaults
-from hftune.arguments.defaults.subject import subject_of
+from hftune.arguments.defaults.run_kind import subject_of
+from hftune.arguments.defaults.table import own_defaults
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError

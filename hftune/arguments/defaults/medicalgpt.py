@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.subject import LORA, Subject, subject_of
+from hftune.arguments.defaults.run_kind import LORA, Subject, subject_of
 from hftune.arguments.names.row import means_yes
 from hftune.distributed import launch
 from hftune.errors import ArgumentError

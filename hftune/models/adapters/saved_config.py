@@ -15,8 +15,8 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import no_adapter
 
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Beginnings of `init_lora_weights` that take a part out of the base."""

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
 from hftune.compat.installing import replace_method, require
 from hftune.compat.transformers_patches import replace_attention
 from hftune.errors import ArgumentError

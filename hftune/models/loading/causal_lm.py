@@ -40,7 +40,7 @@ from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.quantization import quantization_config
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
-from hftune.nearby import not_had
+from hftune.path_hints import not_had
 from hftune.weight_files import weight_shapes
 
 

@@ -19,7 +19,7 @@ from hftune.models.kernels.dropout import set_dropout_fields
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.rope import scale_rope
-from hftune.nearby import not_had
+from hftune.path_hints import not_had
 
 _PROBE_SECONDS = 5.0
 

@@ -16,7 +16,7 @@ from hftune.logging import notice
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.added_tokens import add_named_tokens
-from hftune.nearby import not_had
+from hftune.path_hints import not_had
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:

@@ -11,7 +11,7 @@ from hftune.data.readers.files import find_files
 from hftune.data.readers.hub import is_there_or_on_the_hub
 from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.nearby import way_out
+from hftune.path_hints import way_out
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:

@@ -8,8 +8,8 @@ from typing import Any
 
 from hftune.arguments.defaults.choosing import of_field, shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
-from hftune.arguments.defaults.own import ODDS, OWN, SAME, SIMPO, own_defaults
-from hftune.arguments.defaults.subject import FULL, LORA, RL, SCRATCH, Subject
+from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, Subject
+from hftune.arguments.defaults.table import ODDS, OWN, SAME, SIMPO, own_defaults
 
 SIGMOID = frozenset(["sigmoid"])
 _BOTH = {"LoRA": LORA, "full": FULL}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hftune.arguments.defaults.choosing import hftunes
-from hftune.arguments.defaults.own import OWN, SAME
 from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.defaults.subject import KINDS, subject_of
+from hftune.arguments.defaults.run_kind import KINDS, subject_of
+from hftune.arguments.defaults.table import OWN, SAME
 from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.tools.explaining.defaults import SUBJECTS, names_told, told

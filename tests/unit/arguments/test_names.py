@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hftune import logging
-from hftune.arguments.aliases import DONE_BY_HFTUNE
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Ask, Row
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.reinforcement import RLOOArguments
+from hftune.arguments.rl_algorithms import RLOOArguments
+from hftune.arguments.special_fields import DONE_BY_HFTUNE
 from hftune.arguments.stages import stage_parser
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.defaults.subject import FULL, LORA, RL, SCRATCH, Subject
+from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, Subject
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.borders import BorderFields
+from hftune.arguments.data import BorderFields
 
 BUILTIN_REWARDS = ("accuracy", "format", "length")
 """What `--reward_funcs` takes by name: hftune/trainers/builtin_rewards.py."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.complaints import of_a_class
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.given import take_config
+from hftune.arguments.parse_errors import of_a_class
 from hftune.errors import ArgumentError
 
 GOOD = ["--output_dir", "o"]

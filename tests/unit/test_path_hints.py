@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hftune.nearby import looks_local, missing_folder, nearest, no_adapter, not_had, way_out
+from hftune.path_hints import looks_local, missing_folder, nearest, no_adapter, not_had, way_out
 
 
 @pytest.fixture

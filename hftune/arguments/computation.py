@@ -31,7 +31,7 @@ class PrecisionFields:
         },
     )
 
-    def settle_precision(self) -> None:
+    def check_precision(self) -> None:
         """Refuse a recipe that torchao does not have.
 
         Raises:

@@ -12,7 +12,7 @@ _STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 
 @dataclass
-class BorderFields:
+class TurnTokenFields:
     """For everything that turns what somebody has said into tokens."""
 
     borders_in_text: str = field(

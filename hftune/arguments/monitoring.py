@@ -14,7 +14,7 @@ _AFTER = 300
 
 
 @dataclass
-class WatchFields:
+class HangTimeoutFields:
     """A time-out for every phase of a step, in every stage."""
 
     hang_timeout: float = field(
@@ -30,7 +30,7 @@ class WatchFields:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def settle_watching(self) -> None:
+    def raise_ddp_timeout(self) -> None:
         """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
         collectives: int = self.ddp_timeout  # type: ignore[has-type]
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
@@ -39,7 +39,7 @@ class WatchFields:
 
 
 @dataclass
-class MeasuringFields:
+class ProfileFields:
     """A profile of some steps. The names of its steps are Megatron's."""
 
     profile: bool = field(
@@ -54,7 +54,7 @@ class MeasuringFields:
         default=True, metadata={"help": "Profile the first process alone, not every one."}
     )
 
-    def settle_profile(self) -> None:
+    def check_profile(self) -> None:
         """Refuse steps that are none.
 
         Raises:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
-from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
+from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medicalgpt, say_differences
 from hftune.arguments.given import take_config
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -50,7 +50,7 @@ class ScriptParser(HftuneParser):
         """Overrides `HftuneParser.world`: a script is one of several processes."""
         return ranks.world_size(), ranks.local_world_size()
 
-    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+    def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
         """Give arguments that were not given the defaults for what is trained, or those asked for.
 
         A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
@@ -66,7 +66,7 @@ class ScriptParser(HftuneParser):
             return
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
-        if not asked and reads_as_medicalgpts(written, self.known):
+        if not asked and looks_like_medicalgpt(written, self.known):
             say_differences(self.stage, entries, chosen, self.known)
         self.set_defaults_with_config(**chosen)
 
@@ -113,7 +113,7 @@ def help_of(stage: str, argv: list[str]) -> str:
     """The page that `--help` shows."""
     parser = parser_for(stage, argv)
     with contextlib.suppress(UserError):  # said when the script runs
-        parser.settle_defaults(parser.translate(argv))
+        parser.set_run_defaults(parser.translate(argv))
     return parser.format_help()
 
 

@@ -19,7 +19,7 @@ import torch
 
 from hftune.compat import accelerate_patches, deepspeed_patches
 from hftune.distributed import building, ranks, watchdog
-from hftune.errors import farewells
+from hftune.errors import exit_hooks
 from hftune.logging import get_logger, notice
 
 _PATIENCE = 30.0
@@ -61,8 +61,8 @@ def prepare_environment() -> None:
     # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
     for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    if watchdog.say_farewell not in farewells:
-        farewells.append(watchdog.say_farewell)
+    if watchdog.say_farewell not in exit_hooks:
+        exit_hooks.append(watchdog.say_farewell)
     building.bring_ninja()
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

@@ -156,7 +156,7 @@ class Watchdog:
             return
         self.leaving = True
         text = verdicts.say(verdict, self.rank, self.timeout, stacks.main_stack())
-        terminal.shout(visible(text))
+        terminal.write_unbuffered(visible(text))
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
         terminal.release()
@@ -236,7 +236,7 @@ def _connected(word: str, address: str, port: int) -> Wire | None:
 def say_farewell(error: BaseException | None) -> None:
     """The script ends: well, with an error of its own, or because others are gone; does not return in the last case.
 
-    Put into `errors.farewells` by `launch.prepare_environment`.
+    Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
     if error is None or not (ranks.world_size() > 1 and peers.lost_contact(error)):
         if _watchdog is not None:
@@ -245,13 +245,13 @@ def say_farewell(error: BaseException | None) -> None:
     if _watchdog is not None and _watchdog.wire is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
-    terminal.shout(visible(f"\n{who}error: {peers.explain(error)}\n\n"))
+    terminal.write_unbuffered(visible(f"\n{who}error: {peers.explain(error)}\n\n"))
     terminal.release()
     os._exit(STALLED_EXIT_CODE)
 
 
 def _words(error: BaseException | None) -> str:
-    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "everywhere", False):
+    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_every_rank", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
     return f"{name}{str(error).strip()}"[:2000]

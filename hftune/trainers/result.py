@@ -11,7 +11,7 @@ from filelock import FileLock
 from hftune import interrupts
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
-from hftune.errors import ArgumentError, farewells
+from hftune.errors import ArgumentError, exit_hooks
 from hftune.publishing.disk import disk_errors
 from hftune.publishing.into import begin_result, finish_result, recover_result, result_folder
 from hftune.publishing.locks import acquired, release
@@ -61,7 +61,7 @@ def leave_as_it_was(output: Path) -> None:
         with suppress(OSError):  # it is not there, or holds something
             output.rmdir()
 
-    farewells.append(tidy)
+    exit_hooks.append(tidy)
     listener = interrupts.listener()
     if listener is not None:
         listener.last_acts.insert(0, tidy)

@@ -40,7 +40,7 @@ from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.quantization import quantization_config
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
-from hftune.path_hints import not_had
+from hftune.path_hints import cannot_load
 from hftune.weight_files import weight_shapes
 
 
@@ -178,7 +178,7 @@ def _from_pretrained(
         )
     except OSError as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+        raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:

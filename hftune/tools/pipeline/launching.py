@@ -86,7 +86,7 @@ def _may_hide(argv: list[str]) -> bool:
         return False
     try:
         for number in (1, 2):
-            os.close(terminal.open_again(f"/proc/{os.getpid()}/fd/{number}"))
+            os.close(terminal.reopen(f"/proc/{os.getpid()}/fd/{number}"))
     except OSError:
         return False
     return True

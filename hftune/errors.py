@@ -45,10 +45,10 @@ class UserError(Exception):
         fix: What to do about it.
 
     Attributes:
-        on_every_rank: Whether every process is known to raise it.
+        on_all_ranks: Whether every process is known to raise it.
     """
 
-    on_every_rank = False
+    on_all_ranks = False
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
@@ -188,7 +188,7 @@ def _refuse(error: UserError) -> None:
     if rank != 0:
         time.sleep(_OTHERS_WAIT)
     who = f"[rank {rank}] " if rank != 0 else ""
-    if not error.on_every_rank or os.environ.get("LOCAL_RANK", "0") == "0":
+    if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
         say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
     _exit(USER_ERROR_EXIT_CODE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
 from hftune.arguments.adapter import AdapterArguments
@@ -21,6 +20,7 @@ from hftune.arguments.run_arguments import RunArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, UserError
+from hftune.on_demand import on_demand
 
 STAGES = {
     "pt": "hftune.arguments.training:PTArguments",
@@ -89,7 +89,7 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
     launch.prepare_environment()  # before transformers and peft, which come with the first class
-    training = resolve_name(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage]))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
 
 
@@ -138,7 +138,7 @@ def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
     if name in known:
         return []
-    classes = {algorithm: resolve_name(training) for algorithm, training in ALGORITHMS.items()}
+    classes = {algorithm: on_demand(training) for algorithm, training in ALGORITHMS.items()}
     return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
 
 

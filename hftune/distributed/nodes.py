@@ -84,7 +84,7 @@ def raise_everywhere(problems: Iterable[UserError]) -> None:
             for found in [ArgumentError(cause, place=place, fix=fix)]
         )
     except UserError as error:
-        error.on_every_rank = True
+        error.on_all_ranks = True
         raise
 
 

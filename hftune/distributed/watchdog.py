@@ -251,7 +251,7 @@ def say_farewell(error: BaseException | None) -> None:
 
 
 def _words(error: BaseException | None) -> str:
-    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_every_rank", False):
+    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_all_ranks", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
     return f"{name}{str(error).strip()}"[:2000]

@@ -24,7 +24,7 @@ def test_problems_of_all_are_said_as_they_are(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ManifestError) as caught:
         nodes.raise_everywhere([ManifestError(HERE[0], place=HERE[1], fix=HERE[2])])
     assert caught.value.cause == "no data", "and of their own kind"
-    assert caught.value.on_every_rank, "one process a machine says it"
+    assert caught.value.on_all_ranks, "one process a machine says it"
 
 
 def test_problems_of_some_are_said_by_all_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

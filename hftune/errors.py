@@ -114,12 +114,12 @@ _TAIL = 15
 
 
 class _ExitHooks:
-    """Says goodbye however the block inside ends, and hides nothing."""
+    """Calls `exit_hooks` however the block inside ends, and hides no error."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.stop_signal()
+        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.told()
         for hook in exit_hooks:
             hook(None if stopped else error)
 

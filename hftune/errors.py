@@ -119,7 +119,7 @@ class _ExitHooks:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.told()
+        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.stop_signal()
         for hook in exit_hooks:
             hook(None if stopped else error)
 

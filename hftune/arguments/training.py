@@ -16,7 +16,6 @@ from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.recomputation import CheckpointingFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.arguments.watching import WatchFields
 from hftune.distributed import ds_config, ds_keys, launch, op_builder, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
 from hftune.distributed.ds_secrets import remove_secrets
@@ -100,15 +99,15 @@ class StageArguments(
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
-        self.settle_checkpointing()
-        self.settle_profile()
-        self.settle_precision()
-        self.settle_watching()
+        self.resolve_recomputation()
+        self.check_profile()
+        self.check_precision()
+        self.raise_ddp_timeout()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
-        self.settle_parallel()
+        self.check_parallel_sizes()
         with launch.report_waiting():
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout

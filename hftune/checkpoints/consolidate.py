@@ -20,7 +20,6 @@ from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, lib
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.nearby import missing_folder
 from hftune.opening.folders import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder

@@ -16,6 +16,7 @@ from hftune.errors import UserError
 from hftune.merging.merge import merge_adapter
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import foreign_files
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.merging.models import make_adapter
 

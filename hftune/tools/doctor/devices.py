@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hftune import children
+from hftune import child_processes
 from hftune.distributed import op_builder
 from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free

@@ -129,7 +129,7 @@ def check_loading(names: Iterable[str]) -> Iterator[Finding]:
 
 def check_symbols() -> Iterator[Finding]:
     """What hftune uses or replaces of these libraries though it is private: whether it is as hftune expects."""
-    done = children.run(children.python("-c", CHECK_SYMBOLS), capture_output=True)
+    done = child_processes.run(child_processes.python("-c", CHECK_SYMBOLS), capture_output=True)
     lines = done.stdout.splitlines()
     changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]
     number = next((line.removesuffix(LOOKED_AT) for line in lines if line.endswith(LOOKED_AT)), None)

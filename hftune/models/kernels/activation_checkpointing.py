@@ -22,7 +22,9 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method, require
 from hftune.compat.transformers_patches import replace_attention
 from hftune.errors import ArgumentError
@@ -35,6 +37,28 @@ _CHILDREN = {
 }
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 _KEEP_NO_SCORES = ("sdpa", "flash", "flex", "hftune")
+
+
+def recompute_as_asked(
+    adapted: PreTrainedModel | PeftModel, adapter_args: AdapterArguments, training_args: StageArguments
+) -> None:
+    """`recompute` what `--activation_checkpointing` and its like say."""
+    assert training_args.recomputation is not None
+    reentrant = adapter_args.use_peft and training_args.zero_stage == 3
+    if reentrant:
+        _checkpoint_reentrantly(training_args)
+    recompute(adapted, training_args.recomputation, reentrant=reentrant, on_cpu=training_args.use_cpu)
+
+
+def _checkpoint_reentrantly(training_args: StageArguments) -> None:
+    """Adapters under ZeRO-3 need reentrant checkpointing (TRL issue 2514).
+
+    TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
+    set here.
+    """
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if hasattr(training_args, name):
+            setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
 
 
 def recompute(

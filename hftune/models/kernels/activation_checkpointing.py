@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.checkpointing import CORE_ATTENTION, FULL, Recomputation
+from hftune.arguments.recomputation import CORE_ATTENTION, FULL, Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method, require
 from hftune.compat.transformers_patches import replace_attention

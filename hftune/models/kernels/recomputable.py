@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
 from hftune.errors import ArgumentError
 from hftune.models.blocks import decoder_layers
 

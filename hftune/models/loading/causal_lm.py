@@ -35,8 +35,8 @@ from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
-from hftune.nearby import not_had
 from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_causal_lm(
@@ -106,7 +106,7 @@ def _from_pretrained(
         )
     except OSError as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+        raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:

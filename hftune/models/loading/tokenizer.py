@@ -15,8 +15,8 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.nearby import not_had
 from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -51,7 +51,7 @@ def load_plain_tokenizer(
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"
         if Path(name).is_dir() and not _has_tokenizer(Path(name)):
             raise _no_tokenizer(Path(name), flag) from error
-        raise not_had(name, error, flag, "tokenizer", offline=model_args.offline) from error
+        raise cannot_load(name, error, flag, "tokenizer", offline=model_args.offline) from error
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -13,7 +13,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl import RLFields
+from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError

@@ -16,7 +16,7 @@ KINDS = ("pt", "sft", "rm", "dpo", *RL)
 
 
 @dataclass(frozen=True)
-class Subject:
+class RunKind:
     """One run.
 
     Args:
@@ -32,7 +32,7 @@ class Subject:
     held_out: bool = False
 
 
-def subject_of(stage: str, given: Mapping[str, str]) -> Subject:
+def run_kind_of(stage: str, given: Mapping[str, str]) -> RunKind:
     """What the arguments of a script train.
 
     Args:
@@ -43,7 +43,7 @@ def subject_of(stage: str, given: Mapping[str, str]) -> Subject:
     trained = LORA if adapter else SCRATCH if _yes(given, "from_config") else FULL
     losses = frozenset(given.get("loss_type", "sigmoid").split()) if stage == "dpo" else frozenset()
     kind = given.get("rl_algorithm", "grpo") if stage == "rl" else stage
-    return Subject(kind, trained, losses, _holds_out(given))
+    return RunKind(kind, trained, losses, _holds_out(given))
 
 
 def _yes(given: Mapping[str, str], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What matrices are multiplied in, below 16 bits."""
+"""How matrices are multiplied: below 16 bits, and a tile of a long row at a time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PrecisionFields:
         },
     )
 
-    def settle_precision(self) -> None:
+    def check_precision(self) -> None:
         """Refuse a recipe that torchao does not have.
 
         Raises:
@@ -39,3 +39,16 @@ class PrecisionFields:
         """
         if self.fp8 is not None and self.fp8 not in RECIPES:
             raise ArgumentError(f"{self.fp8!r} is no recipe of FP8", place="--fp8", fix=f"use {', '.join(RECIPES)}")
+
+
+@dataclass
+class TilingFields:
+    """Mixed into every stage's arguments."""
+
+    tiled_mlp: bool = field(
+        default=False,
+        metadata={
+            "help": "Compute each MLP a piece of the row at a time and recompute it in the backward pass, so that the "
+            "widest activations are never there for a whole row. PT and SFT; for long rows."
+        },
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments.complaints import of_a_class
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.given import take_config
+from hftune.arguments.parse_errors import class_error
 from hftune.errors import ArgumentError
 
 GOOD = ["--output_dir", "o"]
@@ -69,13 +69,13 @@ def test_groups_of_answers() -> None:
 
 
 def test_what_nobody_knows_names_its_arguments() -> None:
-    problem = of_a_class(ValueError("save_steps is odd\nin this way"), ["save_steps", "bf16"], "command line")
+    problem = class_error(ValueError("save_steps is odd\nin this way"), ["save_steps", "bf16"], "command line")
     assert problem.cause == "save_steps is odd in this way"
     assert (problem.place, problem.fix) == (
         "--save_steps",
         "leave out or change --save_steps: `hftune explain save_steps`",
     )
-    nameless = of_a_class(ValueError("it is odd"), ["save_steps"], "command line")
+    nameless = class_error(ValueError("it is odd"), ["save_steps"], "command line")
     assert (nameless.place, nameless.fix) == ("command line", "change the value that is named, or leave it out")
 
 

@@ -38,7 +38,7 @@ _TAKES = {
 """What an argument takes, and an example, by the name of its type."""
 
 
-def of_argparse(message: str, known: dict[str, argparse.Action], place: str) -> ArgumentError:
+def argparse_error(message: str, known: dict[str, argparse.Action], place: str) -> ArgumentError:
     """A complaint such as "argument --max_steps/--max-steps: invalid int value: 'x'".
 
     Args:
@@ -75,7 +75,7 @@ def _wanted(action: argparse.Action) -> tuple[str, str]:
     return takes, example
 
 
-def of_a_class(error: Exception, known: Iterable[str], place: str) -> ArgumentError:
+def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentError:
     """What `__post_init__` of a class says; the arguments that it names are the place."""
     said = str(error).strip() or type(error).__name__
     words = set(re.findall(r"[a-z][a-z0-9_]*_[a-z0-9_]+|\b(?:bf16|fp16|tf32|optim|deepspeed)\b", said))

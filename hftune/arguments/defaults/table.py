@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.arguments.defaults.subject import FULL, LORA, RL, SCRATCH, Subject
+from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, RunKind
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Default:
     losses: frozenset[str] = frozenset()
     held_out: bool = False
 
-    def fits(self, subject: Subject) -> bool:
+    def fits(self, run: RunKind) -> bool:
         """Whether it is for this run."""
         return (
-            (not self.kinds or subject.kind in self.kinds)
-            and self.trained in ("", subject.trained)
-            and (not self.losses or (bool(subject.losses) and subject.losses <= self.losses))
-            and (subject.held_out or not self.held_out)
+            (not self.kinds or run.kind in self.kinds)
+            and self.trained in ("", run.trained)
+            and (not self.losses or (bool(run.losses) and run.losses <= self.losses))
+            and (run.held_out or not self.held_out)
         )
 
 
@@ -100,9 +100,9 @@ OWN: tuple[Default, ...] = (
 )
 
 
-def own_defaults(subject: Subject) -> dict[str, Default]:
+def own_defaults(run: RunKind) -> dict[str, Default]:
     """The rows for a run, by name; later rows win."""
-    return {row.name: row for row in OWN if row.fits(subject)}
+    return {row.name: row for row in OWN if row.fits(run)}
 
 
 SAME: dict[str, str] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hftune.arguments.defaults.choosing import shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT, UNEQUAL
-from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
+from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
 
 PAGE = Path("docs/defaults.md")
 MEASURED = "## What they reach in 60 steps\n"
@@ -34,7 +34,7 @@ recipe (* not given: default; `hftune explain NAME` says why)
 
 What you give stays, on the command line, in a `--config` file or in a pipeline, also where it is the default. Defaults
 depend on what is trained: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn at
-random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.arguments.defaults --write-docs`.
+random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
 """
 
 _THEIRS = """## --defaults medicalgpt
@@ -69,7 +69,7 @@ RLOO without a validation folder holds out none, where its script takes the last
 
 def page() -> str:
     """The page as Markdown, but for what was measured."""
-    return "\n".join([_HEAD, *(_script(stage) for stage in SUBJECTS), _medicalgpt()])
+    return "\n".join([_HEAD, *(_script(stage) for stage in RUN_KINDS), _medicalgpt()])
 
 
 def measured_section(text: str) -> str:
@@ -80,8 +80,8 @@ def measured_section(text: str) -> str:
 
 def _script(stage: str) -> str:
     lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
-    for name in names_told(stage):
-        for one in told(stage, name):
+    for name in documented_names(stage):
+        for one in default_rows(stage, name):
             lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
     return "\n".join([*lines, ""])
 

@@ -112,7 +112,7 @@ class CheckpointingFields:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def settle_checkpointing(self) -> None:
+    def resolve_recomputation(self) -> None:
         """Make one decision of all fields, and leave to transformers and TRL what they can read without harm.
 
         Raises:

@@ -1,19 +1,15 @@
-"""Write the tables of parameters, a page a tool:  python -m hftune.arguments.names --write-docs [docs]"""
+"""The pages of parameters: docs/parameters.md, and one below it for each tool."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from hftune.arguments.names.explain import counterpart
-from hftune.arguments.names.own import own_page
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of, topics
-from hftune.visible import say
+from hftune.tools.explaining.explain import counterpart
+from hftune.tools.explaining.own_page import own_page
 
-FOLDER = Path("docs")
 INDEX = "parameters.md"
 _VERDICTS = (WORKS, ALIAS, NO_EFFECT, REFUSED)
 
@@ -82,7 +78,7 @@ _LEGEND = """| | |
 | no effect | accepted, with a notice that says why |
 | refused | an error that says what to use instead; values that ask for what happens anyway (False, 0, none) pass |
 """
-_WRITTEN = "Written by `python -m hftune.arguments.names --write-docs`.\n"
+_WRITTEN = "Written by `python -m hftune.tools.explaining --write-docs`.\n"
 _INDEX = """# Parameters
 
 Where to look up an argument: hftune's own, and those of other tools, whose command lines and YAML files can be given as
@@ -154,19 +150,3 @@ def _here(row: Row) -> str:
         return counterpart(row)
     special = row.verdict == REFUSED and row.harmless not in ((), OFF)
     return row.because + (f" ({', '.join(value for value in row.harmless if value)} passes)" if special else "")
-
-
-def main(argv: list[str]) -> None:
-    """Print the pages, or write them."""
-    if argv[:1] != ["--write-docs"]:
-        say("\n".join(pages().values()))
-        return
-    folder = Path(argv[1]) if len(argv) > 1 else FOLDER
-    for name, text in pages().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    say(f"{len(table())} rows in {folder / INDEX} and {folder / 'parameters'}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hftune.arguments.defaults.telling import explained
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
 from hftune.arguments.stages import scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.explaining.defaults import explain_default
 
 
 def explain(name: str) -> str:
@@ -32,7 +32,7 @@ def explain(name: str) -> str:
         lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
     targets = [name] if row is None else [row.target(stage) for stage in STAGES]
     for target in dict.fromkeys(target for target in targets if target):
-        lines += explained(target)
+        lines += explain_default(target)
     return "\n".join(lines)
 
 

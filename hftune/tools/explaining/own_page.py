@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hftune.arguments.helping import help_groups
+from hftune.arguments.help_page import help_groups
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser

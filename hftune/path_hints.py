@@ -40,7 +40,7 @@ def nearest(path: str) -> str:
     return f"{start}{found}"
 
 
-def way_out(path: str, what: str) -> str:
+def path_hint(path: str, what: str) -> str:
     """What to do about a path that is not there: the nearest one, or what its folder holds; and what is wanted.
 
     Args:
@@ -66,10 +66,10 @@ def missing_folder(path: str | Path, flag: str, what: str) -> ArgumentError:
         return ArgumentError(
             f"{path} is a file, where a folder is read", place=flag, fix=f"give {what}, such as its folder: {parent}"
         )
-    return ArgumentError(f"there is no folder {path}", place=flag, fix=way_out(str(path), what))
+    return ArgumentError(f"there is no folder {path}", place=flag, fix=path_hint(str(path), what))
 
 
-def no_adapter(folder: str | Path, flag: str) -> ArgumentError:
+def not_an_adapter(folder: str | Path, flag: str) -> ArgumentError:
     """The message for a folder that is no adapter: it is not there, is a whole model, or is something else."""
     path = Path(folder)
     if not path.is_dir():
@@ -86,7 +86,7 @@ def no_adapter(folder: str | Path, flag: str) -> ArgumentError:
     )
 
 
-def not_had(name: str, error: Exception | str, flag: str, what: str, *, offline: bool = False) -> ArgumentError:
+def cannot_load(name: str, error: Exception | str, flag: str, what: str, *, offline: bool = False) -> ArgumentError:
     """The message for what could be loaded neither from a folder nor from the Hub.
 
     Args:
@@ -106,7 +106,7 @@ def not_had(name: str, error: Exception | str, flag: str, what: str, *, offline:
         return missing_folder(name, flag, "a model folder or a name on the Hub")
     why = _why_not_from_the_hub(said, offline)
     otherwise = "take away HF_HUB_OFFLINE=1 and --offline to have it downloaded" if _offline(offline) else ""
-    fixes = [way_out(name, "the path of a folder"), otherwise or "or give a name on the Hub that can be reached"]
+    fixes = [path_hint(name, "the path of a folder"), otherwise or "or give a name on the Hub that can be reached"]
     return ArgumentError(
         f"there is no folder {name} here, and as a name on the Hub it cannot be had: {why}",
         place=flag,

@@ -1,14 +1,14 @@
-"""What `hftune score` needs to know."""
+"""What `hftune score` takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.borders import BorderFields
+from hftune.arguments.data import TurnTokenFields
 
 
 @dataclass
-class ScoreArguments(BorderFields):
+class ScoreArguments(TurnTokenFields):
     """Scores of conversations, from an outcome or a process reward model."""
 
     input: str | None = field(

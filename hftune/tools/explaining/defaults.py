@@ -8,27 +8,27 @@ from typing import Any
 
 from hftune.arguments.defaults.choosing import of_field, shown
 from hftune.arguments.defaults.medicalgpt import MEDICALGPT
-from hftune.arguments.defaults.own import ODDS, OWN, SAME, SIMPO, own_defaults
-from hftune.arguments.defaults.subject import FULL, LORA, RL, SCRATCH, Subject
+from hftune.arguments.defaults.run_kind import FULL, LORA, RL, SCRATCH, RunKind
+from hftune.arguments.defaults.table import ODDS, OWN, SAME, SIMPO, own_defaults
 
 SIGMOID = frozenset(["sigmoid"])
 _BOTH = {"LoRA": LORA, "full": FULL}
 _FROM_SCRATCH = {**_BOTH, "from scratch": SCRATCH}
-SUBJECTS: dict[str, dict[str, Subject]] = {
-    **{kind: {label: Subject(kind, how) for label, how in _FROM_SCRATCH.items()} for kind in ("pt", "sft")},
-    "rm": {label: Subject("rm", how) for label, how in _BOTH.items()},
+RUN_KINDS: dict[str, dict[str, RunKind]] = {
+    **{kind: {label: RunKind(kind, how) for label, how in _FROM_SCRATCH.items()} for kind in ("pt", "sft")},
+    "rm": {label: RunKind("rm", how) for label, how in _BOTH.items()},
     "dpo": {
-        f"{label}{loss}": Subject("dpo", how, losses)
+        f"{label}{loss}": RunKind("dpo", how, losses)
         for loss, losses in (("", SIGMOID), (" ORPO", ODDS), (" SimPO", SIMPO))
         for label, how in _BOTH.items()
     },
-    "rl": {f"{kind} {label}": Subject(kind, how) for kind in RL for label, how in _BOTH.items()},
+    "rl": {f"{kind} {label}": RunKind(kind, how) for kind in RL for label, how in _BOTH.items()},
 }
 """What each script trains, by a word for it. DPO's first two are all its losses but those of the others."""
 
 
 @dataclass(frozen=True)
-class Told:
+class DefaultRow:
     """A default.
 
     Args:
@@ -42,22 +42,22 @@ class Told:
     because: str
 
 
-def told(stage: str, name: str) -> list[Told]:
+def default_rows(stage: str, name: str) -> list[DefaultRow]:
     """The defaults of an argument in a script, one a value; empty where the script does not have it."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
-    subjects = {label: one for label, one in SUBJECTS[stage].items() if name in _known(stage, one.kind)}
-    for label, subject in subjects.items():
+    runs = {label: one for label, one in RUN_KINDS[stage].items() if name in _known(stage, one.kind)}
+    for label, run in runs.items():
         for held_out in (False, True):
-            row = own_defaults(Subject(subject.kind, subject.trained, subject.losses, held_out)).get(name)
+            row = own_defaults(RunKind(run.kind, run.trained, run.losses, held_out)).get(name)
             if held_out and (row is None or not row.held_out):
                 continue
-            plain = of_field(_known(stage, subject.kind)[name])
+            plain = of_field(_known(stage, run.kind)[name])
             if row is None and plain is None and name not in SAME:
                 continue
             found = (shown(plain), SAME.get(name, "")) if row is None else (shown(row.value), row.because)
             groups.setdefault((*found, held_out), []).append(label)
     return [
-        Told(_where(labels, list(subjects), held_out), value, because)
+        DefaultRow(_where(labels, list(runs), held_out), value, because)
         for (value, because, held_out), labels in groups.items()
     ]
 
@@ -81,22 +81,22 @@ def _known(stage: str, kind: str) -> dict[str, Any]:
     return stage_parser(stage, kind if stage == "rl" else None).known
 
 
-def names_told(stage: str) -> list[str]:
+def documented_names(stage: str) -> list[str]:
     """The arguments whose defaults have a reason, in the order of the table; those of this script."""
-    known = {name for one in SUBJECTS[stage].values() for name in _known(stage, one.kind)}
+    known = {name for one in RUN_KINDS[stage].values() for name in _known(stage, one.kind)}
     return [name for name in dict.fromkeys([*(row.name for row in OWN), *SAME]) if name in known]
 
 
-def theirs(name: str) -> dict[str, str]:
+def medicalgpt_values(name: str) -> dict[str, str]:
     """What MedicalGPT's scripts have for an argument, by what they train."""
     return {script: shown(values[name]) for script, values in MEDICALGPT.items() if name in values}
 
 
-def explained(name: str) -> list[str]:
+def explain_default(name: str) -> list[str]:
     """Lines about the defaults of an argument, script by script; those of one kind are one line."""
     by_script: dict[str, list[str]] = {}
-    for stage in SUBJECTS:
-        for one in told(stage, name):
+    for stage in RUN_KINDS:
+        for one in default_rows(stage, name):
             words = f"{one.value}" + (f" ({one.because})" if one.because else "")
             where = f" {one.where}:" if one.where else ""
             by_script.setdefault(f"{where} {words}", []).append(f"run_{stage}.py")
@@ -105,5 +105,5 @@ def explained(name: str) -> list[str]:
     ]
     if not lines:
         return []
-    other = ", ".join(f"{script} {value}" for script, value in theirs(name).items())
+    other = ", ".join(f"{script} {value}" for script, value in medicalgpt_values(name).items())
     return ["  default:", *lines] + ([f"  --defaults medicalgpt: {other}"] if other else [])

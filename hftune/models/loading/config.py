@@ -18,7 +18,7 @@ from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.rope import scale_rope
+from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
 _PROBE_SECONDS = 5.0
@@ -41,7 +41,8 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
         raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
-    scale_rope(config, model_args, row_length(training_args))
+    if model_args.rope_scaling is not None or model_args.rope_factor is not None:
+        on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
 

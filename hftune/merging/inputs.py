@@ -22,8 +22,8 @@ from hftune.merging.tensors import NAMES, Quantisation
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.layer_numbers import check_layers
 from hftune.models.vocabulary.growth import Growth, recorded_growth
-from hftune.nearby import not_had
 from hftune.opening.folders import unsafe_entries
+from hftune.path_hints import cannot_load
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import weight_files, weight_shapes
 
@@ -322,7 +322,7 @@ def _download(name: str, revision: str | None, flag: str, files: tuple[str, ...]
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=list(files), ignore_patterns=_OTHER_FORMATS)
     except (OSError, ValueError) as error:
-        raise not_had(name, error, flag, "model") from error
+        raise cannot_load(name, error, flag, "model") from error
     return Path(found)
 
 

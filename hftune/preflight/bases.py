@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
-from hftune.nearby import no_adapter
+from hftune.path_hints import not_an_adapter
 from hftune.weight_files import weight_shapes
 
 _PEFT_PREFIX = "base_model.model."
@@ -21,7 +21,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
     """
     config_file = Path(adapter) / "adapter_config.json"
     if not config_file.is_file():
-        yield no_adapter(adapter, flag)
+        yield not_an_adapter(adapter, flag)
         return
     yield from _shape_problems(base, adapter, flag)
     yield from check_recorded_base(base, adapter, flag)

@@ -20,8 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.scoring import ScoreArguments
-from hftune.arguments.stages import parse_vocab_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.merging import model_config, peft_model, skeleton, verify
 from hftune.merging.inputs import BaseFolder, Inputs
@@ -34,7 +32,9 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask
+from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.vocabulary import build, domain
+from hftune.tools.vocabulary.arguments import parse_vocab_arguments
 from hftune.trainers.rewards import loading
 
 pytestmark = pytest.mark.long

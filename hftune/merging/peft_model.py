@@ -142,9 +142,8 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
 
 def _check_all_used(adapted: PeftModel, folder: Path) -> None:
     """peft passes over tensors that belong to no module of the model."""
-    used = get_peft_model_state_dict(
-        adapted
-    ).keys()  # names as peft would save them, so that they compare with the file's
+    # As peft would save them: the names in the file.
+    used = get_peft_model_state_dict(adapted).keys()
     left = [name for name in weight_shapes(folder) if name not in used and not _is_renamed(name)]
     if hasattr(adapted.get_base_model(), "score"):
         left = [name for name in left if ".lm_head." not in name]  # an adapter of a causal LM below a reward model's

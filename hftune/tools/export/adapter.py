@@ -1,4 +1,4 @@
-"""A LoRA adapter as vLLM takes it beside its base (`--enable-lora --lora-modules NAME=FOLDER`), or the reason why not.
+"""A LoRA adapter as vLLM takes it alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or the reason why not.
 
 vLLM's loader (vllm/lora/peft_helper.py, lora_model.py, utils.py) reads `r`, `lora_alpha` and the low-rank matrices, and
 nothing else: patterns of ranks and scales, rows, magnitudes and biases are errors there, or passed over.
@@ -35,7 +35,7 @@ _TABLES = ("embed_tokens", "lm_head")
 
 
 def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator[UserError]:
-    """Problems of serving the adapter in `folder` beside its base."""
+    """Problems of serving the adapter in `folder` alongside its base."""
     try:
         adapter = read_adapter(folder, 1.0, _FLAG)
     except UserError as error:

@@ -155,8 +155,8 @@ def export(argv: list[str]) -> None:
 def consolidate(argv: list[str]) -> None:
     """Whole weights from a DeepSpeed checkpoint."""
     from hftune.arguments.stages import parse_command
-    from hftune.checkpoints.consolidate import ConsolidateArguments
-    from hftune.checkpoints.consolidate import consolidate as write
+    from hftune.tools.consolidation.run import ConsolidateArguments
+    from hftune.tools.consolidation.run import consolidate as write
 
     write(parse_command(ConsolidateArguments, argv))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.integrity import read_record
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError

@@ -15,7 +15,7 @@ from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
 from hftune.merging.merge import merge_adapter
-from hftune.tools.consolidation.run import ConsolidateArguments, consolidate
+from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
 from hftune.tools.export.run import export
 from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab

@@ -94,11 +94,8 @@ def plan_growth(
 
 
 def pieces_of(token: str, base: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that the tokenizer `base` gives for a token of `tokenizer`; empty where it has none for it.
-
-    A token of the vocabulary goes through the base's model as it is spelt there (a byte-level token may be half a
-    character, which is no text); a token that stands outside of it (`<tool>`) is text.
-    """
+    """Ids that the tokenizer `base` gives for a token of `tokenizer`; empty where it has none for it."""
     if token in tokenizer.get_added_vocab():
-        return base.encode(token, add_special_tokens=False)
+        return base.encode(token, add_special_tokens=False)  # such as `<tool>`, which is text
+    # Not as text: a byte-level token may be half a character.
     return [piece.id for piece in base.backend_tokenizer.model.tokenize(token)]

@@ -68,7 +68,7 @@ def _grow_parameter(module: nn.Module, name: str, growth: Growth) -> None:
 
 
 def _tell_size(model: PreTrainedModel, growth: Growth) -> None:
-    """Every place that keeps the number of rows: the config, and modules whose loss reads their own `vocab_size`."""
+    """Write the number of rows wherever it is kept: in configs, and in modules whose loss reads their `vocab_size`."""
     for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
         if getattr(config, "vocab_size", None) is not None:
             config.vocab_size = growth.rows
@@ -96,7 +96,7 @@ def _refuse_what_cannot_grow(model: PreTrainedModel, growth: Growth) -> None:
 
 
 def _forbid_padding(model: PreTrainedModel, growth: Growth) -> None:
-    """Rows behind the last token are not sampled: the generation config that is saved with the model says so."""
+    """Keep rows behind the last token from being sampled, by the generation config that is saved with the model."""
     last = max([growth.base_tokens - 1, *growth.ids])
     if last + 1 < growth.rows and getattr(model, "generation_config", None) is not None:
         model.generation_config.suppress_tokens = list(range(last + 1, growth.rows))

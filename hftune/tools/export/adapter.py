@@ -1,4 +1,4 @@
-"""A LoRA adapter as vLLM takes it alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or the reason why not.
+"""A LoRA adapter as vLLM takes it alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or why not.
 
 vLLM's loader (vllm/lora/peft_helper.py, lora_model.py, utils.py) reads `r`, `lora_alpha` and the low-rank matrices, and
 nothing else: patterns of ranks and scales, rows, magnitudes and biases are errors there, or passed over.

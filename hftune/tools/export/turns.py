@@ -38,7 +38,7 @@ class Turns:
 
 
 def turns_of(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
-    """The text around turns in a tokenizer's chat template; None where it has none, or does more than put text around turns.
+    """The text around turns in a tokenizer's chat template; None without one, or where it does more than that.
 
     They are read off conversations of marks, and proven on others.
     """

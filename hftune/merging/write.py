@@ -261,7 +261,7 @@ def _begin(path: Path, shard: Shard) -> tuple[int, list[int]]:
     text += b" " * (-len(text) % 8)  # the format's own padding: tensors start at a multiple of 8
     # O_EXCL: the folder is new, and a file or link that somebody else has put there is not written through.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    os.pwrite(file, struct.pack("<Q", len(text)) + text, 0)
+    _write(file, memoryview(struct.pack("<Q", len(text)) + text), 0)
     data = 8 + len(text)
     os.truncate(file, data + offset)  # threads write anywhere in it, in any order
     return file, [data + start for start in offsets]

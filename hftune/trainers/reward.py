@@ -16,7 +16,7 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from hftune.arguments.reward import RMArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import bradley_terry, centring

@@ -18,8 +18,8 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile

@@ -5,7 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    PreTrainedConfig,
+)
 
 from hftune.errors import ArgumentError
 from hftune.models.attention.machine import Machine
@@ -30,6 +35,12 @@ def causal_class(config: PreTrainedConfig) -> Any:
     return class_for(MODEL_FOR_CAUSAL_LM_MAPPING, config)
 
 
+def reward_class(config: PreTrainedConfig, *, steps: bool) -> Any:
+    """The class that transformers builds for a reward model; None where it knows none."""
+    mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    return class_for(mapping, config)
+
+
 def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
     """Refuse a model whose documents would see each other in a row, whatever the attention.
 
@@ -46,7 +57,7 @@ def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
 
 
 def why_not_isolated(config: PreTrainedConfig, model_class: Any) -> str | None:
-    """Why tokens of this model know of others by other ways than attention; None where they do not."""
+    """Why tokens of this model reach others by other ways than attention; None where they do not."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"

@@ -33,11 +33,10 @@ from hftune.models.loading.config import file_options, model_config
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.quantization import quantisation_options
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
-from hftune.nearby import not_had
 from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_causal_lm(
@@ -79,7 +78,9 @@ def build_model(
     if model_args.from_config:
         model = draw_weights(auto, config, given, seed=training_args.seed)
     else:
-        given |= quantisation_options(adapter_args, training_args, dtype)
+        if adapter_args.quantised:
+            options_for = on_demand("hftune.models.loading.quantization:quantisation_options")
+            given |= options_for(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
     if training_args.fp8:
@@ -92,8 +93,9 @@ def build_model(
 def _from_pretrained(
     auto: Any, config: PreTrainedConfig, model_args: ModelArguments, given: dict[str, Any]
 ) -> PreTrainedModel:
+    # transformers warns of a head that comes or goes, which is expected here and reported by hftune.
     level = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
+    hf_logging.set_verbosity_error()
     try:
         model, info = pretrained(
             auto,
@@ -105,12 +107,13 @@ def _from_pretrained(
         )
     except OSError as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+        raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:
         forget_gguf(model)
-    elif not is_deepspeed_zero3_enabled():  # which transformers takes to fit
+    elif not is_deepspeed_zero3_enabled():
+        # Under ZeRO-3 transformers reports nothing missing; preflight has compared names and shapes by then.
         scores = auto is not AutoModelForCausalLM
         check_loaded(info, model, str(model_args.model_name_or_path), flag="--model_name_or_path", scores=scores)
     return model
@@ -126,8 +129,8 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
         seed: Every rank must give the same.
     """
     options = {**options, "dtype": options["dtype"] if options["dtype"] != "auto" else torch.float32}
-    # Constructors of torch's layers draw as well, and are kept from it only under ZeRO-3, where transformers draws
-    # after partitioning. Without this the two would be at other places of the same random numbers.
+    # Constructors of torch's layers draw numbers as well, but not under ZeRO-3, where transformers draws after it has
+    # partitioned. `no_init_weights` keeps them from it here too: else the same seed would give other weights.
     set_seed(seed)
     partitions = is_deepspeed_zero3_enabled()
     with nullcontext() if partitions else no_init_weights():
@@ -135,7 +138,7 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
     if not partitions:
         set_seed(seed)
         model.init_weights()
-    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn
+    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn, and the generators of the ranks differ
     count = sum(zero.full_numel(parameter) for parameter in model.parameters())
     notice(f"{type(model).__name__} from scratch: {count:,} weights drawn with seed {seed}")
     return model

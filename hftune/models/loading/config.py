@@ -1,4 +1,4 @@
-"""The config that a model is built from: the checkpoint's own, with what was asked to be otherwise."""
+"""The config that a model is built from: the checkpoint's own, changed as the arguments ask."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.rope import scale_rope
-from hftune.nearby import not_had
+from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
+# A Hub that needs longer for a handshake is as good as none.
 _PROBE_SECONDS = 5.0
 
 
@@ -40,8 +41,9 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
         )
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
-    scale_rope(config, model_args, row_length(training_args))
+        raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
+    if model_args.rope_scaling is not None or model_args.rope_factor is not None:
+        on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
 
@@ -66,8 +68,6 @@ def file_options(model_args: ModelArguments, name: str | None = None) -> dict[st
 def from_cache_only(model_args: ModelArguments, name: str) -> bool:
     """Whether names on the Hub are taken from the cache: asked for, or because the Hub does not answer.
 
-    The Hub's own client tries again for about a minute before it says so.
-
     Raises:
         ArgumentError: The Hub does not answer, and the model is not in the cache.
     """
@@ -75,6 +75,7 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
         return False
     if model_args.offline or constants.HF_HUB_OFFLINE:
         return True
+    # Asked first, because the Hub's own client tries again for about a minute before it gives up.
     if hub_answers(constants.ENDPOINT):
         return False
     kept = (
@@ -83,14 +84,15 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
     )
     if not any(isinstance(path, str) for path in kept):
         flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
-        raise not_had(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
+        raise cannot_load(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
     notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
     return True
 
 
 @functools.cache
 def hub_answers(endpoint: str) -> bool:
-    """Whether something listens at the Hub's address; taken for granted behind a proxy. Asked once a process."""
+    """Whether something listens at the Hub's address; asked once a process."""
+    # Behind a proxy a direct connection says nothing.
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     address = urlsplit(endpoint)
@@ -108,5 +110,5 @@ def row_length(training_args: StageArguments) -> int | None:
         return int(training_args.block_size)
     if getattr(training_args, "max_length", None):
         return int(training_args.max_length)
-    parts = [getattr(training_args, name, None) for name in ("max_prompt_length", "max_completion_length")]
-    return sum(parts) if all(parts) else None  # type: ignore[arg-type]
+    prompt, completion = (getattr(training_args, f"max_{part}_length", None) for part in ("prompt", "completion"))
+    return prompt + completion if prompt and completion else None

@@ -15,8 +15,8 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.added_tokens import add_named_tokens
-from hftune.nearby import not_had
+from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -26,10 +26,11 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
         ArgumentError: There is no tokenizer, or the template or the pad token asked for does not exist.
     """
     tokenizer = load_plain_tokenizer(model_args, training_args, model_args.tokenizer_name_or_path)
-    add_named_tokens(tokenizer, model_args)
+    if model_args.add_tokens is not None or model_args.add_special_tokens is not None:
+        on_demand("hftune.models.vocabulary.added_tokens:add_named_tokens")(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
-        _say_unknown_tokens(tokenizer)
+        _report_unknown_tokens(tokenizer)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
 
@@ -50,7 +51,7 @@ def load_plain_tokenizer(
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"
         if Path(name).is_dir() and not _has_tokenizer(Path(name)):
             raise _no_tokenizer(Path(name), flag) from error
-        raise not_had(name, error, flag, "tokenizer", offline=model_args.offline) from error
+        raise cannot_load(name, error, flag, "tokenizer", offline=model_args.offline) from error
 
 
 def _has_tokenizer(folder: Path) -> bool:
@@ -87,12 +88,13 @@ def read_chat_template(value: str) -> str:
     )
 
 
-def _say_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """A template of another model writes tokens that this tokenizer spells in pieces: no token then ends a turn."""
+def _report_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Say which tokens of the template this tokenizer does not have, as in a template of another model."""
+    # They are spelt with several tokens, so that no single one ends a turn.
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
         text = str(tokenizer.apply_chat_template(said, tokenize=False))
-    except (TemplateError, TypeError):  # said with the first record
+    except (TemplateError, TypeError):  # reported with the first record
         return
     unknown = sorted(chat_templates.tokens_of(text) - tokenizer.get_vocab().keys())
     if unknown:

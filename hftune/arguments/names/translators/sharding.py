@@ -7,10 +7,10 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, MLP
 from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.translators.common import cannot, number
-from hftune.distributed.ds_config import read_ds_config
+from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
+from hftune.distributed.ds_config import SHIPPED, read_ds_config
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}
@@ -20,14 +20,14 @@ _OFFLOADS = ("offload_optim", "tensorwise_offload_optimizer", "optimizer_cpu_off
 
 
 def zero_config(stage: int, *, offload_optimizer: bool = False, offload_param: bool = False) -> dict[str, Any]:
-    """The config of a ZeRO stage in `ds_configs/`, with the optimizer's states or the weights in the CPU's memory.
+    """The DeepSpeed config of ZeRO stage 1, 2 or 3 in `ds_configs/`.
 
     Args:
-        stage: 1, 2 or 3.
-        offload_optimizer: Keep the optimizer's states there.
+        offload_optimizer: Keep the optimizer's states in the memory of the machine.
         offload_param: Keep the weights there as well (stage 3).
     """
-    config = read_ds_config(f"zero{stage}")
+    # Its path, not its name: a file called "zero3" in the working folder would come first.
+    config = read_ds_config(str(SHIPPED / f"zero{stage}.json"))
     for asked, what in ((offload_optimizer, "offload_optimizer"), (offload_param, "offload_param")):
         if asked:
             config["zero_optimization"][what] = {"device": "cpu", "pin_memory": True}

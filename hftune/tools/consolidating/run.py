@@ -1,0 +1,186 @@
+"""Whole weights from the pieces that ZeRO's ranks wrote, of any stage, with a tensor in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from torch import Tensor
+
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.exported_names import exported_name
+from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
+from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
+from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
+from hftune.logging import get_logger
+from hftune.opening.folders import copy_file, unsafe_entries
+from hftune.opening.torch_file import check_torch_files
+from hftune.path_hints import missing_folder
+from hftune.publishing.folder import published_folder
+from hftune.publishing.ownership import output_problems
+from hftune.weight_files import fingerprint, weight_files, weight_shapes
+
+# Beside the weights; what belongs to training stays behind.
+CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
+_TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "added_")
+INDEX = "model.safetensors.index.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_SIZE = re.compile(r"\d+ ?[KMGT]B")
+Read = Callable[[], Tensor]
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass
+class ConsolidateArguments:
+    """Whole weights from a DeepSpeed checkpoint of any ZeRO stage."""
+
+    checkpoint: str | None = field(default=None, metadata={"help": "Checkpoint folder (checkpoint-N)."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the weights."})
+    dtype: str = field(
+        default="float32",
+        metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
+    )
+    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
+
+
+def consolidate(args: ConsolidateArguments) -> Path:
+    """Write the weights of a DeepSpeed checkpoint as safetensors, with config and tokenizer; returns the folder.
+
+    The fp32 master weights are read, which are finer than the 16-bit copy that is exported with a checkpoint.
+
+    Raises:
+        UserError: All problems together, before anything is written.
+    """
+    raise_together(check_consolidation(args))
+    checkpoint, output = Path(str(args.checkpoint)), Path(str(args.output_dir))
+    with published_folder(output, overwrite=args.overwrite_output_dir, inputs=[checkpoint]) as aside:
+        _convert(checkpoint, aside, args)
+        for file in checkpoint.iterdir():
+            if file.name in CARRIED or file.name.startswith(_TOKENIZER):
+                copy_file(file, aside / file.name, within=checkpoint)
+        _compare_shapes(checkpoint, aside)
+        finish_manifest(aside, _manifest(checkpoint, args))
+    get_logger().info("%s tensors of %s: %s", len(weight_shapes(output)), checkpoint, output)
+    return output
+
+
+def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
+    """The checkpoint is DeepSpeed's and whole enough, and the output replaces nothing by accident."""
+    folder = Path(args.checkpoint or "")
+    if not args.checkpoint or not folder.is_dir():
+        yield missing_folder(args.checkpoint or "", "--checkpoint", "a folder such as outputs/sft/checkpoint-100")
+    elif engine_folder(folder) is None:
+        whole = "; its weights are whole already" if weight_files(folder) else ""
+        yield ArgumentError(
+            f"{folder} is no checkpoint of DeepSpeed{whole}",
+            place="--checkpoint",
+            fix=f"use {folder} as it is" if whole else "give a checkpoint-N that holds a folder global_stepN",
+        )
+    elif not any((folder / tag).is_file() for tag in ("latest", "latest_universal")):
+        yield ArgumentError(
+            f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
+        )
+    else:
+        yield from unsafe_entries(folder)
+        check_torch_files(folder)
+    if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
+        yield ArgumentError(
+            f"{args.max_shard_size!r} is no size", place="--max_shard_size", fix="write 5GB or 500MB (KB, MB, GB, TB)"
+        )
+    yield from output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=[folder])
+
+
+def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
+    """The checkpoint's own manifest, of a result that is finished; a checkpoint of another tool has none."""
+    about = read_manifest(checkpoint) or {"hftune": library_versions().get("hftune"), "stage": "consolidate"}
+    return about | {
+        "status": COMPLETE,
+        "consolidated": {"checkpoint": str(checkpoint), "fingerprint": fingerprint(checkpoint), "dtype": args.dtype},
+    }
+
+
+def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:
+    """Write the tensors, one of those that are tied, a tensor in memory at a time, with an index for several files."""
+    folder = engine_folder(checkpoint)
+    assert folder is not None
+    tensors = _tensors(open_engine(folder), checkpoint)
+    dtype = getattr(torch, args.dtype)
+    plan = split_torch_state_dict_into_shards(
+        {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, _) in tensors.items()},
+        filename_pattern="model{suffix}.safetensors" if not _is_adapter(checkpoint) else ADAPTER_WEIGHTS,
+        max_shard_size=args.max_shard_size if not _is_adapter(checkpoint) else 1 << 62,
+    )
+    for file, names in plan.filename_to_tensors.items():
+        _write(output / file, {name: tensors[name] for name in names}, dtype)
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
+    """Shape and reader of each tensor under the name that it is saved by: all, or an adapter's own."""
+    read: dict[str, tuple[tuple[int, ...], Read]] = {
+        name: (shape, partial(pieces.read, name, WEIGHTS)) for name, shape in pieces.shapes.items()
+    }
+    if _is_adapter(checkpoint):
+        exported = weight_shapes(checkpoint)
+        return {
+            exported_name(name): entry
+            for name, entry in read.items()
+            if exported_name(name) in exported or (not exported and ".lora_" in name)
+        }
+    for name, frozen in pieces.frozen.items():
+        read[name] = (tuple(frozen().shape), frozen)
+    for name, value in pieces.buffers.items():
+        read[name] = (tuple(value.shape), partial(torch.clone, value))
+    return {name: entry for name, entry in read.items() if name not in pieces.shared}
+
+
+def _is_adapter(checkpoint: Path) -> bool:
+    return (checkpoint / "adapter_config.json").is_file()
+
+
+def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: torch.dtype) -> None:
+    """A safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, (shape, _) in tensors.items():
+        size = torch.Size(shape).numel() * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for _, read in tensors.values():
+            stream.write(read().to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
+
+
+def _compare_shapes(checkpoint: Path, output: Path) -> None:
+    """Against the weights that were exported with the checkpoint, where they were.
+
+    Raises:
+        ManifestError: They are others.
+    """
+    exported, found = weight_shapes(checkpoint), weight_shapes(output)
+    # A tied head is one tensor in the engine and none, or two, in a file.
+    wrong = [
+        name for name, shape in exported.items() if shape != found.get(name) and not name.endswith("lm_head.weight")
+    ]
+    if wrong:
+        raise ManifestError(
+            f"{checkpoint} exports {wrong[0]} as {exported[wrong[0]]}, its pieces make {found.get(wrong[0])}",
+            place="--checkpoint",
+            fix="take the weights that lie in the checkpoint: an adapter that began with a part of its base is saved "
+            "whole there, and only there",
+        )

@@ -1,0 +1,69 @@
+"""Whole weights in the memory of a few tensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hftune.errors import ArgumentError
+from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.weight_files import weight_files
+from tests.unit.checkpoints.zero_files import PARAMETERS, write
+
+pytestmark = pytest.mark.long
+
+STATUS = Path("/proc/self/status")
+
+
+GROUPS = [*PARAMETERS, {"d": torch.arange(300.0), "e": torch.arange(280.0).reshape(7, 40)}]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("dtype, size, files", [("float32", "1500B", 0), ("float32", "1KB", 3), ("bfloat16", "5GB", 1)])
+def test_files_and_index(tmp_path: Path, stage: int, dtype: str, size: str, files: int) -> None:
+    checkpoint = write(tmp_path, stage, 3, GROUPS)
+    asked = ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "out"), dtype=dtype)
+    asked.max_shard_size = size
+    if not files:
+        with pytest.raises(ArgumentError, match="'1500B' is no size"):
+            consolidate(asked)
+        return
+    folder = consolidate(asked)
+    assert len(list(folder.glob("*.safetensors"))) == files == len(weight_files(folder))
+    found = {name: tensor for file in weight_files(folder) for name, tensor in load_file(file).items()}
+    for name, value in ((name, value) for group in GROUPS for name, value in group.items()):
+        assert torch.equal(found.pop(name), value.to(getattr(torch, dtype))), name
+    assert not found
+
+
+@pytest.mark.skipif(not STATUS.is_file(), reason="counts memory as Linux does")
+@pytest.mark.parametrize("stage", [2, 3])
+def test_memory_is_that_of_a_few_tensors(tmp_path: Path, stage: int) -> None:
+    """24 tensors of 4 MiB, with moments 288 MiB on the disk. Usually under three are in memory; kernels may be late."""
+    each, count = 4 << 20, 24
+    groups = [{f"layer.{number}": torch.full((each // 4,), float(number)) for number in range(count)}]
+    checkpoint = write(tmp_path, stage, 2, groups)
+    del groups
+    asked = ConsolidateArguments(checkpoint=str(checkpoint), output_dir=str(tmp_path / "out"))
+    consolidate(
+        ConsolidateArguments(checkpoint=str(write(tmp_path / "small", stage, 2)), output_dir=str(tmp_path / "s"))
+    )
+    for file in (checkpoint / "global_step1").iterdir():
+        with file.open("rb") as written:
+            os.fsync(written)  # pages that wait to be written cannot be let go of
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kilobytes("VmRSS")
+    folder = consolidate(asked)
+    grown = (kilobytes("VmHWM") - before) * 1024
+    assert grown < 8 * each, f"{grown / each:.1f} tensors"
+    (file,) = folder.glob("*.safetensors")
+    assert file.stat().st_size > count * each
+    assert float(load_file(file)["layer.17"][-1]) == 17.0
+
+
+def kilobytes(what: str) -> int:
+    return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(what))

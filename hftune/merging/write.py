@@ -284,7 +284,7 @@ def _write_tensor(file: int, output: Output, start: int) -> bool | None:
         count = min(step, rows - first)
         before = _source_rows(output, first, count)
         # A copy in float32, which updates may overwrite.
-        block = None if before is None else scratch("block", *before.shape, torch.float32).copy_(before)
+        block = None if before is None else scratch("block", before.shape[0], columns, torch.float32).copy_(before)
         merged = apply(block, first, count) if apply else block
         assert merged is not None
         values = _round(merged, output)
@@ -333,7 +333,7 @@ def _round(merged: Tensor, output: Output) -> Tensor:
     Raises:
         ManifestError: NaN, or a number that the dtype cannot hold.
     """
-    values = scratch("round", *merged.shape, DTYPES[output.dtype]).copy_(merged)
+    values = scratch("round", merged.shape[0], merged.shape[1], DTYPES[output.dtype]).copy_(merged)
     # A finite sum has finite terms; a sum that is not may have overflowed, and is looked at more closely.
     if output.dtype not in FLOATS or math.isfinite(values.sum(dtype=torch.float32)):
         return values

@@ -33,7 +33,7 @@ class RLFields:
     judge_reward: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward models or functions that are never trained on: their mean is logged beside the reward, and "
+            "help": "Reward models or functions that are never trained on: their mean is logged next to the reward, and "
             "how far the two have drifted apart."
         },
     )

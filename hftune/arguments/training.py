@@ -14,7 +14,7 @@ from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
-from hftune.arguments.recomputation import CheckpointingFields
+from hftune.arguments.recomputation import RecomputationFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, ds_keys, launch, op_builder, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
@@ -28,7 +28,7 @@ from hftune.secrets import redacted
 class StageArguments(
     RouterFields,
     DropoutFields,
-    CheckpointingFields,
+    RecomputationFields,
     TilingFields,
     ProfileFields,
     PrecisionFields,

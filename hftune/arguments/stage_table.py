@@ -25,4 +25,4 @@ STAGES = {
     "dpo": Stage("DPO", "hftune.arguments.preference:DPOArguments"),
     "rl": Stage("RL", "hftune.arguments.rl_algorithms:GRPOArguments"),
 }
-"""By name, in the order of a pipeline. What is listed here can be planned, piped, explained and resumed."""
+"""By name, in the order of a pipeline."""

@@ -117,7 +117,8 @@ def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.
     """
     made: dict[int, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for tensors, is_parameter in ((module._parameters, True), (module._buffers, False)):
+        kinds: list[tuple[dict[str, Any], bool]] = [(module._parameters, True), (module._buffers, False)]
+        for tensors, is_parameter in kinds:
             for name, tensor in tensors.items():
                 if tensor is None or tensor.device.type != "meta":
                     continue
@@ -129,4 +130,4 @@ def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.
                     )
                     fresh = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
                     made[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                tensors[name] = made[id(tensor)]

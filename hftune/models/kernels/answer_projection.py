@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks, zero
@@ -37,7 +38,7 @@ class LogitShape:
     softcap: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> LogitShape:
+    def of(cls, config: PreTrainedConfig) -> LogitShape:
         """From a model's config; the names are those of transformers' architectures."""
         text = config.get_text_config()
         scale = next(
@@ -112,7 +113,7 @@ def weighted_loss(
     return -(log_probs * scaled).sum(), (log_probs.detach(), *columns[1:])
 
 
-def _is_plain(head: Any) -> bool:
+def _is_plain(head: torch.nn.Module) -> bool:
     """Whether it is a projection and nothing else."""
     return type(head) is torch.nn.Linear
 
@@ -127,7 +128,12 @@ def _answering(head: Any) -> None:
         return
     original: Callable[[torch.Tensor], torch.Tensor] = head.forward
 
-    def forward(self: Any, hidden: torch.Tensor, answer_ids: Any = None, answer_options: Any = None) -> Any:
+    def forward(
+        self: torch.nn.Linear,
+        hidden: torch.Tensor,
+        answer_ids: torch.Tensor | None = None,
+        answer_options: tuple[Any, ...] = (),
+    ) -> Any:
         if answer_ids is None:
             return original(hidden)
         function = _FrozenHead if len(answer_options) == 2 else _TrainedHead

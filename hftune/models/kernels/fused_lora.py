@@ -24,6 +24,9 @@ from torch.nn.functional import gelu, linear, silu
 
 from hftune.compat.installing import replace_method
 
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""What architectures with a gated MLP call its three linear modules."""
+
 Weight = Callable[[torch.dtype], torch.Tensor]
 """The (out, in) weight in a dtype; a quantised one is unpacked for each use."""
 
@@ -122,7 +125,7 @@ def fuse_lora(model: nn.Module) -> int:
 
 
 def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         how = None if args or kwargs else Projection.of(self, x)
         if how is None or how.a is None:
             return original(self, x, *args, **kwargs)
@@ -134,9 +137,9 @@ def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        hows = [None if args or kwargs else Projection.of(each, x) for each in (self.gate_proj, self.up_proj)]
-        hows.append(Projection.of(self.down_proj, x))
+    def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        projections = [getattr(self, name) for name in _PROJECTIONS]
+        hows = [None if args or kwargs else Projection.of(each, x) for each in projections]
         if any(how is None or how.dropout is not None for how in hows):
             return original(self, x, *args, **kwargs)
         gate, up, down = hows
@@ -149,8 +152,10 @@ def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether its class computes down(act(gate x) * up x) with an activation known here; it is tried out."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    if not all(isinstance(getattr(module, name, None), nn.Module) for name in names) or _activation(module) is None:
+    if (
+        not all(isinstance(getattr(module, name, None), nn.Module) for name in _PROJECTIONS)
+        or _activation(module) is None
+    ):
         return False
     if len(list(module.children())) != 4:
         return False  # a norm or a dropout of its own
@@ -169,7 +174,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
 class _Probe:
     """Stands for a gated MLP in its own forward pass, with projections that are easy to follow."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.act_fn = module.act_fn
         self.gate_proj = lambda x: x * 0.5
         self.up_proj = lambda x: x + 1.0
@@ -192,7 +197,7 @@ _GELU_TANH = Activation(
 _BY_NAME = {"SiLU": _SILU, "SiLUActivation": _SILU, "GELUActivation": _GELU, "GELUTanh": _GELU_TANH}
 
 
-def _activation(module: Any) -> Activation | None:
+def _activation(module: nn.Module) -> Activation | None:
     act = getattr(module, "act_fn", None)
     if type(act) is nn.GELU:
         return _GELU_TANH if act.approximate == "tanh" else _GELU

@@ -49,6 +49,7 @@ def kinds_of(
         marks: One a layer: what else tells them apart, such as whether it is recomputed.
     """
     types = getattr(bare.config.get_text_config(), "layer_types", None) or []
+    # Once something below is trained, every layer above keeps activations for the backward pass.
     trains = _trained(bare.get_input_embeddings().parameters(), chosen)
     kinds: dict[Any, int] = {}
     numbers: list[int] = []
@@ -82,6 +83,7 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     owner, name = found
     every: Any = getattr(owner, name)
     kinds, examples = kinds_of(bare, every, chosen, marks)
+    # Set on the whole model first: the copy takes it over.
     for parameter in bare.parameters():
         parameter.requires_grad_(chosen is None or id(parameter) in chosen)
     try:

@@ -65,6 +65,7 @@ def why_not_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
+    # Models with layers of different kinds name them all in `layer_types`; others say it of the whole class.
     if model_class._is_stateful or layers - ISOLATED_LAYERS:
         kinds = ", ".join(sorted(layers - ISOLATED_LAYERS)) or "a recurrent state"
         return f"it has layers whose past is more than the attention mask says ({kinds})"
@@ -81,6 +82,7 @@ def refuse_attention(asked: str, machine: Machine) -> None:
     Raises:
         ArgumentError: Naming those that do.
     """
+    # Also kernels of the Hub with that word in their name, which take the borders of documents alike.
     flash = "flash" in asked
     if flash and (not machine.major or not machine.half):
         raise ArgumentError(

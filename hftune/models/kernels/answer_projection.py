@@ -49,6 +49,7 @@ class LogitShape:
             ),
             None,
         )
+        # Granite divides by `logits_scaling`; HyperCLOVA X multiplies by the field of that name.
         divisor = getattr(text, "logits_scaling", None)
         if scale is None and divisor is not None:
             scale = divisor if text.model_type == "hyperclovax" else 1 / divisor
@@ -349,6 +350,7 @@ def _by_module(
     if zero.is_any_partitioned(head):
         # Each call gathers weights, and each backward pass of one: all processes need as many.
         most = max(ranks.max_over_ranks(most), 1)
+    # Logits of a trained head are kept where they are small, since computing them twice is half of the work again.
     again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
     pieces = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
     found: list[Columns] = []

@@ -23,6 +23,7 @@ _NAMES = ("mlp", "feed_forward")
 def tileable(model: nn.Module) -> list[nn.Module]:
     """The MLPs of the decoder layers whose tokens do not know of each other: all but mixtures of experts."""
     found = [getattr(layer, name, None) for layer in decoder_layers(model) for name in _NAMES]
+    # A router's load-balancing loss is computed over all tokens of a row, which tiles would take apart.
     routed = {id(router) for router in routers_of(model)}
     return [
         module

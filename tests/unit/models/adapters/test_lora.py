@@ -9,7 +9,7 @@ import torch
 from peft import get_peft_model_state_dict
 
 from hftune.distributed import zero
-from hftune.logging import notices
+from hftune.models.adapters import lora
 from hftune.models.adapters.lora import add_lora
 from tests.unit.models.adapting import arguments, load
 
@@ -26,14 +26,17 @@ def test_a_fresh_adapter_depends_on_the_seed_alone(tiny_model: Path) -> None:
     assert not all(torch.equal(value, other[name]) for name, value in drawn[0].items())
 
 
-def test_flags_that_a_saved_adapter_overrules_are_named(tiny_model: Path, tmp_path: Path) -> None:
+def test_flags_that_a_saved_adapter_overrules_are_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(lora, "notice", heard.append)
     _, adapter_args, training_args = arguments(tiny_model)
     add_lora(load(tiny_model), adapter_args, training_args).save_pretrained(tmp_path)
     flags = ("--peft_path", str(tmp_path), "--lora_alpha", "64", "--lora_target_modules", "q_proj")
     _, adapter_args, training_args = arguments(tiny_model, *flags)
-    before = len(notices())
     add_lora(load(tiny_model), adapter_args, training_args)
-    said = [line for line in notices()[before:] if "has no effect" in line]
+    said = [line for line in heard if "has no effect" in line]
     assert [line.split()[0] for line in said] == ["--lora_alpha", "--lora_target_modules"], said
 
 
@@ -42,7 +45,7 @@ def test_flags_that_a_saved_adapter_overrules_are_named(tiny_model: Path, tmp_pa
     [
         ((), []),
         (("--use_dora", "True", "--lora_target_modules", "q_proj"), ["q_proj.weight"]),
-        (("--trainable_token_indices", "3"), ["embed_tokens.weight"]),
+        (("--trainable_token_indices", "3"), ["embed_tokens.token_adapter.weight"]),
         (("--lora_target_parameters", "q_proj.weight", "--lora_target_modules", "none"), ["q_proj.weight"]),
     ],
 )

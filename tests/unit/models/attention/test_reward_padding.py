@@ -9,7 +9,7 @@ import transformers
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.logging import notices
+from hftune.models.attention import reward_padding
 from hftune.models.attention.reward_padding import decide_reward_padding, why_padded
 
 
@@ -46,10 +46,13 @@ def test_an_architecture_that_reads_its_score_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "free"), [([], True), (["--torch_compile"], False), (["--padding_free", "0"], False)]
 )
-def test_it_is_decided_and_said(tiny_model: Path, flags: list[str], free: bool) -> None:
+def test_it_is_decided_and_said(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], free: bool
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(reward_padding, "notice", heard.append)
     model_args, training_args = asked(tiny_model, *flags)
-    before = len(notices())
     decide_reward_padding(model_args, training_args)
     assert training_args.padding_free is free
-    said = [line for line in notices()[before:] if "conversations" in line]
+    said = [line for line in heard if "conversations" in line]
     assert len(said) == (0 if "--padding_free" in flags else 1)

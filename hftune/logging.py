@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from typing import TextIO
 
 from hftune import terminal
@@ -24,6 +25,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:
         """Standard error, as the user sees it."""
+        # Looked up each time: `terminal.capture` may take over standard error after this handler was made.
         return self._given or terminal.err()
 
     @stream.setter
@@ -46,7 +48,9 @@ def get_logger(name: str = "hftune") -> logging.Logger:
         handler = _Terminal(sys.stderr)
         handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
+        # Libraries put handlers on the root logger, which would print each line again.
         root.propagate = False
+    # The launcher sets RANK before Python starts; torch.distributed need not be up to know it.
     root.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     return logger
 
@@ -54,6 +58,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
 def notice(message: str) -> None:
     """Say something the user must be able to see, once, and keep it for the manifest."""
     message = redact(message)
+    # Parsing and planning may resolve the same arguments twice in one process.
     if message not in _notices:
         _notices.append(message)
         get_logger().info(message)
@@ -62,3 +67,15 @@ def notice(message: str) -> None:
 def notices() -> list[str]:
     """All notices so far, in order."""
     return list(_notices)
+
+
+def quiet_libraries() -> None:
+    """Have libraries say only what concerns a user. Call it before importing transformers; safe to call twice."""
+    # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
+    for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)

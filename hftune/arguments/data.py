@@ -8,18 +8,19 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 # ERNIEKit's words for the same.
+# These are kept among the choices: `--mix_strategy interleave_under` reaches this class as it is written.
 _STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 
 @dataclass
 class TurnTokenFields:
-    """For everything that turns what somebody has said into tokens."""
+    """For all that tokenises conversations: the scripts, `hftune score` and `hftune ask`."""
 
     borders_in_text: str = field(
         default="split",
         metadata={
             "help": "What becomes of text in records that spells a token with which the chat template begins or ends "
-            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, in pieces like any other; error: "
+            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, tokenised like any other; error: "
             "the record cannot be used; allow: it becomes that token, and may end a turn or open another one.",
             "choices": ["error", "split", "allow"],
         },
@@ -113,18 +114,19 @@ class DataArguments:
         default=None,
         metadata={"help": "Share of the tokens for each of --datasets, such as 2,1; left out: by their size."},
     )
+    # As in fms-fsdp: many more shards than readers, so that any number of them divides the work alike.
     logical_shards: int = field(
         default=2048,
         metadata={
             "help": "Pieces that each tokenised source is visited in, in random order. Any number works with any "
-            "number of processes and workers; it must stay the same when a run goes on."
+            "number of processes and workers; it must stay the same when a run is resumed."
         },
     )
     shuffle_buffer: int = field(
         default=100_000,
         metadata={
             "help": "Tokenised documents that are shuffled together, drawn from all over their source; 0: keep their "
-            "order. Must stay the same when a run goes on."
+            "order. Must stay the same when a run is resumed."
         },
     )
     streaming: bool = field(
@@ -152,6 +154,7 @@ class DataArguments:
         """
         asked = _STRATEGIES.get(self.mix_strategy or "", self.mix_strategy)
         weighted = bool(self.train_dataset_prob)
+        # Drawing with equal weights would be a guess: sources differ in size by orders of magnitude.
         if asked in ("under", "over") and not weighted:
             raise ArgumentError(
                 f"--mix_strategy {asked} draws by weight, and there are no weights",
@@ -160,4 +163,5 @@ class DataArguments:
             )
         if asked == "concat" and weighted:
             notice("--train_dataset_prob has no effect: --mix_strategy concat takes all records")
+        # Set here, so that the manifest and the fingerprint of the cache say what was done, not None.
         self.mix_strategy = asked or ("over" if weighted else "concat")

@@ -1,4 +1,4 @@
-"""What keeps training well behaved beside the loss: the routers of experts, and dropout. The same in every stage."""
+"""What keeps training stable besides the loss: the routers of experts, and dropout. The same in every stage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class RouterFields:
     """Losses of a mixture of experts' routers. `router_aux_loss_coef` is TRL's name."""
 
+    # None is not 0: the weight in the model's config counts then.
     router_aux_loss_coef: float | None = field(
         default=None,
         metadata={

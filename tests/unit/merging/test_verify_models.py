@@ -1,0 +1,165 @@
+"""--verify: a merge that says something else never gets into place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hftune.errors import ManifestError, UserError
+from hftune.merging import verify
+from hftune.merging.updates import Fold
+from hftune.merging.verify import Answers, compare, judge, reload_strictly
+from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture
+def adapter(make_base: Callable, tmp_path: Path) -> Path:
+    return make_adapter(make_base("llama"), tmp_path / "adapter", target_modules=ATTENTION)
+
+
+def test_a_good_merge(adapter: Path, tmp_path: Path) -> None:
+    verified = merge(adapter, tmp_path / "merged", verify="auto")["verified"]
+    assert verified["largest"] < 1e-4 and verified["same_choice"] == verified["same_greedy"] == 1.0
+    assert json.loads((tmp_path / "merged" / "hftune.json").read_text())["verified"] == verified
+
+
+@pytest.mark.parametrize("fault", [2.0, -1.0, 0.9])
+def test_a_wrong_scale(fault: float, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Fold.__call__
+
+    def wrong(self: Fold, block: torch.Tensor | None, start: int, rows: int) -> torch.Tensor:
+        self.scale = abs(self.scale) * fault
+        return right(self, block, start, rows)
+
+    monkeypatch.setattr(Fold, "__call__", wrong)
+    with pytest.raises(UserError, match="does not say what base"):
+        merge(adapter, tmp_path / "merged", verify="true")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_in_16_bit(make_base: Callable, tmp_path: Path) -> None:
+    adapter = make_adapter(make_base("llama", dtype=torch.bfloat16), tmp_path / "a", target_modules=ATTENTION)
+    verified = merge(adapter, tmp_path / "merged", verify="true")["verified"]
+    assert 1e-5 < verified["relative"] < 2**-5
+
+
+def test_a_reward_model(make_base: Callable, tmp_path: Path) -> None:
+    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    adapter = make_adapter(make_base("qwen2"), tmp_path / "adapter", **config)
+    manifest = merge(adapter, tmp_path / "merged", verify="true")
+    assert manifest["head"] == "score" and manifest["verified"]["same_choice"] is None
+    assert manifest["verified"]["largest"] < 1e-4
+
+
+def test_a_process_reward_model(make_base: Callable, tmp_path: Path) -> None:
+    """Head, bias and classes, and the scale that is stored beside them, bit for bit."""
+    config = {"target_modules": ATTENTION, "task_type": "TOKEN_CLS", "modules_to_save": ["score"]}
+    adapter = make_adapter(make_base("llama"), tmp_path / "adapter", **config)
+    scale = {"mean": 0.1 + 0.2, "std": 1 / 3, "scores": 7, "measured_on": "held-out records"}
+    (adapter / "hftune.json").write_text(json.dumps({"head": "steps", "status": "complete", "reward_scale": scale}))
+    manifest = merge(adapter, tmp_path / "merged", verify="true")
+    assert manifest["head"] == "steps" and manifest["verified"]["largest"] < 1e-4
+    assert manifest["reward_scale"] == scale == settings(tmp_path / "merged")["reward_scale"]
+    assert settings(tmp_path / "merged")["id2label"] == {"0": "wrong", "1": "right"}
+    trained, merged = load_file(adapter / "adapter_model.safetensors"), load_file(tmp_path / "merged/model.safetensors")
+    for name in ("score.weight", "score.bias"):
+        assert torch.equal(trained[f"base_model.model.{name}"], merged[name])
+
+
+def test_a_scale_is_not_kept_where_it_does_not_hold(make_base: Callable, tmp_path: Path) -> None:
+    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    scale = {"mean": 1.0, "std": 2.0, "scores": 7, "measured_on": "held-out records"}
+    base = make_base("llama")
+    for seed in (1, 2):
+        adapter = make_adapter(base, tmp_path / str(seed), seed=seed, **config)
+        (adapter / "hftune.json").write_text(json.dumps({"head": "score", "reward_scale": scale}))
+    merge(tmp_path / "1", tmp_path / "merged")
+    assert settings(tmp_path / "merged")["reward_scale"] == scale
+    # On a base that was a reward model, an adapter without a scale must not inherit that of the base.
+    (tmp_path / "2" / "hftune.json").write_text(json.dumps({"head": "score"}))
+    other = tmp_path / "base"
+    shutil.copytree(base, other)
+    (other / "config.json").write_text(json.dumps(settings(base) | {"reward_scale": scale}))
+    merge(tmp_path / "2", tmp_path / "again", base_model_name_or_path=str(other))
+    assert "reward_scale" not in settings(tmp_path / "again")
+
+
+def test_a_reward_model_upon_an_adapter(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    below = make_adapter(base, tmp_path / "sft", target_modules=["q_proj", "down_proj", "lm_head"])
+    config = {"target_modules": ATTENTION, "task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    adapter = make_adapter(base, tmp_path / "rm", **config)
+    manifest = {"base": {"name": str(base), "adapters": [str(below)]}, "head": "score", "status": "complete"}
+    (adapter / "hftune.json").write_text(json.dumps(manifest))
+    verified = merge(adapter, tmp_path / "merged", verify="true")["verified"]
+    assert verified["largest"] < 1e-4
+    alone = make_adapter(base, tmp_path / "alone", **config)
+    merge(alone, tmp_path / "merged-alone")
+    assert not torch.allclose(
+        merged_logits(tmp_path / "merged", "SEQ_CLS"), merged_logits(tmp_path / "merged-alone", "SEQ_CLS")
+    )
+
+
+def test_several_adapters_with_weights(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    both = [str(make_adapter(base, tmp_path / str(seed), seed=seed, target_modules=ATTENTION)) for seed in (1, 2)]
+    verified = merge(",".join(both), tmp_path / "merged", adapter_weights="0.5,-1.5", verify="true")["verified"]
+    assert verified["largest"] < 1e-4
+
+
+def test_nan_is_no_agreement() -> None:
+    before, after = Answers([torch.ones(2, 3)], [[1]]), Answers([torch.full((2, 3), float("nan"))], [[1]])
+    with pytest.raises(ManifestError):
+        judge(compare(before, after), half=True)
+
+
+def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    for file in make_base("llama").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file(stored | {"model.extra.weight": torch.ones(2)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ManifestError, match=r"model\.extra\.weight"):
+        reload_strictly(tmp_path)
+    del stored["model.norm.weight"]
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ManifestError, match=r"model\.norm\.weight"):
+        reload_strictly(tmp_path)
+
+
+def test_large_models_are_checked_without_logits(
+    adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "VERIFY_PARAMETERS", 1000)
+    manifest = merge(adapter, tmp_path / "merged", verify="auto")
+    assert manifest["verified"] is None and any("logits were not compared" in said for said in manifest["notices"])
+
+
+def test_without_a_tokenizer(make_base: Callable, tmp_path: Path) -> None:
+    adapter = make_adapter(make_base("gpt2"), tmp_path / "a", target_modules=["c_attn"], fan_in_fan_out=True)
+    manifest = merge(adapter, tmp_path / "merged", verify="true")
+    assert manifest["verified"] is None and any("no tokenizer for the prompts" in said for said in manifest["notices"])
+
+
+def test_merging_starts_without_heavy_imports(adapter: Path, tmp_path: Path) -> None:
+    """135 million parameters are merged in the time that transformers takes. TRL's parser alone takes 0.2 s."""
+    code = (
+        "import sys; sys.argv = ['merge', *sys.argv[1:]]; import merge_peft_adapter as script; script.main(); "
+        "heavy = {'transformers', 'peft', 'trl.trainer', 'deepspeed', 'bitsandbytes', 'datasets'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    flags = ["--lora_model", str(adapter), "--output_dir", str(tmp_path / "merged"), "--verify", "False"]
+    finished = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "[]"

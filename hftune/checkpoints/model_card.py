@@ -11,6 +11,7 @@ import yaml
 from hftune.arguments.stage_table import STAGES
 from hftune.visible import code, markdown
 
+# A local path of this form (outputs/sft) is told from a name by being there: see `_hub_name`.
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
 
 _SHOWN = (
@@ -70,6 +71,7 @@ def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
 def _stage(manifest: dict[str, Any]) -> list[str]:
     """What one stage was trained on, with what settings, and what it reached."""
     training = manifest.get("arguments", {}).get("training", {})
+    # -1 is what the Trainer writes for "not limited" (max_steps).
     settings = {key: training[key] for key in _SHOWN if training.get(key) not in (None, -1)}
     metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
     parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _data(manifest)]
@@ -84,6 +86,7 @@ def _data(manifest: dict[str, Any]) -> str:
     if not train.get("used"):
         return ""
     tokens = f", {train['trained_tokens']:,} trained tokens an epoch" if train.get("trained_tokens") else ""
+    # Names of files without their folders, which say more of a machine than of a model.
     files = ", ".join(sorted({markdown(Path(file).name) for file in train.get("files", [])})[:8])
     return f"{train['used']:,} records{tokens}" + (f" ({files})." if files else ".")
 

@@ -15,7 +15,6 @@ from datasets import Dataset
 
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.data.corpus import sources as parts
 from hftune.data.corpus.sources import TokenizedSource, take
@@ -26,6 +25,7 @@ from hftune.merging.inputs import read_config, read_inputs
 from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
 from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.checks import check_run
+from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load
 from hftune.tools.vocabulary.arguments import VocabArguments

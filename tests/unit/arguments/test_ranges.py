@@ -14,7 +14,6 @@ import pytest
 
 import hftune.arguments
 from hftune.arguments.asking import AskArguments
-from hftune.arguments.export import ExtractArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
@@ -22,6 +21,7 @@ from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of
 from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
+from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.vocabulary.arguments import VocabArguments

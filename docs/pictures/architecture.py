@@ -191,7 +191,7 @@ def drawing(trace: Trace) -> str:
     calls: dict[str, dict[str, Any]] = trace["calls"]
     before = list(calls)[: list(calls).index("optimizer.step") + 1]
     on_script = [name for name, _, _ in script_calls()]
-    lines = ["```mermaid", "flowchart LR", "    subgraph run_sft.py", "    direction TB"]
+    lines = ["```mermaid", "flowchart LR", "    subgraph script[run_sft.py]", "    direction TB"]
     lines += [f"    {node(one)} --> {node(two)}" for one, two in itertools.pairwise(on_script)]
     lines += ["    end"]
     for number, name in enumerate([name for name in before if name not in on_script], start=1):

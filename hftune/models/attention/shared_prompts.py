@@ -1,7 +1,7 @@
 """Several answers behind one prompt in a row: each attends to the prompt and to itself, none to another.
 
 The first answer follows its prompt as in any document. Every other one is a run of tokens of its own, whose keys and
-values begin with those of the prompt; its positions go on where the prompt ends. The prompt is computed once, and gets
+values begin with those of the prompt; its positions continue where the prompt ends. The prompt is computed once, and gets
 the gradients of all answers.
 """
 

@@ -12,10 +12,12 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
-from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs
 from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
@@ -55,9 +57,9 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
         # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `stage_loss`.
         self.model_accepts_loss_kwargs = True
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The scale around all others: its loss takes the place of what they measured."""
-        return [self.scores, *super().make_features()]
+        return [self.scores, *super().make_features(model, args)]
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""

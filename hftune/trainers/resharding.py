@@ -30,7 +30,7 @@ from hftune.logging import notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import opened
 from hftune.opening.torch_file import load_torch
-from hftune.trainers.features.feature import Run
+from hftune.trainers.features.run import Run
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"

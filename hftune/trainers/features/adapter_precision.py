@@ -8,7 +8,7 @@ from typing import Any
 
 from hftune.arguments.training import StageArguments
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.run import plain_model
 
 
 class AdapterPrecision(Feature):

@@ -11,8 +11,8 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.sequence_slices import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
-from hftune.trainers.features.feature import Feature, Inputs, Run
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run, plain_model
 
 OF_LABELS = ("labels", "shift_labels", "loss_weights")
 """What of a batch does not go to the model."""

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Sampler
-from transformers.trainer import TRAINER_STATE_NAME
 
 from hftune.data.corpus.blocks import BlockDataset, InOrder
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, ManifestError, shown
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
-from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
-
-LOADER_STATE_NAME = "loader_state.json"
-"""The file of a checkpoint that says which documents have been trained. The same for all ranks."""
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.loader_state import LOADER_STATE_NAME, read_state, refuse_state, state_errors
+from hftune.trainers.features.run import Run
 
 
 class Blocks(Feature):
@@ -41,7 +36,7 @@ class Blocks(Feature):
         if isinstance(run.train_dataset, BlockDataset):
             self._begin(run, checkpoint)
         elif checkpoint and not isinstance(run.train_dataset, StreamingDataset):
-            _refuse_state(checkpoint)
+            refuse_state(checkpoint)
 
     def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
         """Blocks are mixed by the data set itself."""
@@ -88,7 +83,7 @@ class Blocks(Feature):
         if not checkpoint:
             return
         state, steps = read_state(checkpoint)
-        with telling_faults(checkpoint):
+        with state_errors(checkpoint):
             changes = list(data.resume(state))
         for change in changes:
             notice(f"going on with changed data: {change}")
@@ -119,46 +114,3 @@ def fix_steps(run: Run, state: dict[str, Any], steps: int, step_size: int) -> No
         f"a step is now {step_size} blocks of {data.block_size} tokens; {steps} steps were made before, and {left} "
         f"are left to {run.args.num_train_epochs:g} epoch(s)"
     )
-
-
-def _refuse_state(checkpoint: str) -> None:
-    if (Path(checkpoint) / LOADER_STATE_NAME).is_file():
-        raise ArgumentError(
-            f"{checkpoint} was made on tokenised or streamed data, and other data would be skipped by count",
-            place="--resume_from_checkpoint",
-            fix="Give the data that it was made with: --tokenized_dir, or --streaming.",
-        )
-
-
-@contextmanager
-def telling_faults(checkpoint: str | Path) -> Iterator[None]:
-    """Around what takes the state of the data apart: other keys and values than it wrote become the one message."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        file = Path(checkpoint) / LOADER_STATE_NAME
-        raise ManifestError(
-            f"{file} is no state of the data: {type(error).__name__} {shown(error)}",
-            place=str(file),
-            fix="resume from another checkpoint, or start anew from its weights: --warm_start",
-        ) from error
-
-
-def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
-    """The state of the data in a checkpoint, and the steps made by then.
-
-    Raises:
-        ArgumentError: The checkpoint has none: it was made on other data, or is damaged.
-    """
-    folder = Path(checkpoint)
-    missing = [name for name in (LOADER_STATE_NAME, TRAINER_STATE_NAME) if not (folder / name).is_file()]
-    if missing:
-        raise ArgumentError(
-            f"{checkpoint} has no {' and no '.join(missing)}, so it is not known which documents it was trained on",
-            place="--resume_from_checkpoint",
-            fix="Go on with the data that it was made with (without --tokenized_dir or --streaming), or give the "
-            "folder as --model_name_or_path to start anew from its weights.",
-        )
-    state = read_checked(folder / LOADER_STATE_NAME)
-    steps = read_checked(folder / TRAINER_STATE_NAME)["global_step"]
-    return state, int(steps)

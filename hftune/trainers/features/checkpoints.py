@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from hftune.models.adapters.initialisation import initial_factors, split_plain_l
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, is_there
 from hftune.publishing.folder import make_work
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.publisher import Publisher
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.weight_files import weight_files
 
 
@@ -32,17 +33,15 @@ class Checkpoints(Feature):
     `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
     `--async_save` training continues while what was written is read again, flushed and published.
 
-    Args:
-        save_state: Adds what all features keep to a folder, on all ranks.
-
     Attributes:
         manifest: Goes into every checkpoint: one that is merged or resumed must know its base as well.
     """
 
-    def __init__(self, save_state: Callable[[Path], None]) -> None:
+    def __init__(self) -> None:
         self.manifest: Manifest | None = None
-        self._save_state = save_state
-        self._publisher: Publisher | None = None
+        # One thread, which reads and renames files that nothing writes any more and never talks to other processes.
+        self._publisher = ThreadPoolExecutor(1, thread_name_prefix="hftune-publisher")
+        self._published: Future[None] | None = None
         self._work: Path | None = None  # where the Trainer writes while a checkpoint is made
         self._several_places: bool | None = None  # machines write into folders of their own; None: not asked yet
 
@@ -59,7 +58,7 @@ class Checkpoints(Feature):
         with self._writing_into(output / PARTIAL):
             yield
         finish_writing(run)
-        self._save_state(output / PARTIAL / name)
+        run.features.call_reversed(Feature.save_state, run, output / PARTIAL / name)
         remember_best(run, output, name)
         ranks.barrier()
         if self._several_places:
@@ -107,9 +106,14 @@ class Checkpoints(Feature):
         return True
 
     def wait(self) -> None:
-        """Until the last checkpoint is published; only the rank that publishes waits."""
-        if self._publisher is not None:
-            self._publisher.wait()
+        """Until the last checkpoint is published; only the rank that publishes waits.
+
+        Raises:
+            Whatever went wrong there, once.
+        """
+        published, self._published = self._published, None
+        if published is not None:
+            published.result()
 
     def publish(self, run: Run, output: Path, name: str) -> None:
         """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
@@ -131,8 +135,7 @@ class Checkpoints(Feature):
         if not run.args.async_save:
             job()
             return
-        self._publisher = self._publisher or Publisher()
-        self._publisher.submit(job)
+        self._published = self._publisher.submit(job)
 
     @contextmanager
     def _writing_into(self, folder: Path) -> Iterator[None]:

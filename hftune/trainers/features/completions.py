@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hftune.distributed import ranks
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 SAMPLES_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""

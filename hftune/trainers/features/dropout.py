@@ -9,8 +9,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from hftune.arguments.training import StageArguments
 from hftune.logging import notice
 from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, outside_config
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run, plain_model
 
 
 class DropoutWarmup(TrainerCallback):
@@ -41,12 +41,10 @@ class DropoutWarmup(TrainerCallback):
 
 
 class DropoutSettings(Feature):
-    """Sets the dropouts asked for, wherever the architecture has or lacks them."""
+    """Sets the dropouts asked for, whether the architecture has its own or none."""
 
     def on_built(self, run: Run) -> None:
         """After the stage's own constructor, which may switch dropout off."""
-        if not run.args.asks_for_dropout:
-            return
         notice(describe(run.args))
         plain = plain_model(run.model)
         if left := outside_config(plain.config, run.args):

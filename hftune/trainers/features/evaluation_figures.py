@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from hftune.distributed import zero
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.metrics import perplexity
 
 
 class EvaluationFigures(Feature):
     """Completes the metrics of an evaluation.
 
-    Args:
-        perplexity: Whether the loss is a mean over tokens, whose exponential is the perplexity.
-
     Attributes:
         last: Step and metrics of the last evaluation.
     """
 
-    def __init__(self, *, perplexity: bool) -> None:
-        self.perplexity = perplexity
+    def __init__(self) -> None:
         self.last: tuple[int, dict[str, float]] | None = None
 
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
@@ -29,6 +26,6 @@ class EvaluationFigures(Feature):
         )
         metrics |= {name: value for name, value in logged.items() if name.startswith(f"{prefix}_")}
         loss = metrics.get(f"{prefix}_loss")
-        if self.perplexity and loss is not None:
+        if run.reports_perplexity and loss is not None:
             metrics[f"{prefix}_perplexity"] = perplexity(loss)
         self.last = (run.state.global_step, dict(metrics))

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class GradientNorms(Feature):

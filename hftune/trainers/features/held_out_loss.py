@@ -10,7 +10,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from hftune.constants import IGNORE_INDEX
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class HeldOutLoss(Feature):

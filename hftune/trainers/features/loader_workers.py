@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from hftune import interrupts
 from hftune.errors import UserError
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class LoaderWorkers(Feature):

@@ -13,7 +13,8 @@ from hftune.constants import IGNORE_INDEX
 from hftune.distributed import ranks, zero
 from hftune.errors import UserError, shown
 from hftune.logging import notice
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 _IDS = ("input_ids", "prompt_ids", "chosen_ids", "completion_ids")
 

@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from hftune.distributed import ranks
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.preference.batches import FILLER
 from hftune.trainers.preference.metrics import PairMetrics
 

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import TrainerCallback
 
 from hftune.distributed import phases
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run, plain_model
 
 
 class EvaluationBatches(TrainerCallback):
@@ -95,8 +95,7 @@ def reporting_passes(model: nn.Module) -> Iterator[None]:
         model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
             compiled: a hook breaks the graph.
     """
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    handle = plain.register_forward_pre_hook(lambda module, args: phases.alive())
+    handle = plain_model(model).register_forward_pre_hook(lambda module, args: phases.alive())
     try:
         yield
     finally:

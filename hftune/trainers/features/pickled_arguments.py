@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class NoPickledArguments(Feature):

@@ -8,7 +8,8 @@ import torch
 
 from hftune.models.adapters.initialisation import initial_factors, load_plain_lora, rewrite_as_plain
 from hftune.models.heads import without_tied
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class PortableWeights(Feature):

@@ -8,23 +8,17 @@ from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
 from hftune.data.corpus.mixing import LookedUp
-from hftune.trainers.features.feature import Epoch, Feature, Inputs, Run
-from hftune.trainers.features.record_order import RecordOrder, innermost_sampler
+from hftune.trainers.features.feature import Epoch, Feature
+from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.run import Inputs, Run
 
 
 class PromptOrder(Feature):
-    """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption.
-
-    Args:
-        record_order: Draws the mixture.
-    """
-
-    def __init__(self, record_order: RecordOrder) -> None:
-        self._record_order = record_order
+    """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption."""
 
     def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
         """The pattern over the places 0, 1, 2, ... of an epoch; each is then looked up in the mixture's order."""
-        drawn: Any = self._record_order.train_sampler(run, dataset)
+        drawn: Any = run.record_order.train_sampler(run, dataset)
         if drawn is None:
             return None
         pattern = run.upstream_sampler(range(len(drawn)))

@@ -20,7 +20,8 @@ import hftune
 from hftune.distributed import phases, ranks
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.preference.reference_model import (
     COPY,
     RENEWED_NAME,

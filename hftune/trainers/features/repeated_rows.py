@@ -14,8 +14,9 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.features.feature import Epoch, Feature, Run
+from hftune.trainers.features.feature import Epoch, Feature
 from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.run import Run
 
 ROWS = "row_lengths"
 

@@ -13,7 +13,8 @@ from hftune.distributed import ranks
 from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.online.dynamic_sampling import groups_that_differ
 from hftune.trainers.rewards.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards.loading import Rewards

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from hftune.arguments.training import StageArguments
+from hftune.distributed.expert_parallel import expert_layers
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.experts import is_mixture, router_shares, routers_of
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.features.sequence_parallel import SequenceParallel
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run, plain_model
 from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
@@ -113,15 +113,12 @@ class RouterLoss(Feature):
 
     Logged are `aux_loss` (as TRL calls the balance loss) and `z_loss`, before their coefficients: means over the steps
     since the last log and over ranks.
-
-    Args:
-        sequence: Knows the processes that share rows, over which the losses are computed.
     """
 
-    def __init__(self, sequence: SequenceParallel) -> None:
-        self._sequence = sequence
+    def __init__(self) -> None:
         self._balance_by, self._z_by = 0.0, 0.0
         self._listener: RouterListener | None = None
+        self._hears_sharded = False
         self._passes: list[_Pass] | None = None  # of the loss that is being computed
         self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)
 
@@ -151,10 +148,12 @@ class RouterLoss(Feature):
             self._listener = RouterListener(plain_model(run.model))
             notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
 
-    def hear_sharded(self, router: Any) -> None:
-        """Listen to a router of AutoEP's, which took the place of another."""
-        if self._listener is not None:
-            self._listener.listen_to_sharded(router)
+    def before_optimizer(self, run: Run) -> None:
+        """Listen to the routers of sharded experts, which have just taken the place of the others."""
+        if self._listener is not None and run.args.expert_parallel_size > 1 and not self._hears_sharded:
+            self._hears_sharded = True
+            for _, layer in expert_layers(run.model):
+                self._listener.listen_to_sharded(layer.router)
 
     @contextmanager
     def forward(self, run: Run) -> Iterator[None]:
@@ -171,7 +170,7 @@ class RouterLoss(Feature):
         if self._passes is None or self._listener is None:
             return loss
         passes, self._passes = self._passes, None
-        balance, z = self._listener.losses(passes, self._sequence.group)
+        balance, z = self._listener.losses(passes, run.sequence_group)
         if not balance.requires_grad:
             raise ArgumentError(
                 "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hftune.arguments.training import StageArguments
 from hftune.distributed import phases
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
@@ -31,10 +32,10 @@ class OnlineTrainer(StageTrainer):
     processing_class: Any
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Before all others: prompts have an order, guards a state, answers a file of their own."""
         self.guards = RewardGuards()
-        return [PromptOrder(self.record_order), self.guards, Completions(), *super().make_features()]
+        return [PromptOrder(), self.guards, Completions(), *super().make_features(model, args)]
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""

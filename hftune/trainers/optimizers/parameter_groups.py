@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
-from hftune.trainers.optimizers.muon import muon_scale
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
 
@@ -148,6 +148,22 @@ def base_rate(name: str, shape: torch.Size, args: StageArguments) -> float:
     if "lora_B." in name or len(shape) == 1:
         return args.learning_rate * args.loraplus_lr_ratio
     return args.learning_rate
+
+
+def muon_scale(shape: Sequence[int], mode: str) -> float:
+    """Factor on the learning rate that turns DeepSpeed's scaled update of an (out, in) matrix into that of `mode`.
+
+    DeepSpeed multiplies the orthogonal matrix by sqrt(max(1, out/in)) (Keller Jordan's Muon; Megatron's
+    shape_scaling). Megatron's spectral wants sqrt(max(out, in)) instead, unit_rms_norm sqrt(out/in). Stacked experts,
+    (experts, out, in), are updated matrix by matrix.
+    """
+    rows, columns = shape[-2], shape[-1]
+    wanted = {
+        "shape_scaling": max(1.0, rows / columns),
+        "spectral": float(max(rows, columns)),
+        "unit_rms_norm": rows / columns,
+    }[mode]
+    return math.sqrt(wanted / max(1.0, rows / columns))
 
 
 def full_shape(parameter: torch.Tensor) -> torch.Size:

@@ -25,6 +25,7 @@ from transformers.utils import ModelOutput
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.opening.safetensors_file import load_tensors
+from hftune.trainers.features.run import plain_model
 
 FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
 
@@ -117,8 +118,8 @@ def detached(policy: nn.Module) -> Iterator[Critic]:
 
 def transformer_of(policy: nn.Module) -> PreTrainedModel:
     """The transformer below the head of a causal LM or classifier, with the adapters that are injected into it."""
-    plain: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    return plain.base_model
+    transformer: PreTrainedModel = plain_model(policy).base_model
+    return transformer
 
 
 def shared_critic(policy: nn.Module) -> Critic:

@@ -12,7 +12,8 @@ import torch
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.ppo.critic import FOLDER, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import KLController
 

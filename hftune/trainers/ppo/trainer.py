@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hftune.arguments.reinforcement import PPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
@@ -52,10 +53,10 @@ class PPOTrainer(RolloutTrainer):
         if args.beta == 0.0:
             notice("--beta 0: no reference, so KL is neither held nor logged")
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The critic around all others: they meet the policy as the model that it was."""
         self.ppo_state = PPOState()
-        return [self.ppo_state, *super().make_features()]
+        return [self.ppo_state, *super().make_features(model, args)]
 
     @property
     def controller(self) -> KLController:

@@ -9,9 +9,9 @@ from torch import nn
 
 from hftune.arguments.preference import DPOArguments
 from hftune.models.kernels.answer_head import AnswerOutput
-from hftune.trainers.features.feature import Inputs, Run
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
+from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.losses.divergences import desensitised, scores
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms

@@ -24,6 +24,7 @@ from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.opening.safetensors_file import load_tensors
+from hftune.trainers.features.run import plain_model
 from hftune.user_cache import read_sealed, write_sealed
 
 _KEY = "key"
@@ -143,7 +144,7 @@ def weights_fingerprint(model: nn.Module, *, adapter_off: bool) -> str:
     """
     digest = xxhash.xxh3_128()
     adapted = isinstance(model, PeftModel) and adapter_off
-    plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    plain = plain_model(model)
     config = {name: value for name, value in plain.config.to_dict().items() if name not in _NOT_WEIGHTS}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():

@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from hftune.arguments.entry import parse_arguments
-from hftune.trainers.optimizers.muon import muon_scale
 from hftune.trainers.optimizers.parameter_groups import (
     Layers,
     fold_layer_numbers,
     group_table,
     layerwise_rate,
+    muon_scale,
     parameter_groups,
 )
 

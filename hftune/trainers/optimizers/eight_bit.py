@@ -1,0 +1,50 @@
+"""bitsandbytes' optimizers with moments in 8 bit, in parameter groups that say which keep 32 bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hftune.trainers.optimizers.parameter_groups import full_shape
+
+SMALLEST_8BIT = 4096
+"""bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
+
+
+def by_group(
+    optimizer: type[torch.optim.Optimizer], model: nn.Module
+) -> tuple[type[torch.optim.Optimizer], dict[int, dict[str, Any]]]:
+    """The class that reads bits from groups, and options of single parameters by their id."""
+    return bits_by_group(optimizer), kept_in_32bit(model)
+
+
+def kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Embeddings, as the Trainer does it, and what bitsandbytes finds too small: groups of their own.
+
+    ZeRO makes one flat tensor of a group, in which they would be quantised with the rest.
+    """
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    return {
+        id(parameter): {"optim_bits": 32}
+        for parameter in model.parameters()
+        if id(parameter) in embeddings or full_shape(parameter).numel() < SMALLEST_8BIT
+    }
+
+
+def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """One of bitsandbytes' classes that reads `optim_bits` from a group.
+
+    Its own way, by a parameter's id or its place, is lost under ZeRO: the parameters are others, and stage 1 and 2 hand
+    over one group at a time.
+    """
+
+    class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            """As bitsandbytes', with the group's own bits."""
+            config: dict[str, Any] = super().get_config(gindex, pindex, group)
+            return config | {name: group[name] for name in ("optim_bits",) if name in group}
+
+    BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
+    return BitsByGroup

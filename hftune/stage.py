@@ -194,7 +194,7 @@ def _train(
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest)
-    if stop.told():
+    if stop.agreed_signal():
         raise _stopped(trainer, manifest)
     return result.metrics
 

@@ -20,7 +20,7 @@ else:
 
 
 class FeatureHost(Base):
-    """What `StageTrainer` is besides its overrides of upstream methods.
+    """All of `StageTrainer` but its overrides of upstream methods.
 
     Attributes:
         features: In their order.
@@ -36,7 +36,7 @@ class FeatureHost(Base):
     """Whether the stage's loss is a mean over tokens."""
 
     extra_columns: tuple[str, ...] = ()
-    """Columns of records, besides those of the model, that the stage's collator reads."""
+    """Columns of records, in addition to those of the model, that the stage's collator reads."""
 
     sequence_group: Any = None
     """The processes that share rows with this one, a `SequenceGroup`; None without sequence parallelism."""

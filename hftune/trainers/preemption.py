@@ -45,7 +45,7 @@ class PreemptionCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Agree with the other ranks, and stop where one was told to."""
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"saving a checkpoint at step {state.global_step} and stopping")
             control.should_save = True
             control.should_training_stop = True
@@ -59,13 +59,13 @@ class PreemptionCallback(TrainerCallback):
         Raises:
             EvaluationStopped: A rank was told to stop.
         """
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"the evaluation at step {state.global_step} is left out")
             raise EvaluationStopped
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The checkpoint that has just been written is the last one."""
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"stopping, checkpoint-{state.global_step} is saved")
             control.should_training_stop = True
 
@@ -75,7 +75,7 @@ class PreemptionCallback(TrainerCallback):
             interrupts.stop_listening()
             self._listens = False
 
-    def told(self) -> int:
+    def agreed_signal(self) -> int:
         """The signal that any rank was told to stop by, 0 for none; every rank must ask."""
         number = interrupts.told()
         if self._group is not None:

@@ -40,7 +40,7 @@ _NOT_SHOWN = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second"
 
 
 class ProgressFile(TrainerCallback):
-    """Appends a line for each log; a run that goes on appends to what is there.
+    """Appends a line for each log; a resumed run appends to what is there.
 
     Args:
         tokens_per_epoch: For stages whose trainer does not count tokens itself; None: not known.
@@ -52,7 +52,7 @@ class ProgressFile(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The first line says from which step training goes on; it does not join one that a kill cut off."""
+        """The first line says from which step training resumes; it is not joined to one that a kill cut off."""
         self._write(args, state, {"began": True}, before=b"\n")
 
     def on_log(
@@ -107,7 +107,7 @@ class ProgressLine(TrainerCallback):
 
     def __init__(self) -> None:
         self._began, self._first, self._batch, self._drawn = time.monotonic(), 0, 0, 0.0
-        self._told: dict[str, Any] = {}
+        self._latest: dict[str, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -119,7 +119,7 @@ class ProgressLine(TrainerCallback):
         """The line moves."""
         done, left = state.global_step - self._first, state.max_steps - state.global_step
         seconds = (time.monotonic() - self._began) / max(done, 1) * left
-        self._draw(args, f"{self._steps(state)}{_words(self._told, _IN_LINE)}, {clock(seconds)} left")
+        self._draw(args, f"{self._steps(state)}{_figures(self._latest, _IN_LINE)}, {clock(seconds)} left")
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -141,9 +141,9 @@ class ProgressLine(TrainerCallback):
         """A line for figures of an evaluation, and for those of training where no line moves."""
         logs = logs or {}
         evaluated = any(name.startswith("eval_") for name in logs)
-        if "train_runtime" in logs:  # the last words of the run have these
+        if "train_runtime" in logs:  # the summary of the run has these
             return
-        text = self._steps(state) + _words(logs, logs)
+        text = self._steps(state) + _figures(logs, logs)
         if evaluated or not self._moves(args):
             get_logger().info("%s", text)
         else:
@@ -151,7 +151,7 @@ class ProgressLine(TrainerCallback):
         if evaluated:
             self._batch = 0
         else:
-            self._told = logs
+            self._latest = logs
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -171,7 +171,7 @@ class ProgressLine(TrainerCallback):
         return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
 
 
-def _words(logs: Mapping[str, Any], names: Iterable[str]) -> str:
+def _figures(logs: Mapping[str, Any], names: Iterable[str]) -> str:
     """`, loss 6.526, 2,269 tokens/s` for those names that are numbers."""
     found = []
     for name in names:

@@ -111,7 +111,7 @@ def rl_trainer(
 
 
 def _check_prompts(data: Splits, args: RLArguments) -> None:
-    """TRL's sampler leaves out what fills no batch of answers, without a word; of too few prompts nothing is left."""
+    """Refuse too few prompts: TRL's sampler leaves out what fills no batch of answers, and does not say so."""
     needed = args.generation_batch_size // args.num_generations
     if len(data.train) < needed:
         raise ArgumentError(

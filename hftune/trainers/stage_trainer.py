@@ -89,7 +89,7 @@ class StageTrainer(FeatureHost):
         return super().set_initial_training_values(args, dataloader)
 
     def _run_epoch(self, *, train_dataloader: DataLoader, epoch: int, **kwargs: Any) -> Any:
-        """Overrides `Trainer._run_epoch`: features are told where in its epoch the run is.
+        """Overrides `Trainer._run_epoch`: features learn where in its epoch the run is.
 
         And train nothing where a checkpoint within an epoch has all steps: transformers 5.23 looks after the next one.
         """
@@ -302,7 +302,7 @@ class StageTrainer(FeatureHost):
         return str(super()._get_output_dir(trial) if folder is None else folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Overrides `Trainer._save`: what is written besides or within the weights."""
+        """Overrides `Trainer._save`: what is written with or within the weights."""
         folder = Path(output_dir or str(self.args.output_dir))
         if state_dict:
             for feature in self.features.having(Feature.weights_to_save):

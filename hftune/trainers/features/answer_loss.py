@@ -93,21 +93,21 @@ class AnswerLoss(Feature):
         return outputs.loss, outputs
 
     def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
-        """In place of logits the tokens foretold, as far as is known: -1 for a wrong one."""
+        """In place of logits the predicted tokens, as far as is known: -1 for a wrong one."""
         if loss_only or not finds_answers(run, inputs):
             return None
         inputs = run._prepare_inputs(inputs)
         with torch.no_grad(), run.compute_loss_context_manager():
             loss, outputs = run.compute_loss(model, inputs, return_outputs=True)
         labels = next_tokens(inputs)
-        foretold = torch.full_like(labels, -1)
+        predicted = torch.full_like(labels, -1)
         scored = labels != IGNORE_INDEX
-        foretold[scored] = torch.where(outputs.is_top1, labels[scored], -1)
-        # Metrics compare what is foretold at a place with the label at the next one.
+        predicted[scored] = torch.where(outputs.is_top1, labels[scored], -1)
+        # Metrics compare what is predicted at a place with the label at the next one.
         if "shift_labels" not in inputs:
-            return loss.detach(), foretold, inputs["labels"]
+            return loss.detach(), predicted, inputs["labels"]
         pad = torch.nn.functional.pad
-        return loss.detach(), pad(foretold, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
+        return loss.detach(), pad(predicted, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 
     def counts(self, run: Run) -> dict[str, Any]:
         """Sums since the last log, over all ranks: what `resume_counts` takes."""
@@ -135,12 +135,12 @@ def finds_answers(run: Run, inputs: Inputs) -> bool:
 
 
 def next_tokens(inputs: dict[str, Any]) -> torch.Tensor:
-    """(batch, tokens): the label that is to be foretold at each place."""
+    """(batch, tokens): the label that is to be predicted at each place."""
     return inputs["shift_labels"] if "shift_labels" in inputs else shifted(inputs["labels"], IGNORE_INDEX)
 
 
 def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tensor:
-    """(batch, tokens): what belongs to the label that is to be foretold at each place."""
+    """(batch, tokens): what belongs to the label that is to be predicted at each place."""
     values: torch.Tensor = inputs[name]
     return values if "shift_labels" in inputs else shifted(values, filler)  # slices come shifted like their labels
 

@@ -165,7 +165,7 @@ def writes_in_several_places(output: Path) -> bool:
 def finish_writing(run: Run) -> None:
     """Nothing may be in flight when a checkpoint is checked; called on all ranks.
 
-    DeepSpeed's decoupled writers would go on until a later step, in a folder that has another name by then.
+    DeepSpeed's decoupled writers would continue until a later step, in a folder that has another name by then.
     """
     engine = run.model_wrapped if run.is_deepspeed_enabled else None
     writer = getattr(engine, "checkpoint_engine", None)

@@ -17,7 +17,7 @@ class DropoutWarmup(TrainerCallback):
     """Let dropout grow from 0 at step 0 to its full value at step `--dropout_warmup_steps`, in proportion to steps.
 
     ERNIEKit (its `LayerwiseDropoutCallback`) does the same, and always scales layer l of L (from 0) by l / L as well,
-    which is `--layerwise_dropout` here. A resumed run goes on where it was.
+    which is `--layerwise_dropout` here. A resumed run has the value of its step.
 
     Args:
         layers: The places of each decoder layer.

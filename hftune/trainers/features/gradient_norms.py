@@ -14,7 +14,7 @@ from hftune.trainers.features.run import Inputs, Run
 class GradientNorms(Feature):
     """At ZeRO stage 0 in float32, DeepSpeed clips and forgets the norm (0.19).
 
-    And it divides a loss by the number of accumulated batches, though it is told not to, where that is the very tensor
+    And it divides a loss by the number of accumulated batches, in spite of its setting, where that is the very tensor
     that the model returned: its hook on outputs then runs before the one that says that all is scaled already
     (`_backward_prologue_per_tensor`, 0.19.8).
     """

@@ -44,7 +44,7 @@ class NanGuard(Feature):
         """Stop before a step is logged or saved that had gradients which are no numbers.
 
         DeepSpeed leaves such steps out in any precision, for ever if need be, and the run would end as if it had
-        trained. A loss scale for float16 does so now and then, and is lowered: only that goes on.
+        trained. A loss scale for float16 does so now and then, and is lowered: only then does the run continue.
 
         Raises:
             UserError: It had.

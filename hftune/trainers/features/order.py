@@ -84,7 +84,7 @@ def common_features(args: StageArguments, model: Any) -> list[Feature]:
 
 
 def resuming_features() -> list[Feature]:
-    """What a run that resumes has besides, behind all others: no other feature has hooks of the same name."""
+    """What a run has in addition when it resumes, behind all others: no other feature has hooks of the same name."""
     return [on_demand("hftune.trainers.features.resume:Resume")()]
 
 

@@ -33,7 +33,7 @@ class Phases(Feature):
         self._reports_engine_steps = False
 
     def on_built(self, run: Run) -> None:
-        """Hear the batches of evaluations."""
+        """Report the batches of evaluations."""
         run.add_callback(EvaluationBatches())
 
     def training(self, run: Run) -> AbstractContextManager[None]:
@@ -80,11 +80,11 @@ def report_engine_steps(engine: Any) -> None:
     """
     step = engine.step
 
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def reported(*args: Any, **kwargs: Any) -> Any:
         phases.enter(phases.OPTIMIZER)
         return step(*args, **kwargs)
 
-    engine.step = heard
+    engine.step = reported
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class NoPickledArguments(Feature):
 
     @contextmanager
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
-        """A run killed between writing and removing leaves no secret either: what is written is a word."""
+        """A run killed between writing and removing leaves no secret either: what is written is one sentence."""
         args = run.args
         hidden: Any = UnpicklableArguments(args)
         run.args = hidden
@@ -35,7 +35,7 @@ class NoPickledArguments(Feature):
 
 
 class UnpicklableArguments:
-    """Arguments that can be used and not be pickled: what is stored is a word where to find them."""
+    """Arguments that can be used and not be pickled: what is pickled is a sentence that says where they are."""
 
     def __init__(self, args: Any) -> None:
         self._args = args

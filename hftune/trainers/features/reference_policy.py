@@ -42,7 +42,7 @@ IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
 
 
 class PreferenceRun(Run, Protocol):
-    """What this feature sees of a preference trainer, besides what every feature sees."""
+    """What this feature sees of a preference trainer, in addition to what every feature sees."""
 
     ref_model: Any
 
@@ -257,7 +257,7 @@ class ReferencePolicy(Feature):
             return live, "it is renewed in training"
         if not adapted or ref_model is not None:
             return PRECOMPUTED, "no second model is kept in training"
-        if other := _trained_besides(self.run.model):
+        if other := _trained_elsewhere(self.run.model):
             return PRECOMPUTED, f"{other} is trained beside the adapter, and cannot be switched off"
         passes = self._passes()
         if passes > 1:
@@ -291,7 +291,7 @@ WORDS = {
 }
 
 
-def _trained_besides(model: PeftModel) -> str | None:
+def _trained_elsewhere(model: PeftModel) -> str | None:
     """The first parameter that is trained and is no part of the adapter."""
     return next(
         (name for name, parameter in model.named_parameters() if parameter.requires_grad and ".default." not in name),

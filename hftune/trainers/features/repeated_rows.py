@@ -45,7 +45,7 @@ class RepeatedRows(Feature):
             run.data_collator = collator
 
     def on_steps(self, run: Run, loader: DataLoader) -> None:
-        """Refuse an empty loader, which the Trainer goes through and calls that training.
+        """Refuse an empty loader: the Trainer would end at once, as if it had trained.
 
         Raises:
             DataError: There is no whole batch.

@@ -50,7 +50,7 @@ class SequenceParallel(Feature):
         )
 
     def on_built(self, run: Run) -> None:
-        """The model is told of whole rows."""
+        """Have the model use positions and masks of whole rows."""
         stretch_by_whole_rows(run.model)
         if run.neftune_noise_alpha:
             # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
@@ -132,7 +132,7 @@ def _prepare_shared(
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Random numbers from this seed; afterwards they go on as if nothing had been drawn: samplers draw them, too."""
+    """Random numbers from this seed; afterwards the state is as before, since samplers draw from it as well."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

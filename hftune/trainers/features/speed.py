@@ -39,11 +39,11 @@ class Cost:
         config: Any = plain.config.get_text_config()
         experts, chosen = expert_count(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
         head = plain.get_output_embeddings()
-        words = {id(one) for one in plain.get_input_embeddings().parameters()}
-        words -= {id(one) for one in head.parameters()} if head is not None else set()
+        embeddings = {id(one) for one in plain.get_input_embeddings().parameters()}
+        embeddings -= {id(one) for one in head.parameters()} if head is not None else set()
         total = 0.0
         for parameter in model.parameters():
-            if id(parameter) in words or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
+            if id(parameter) in embeddings or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
                 continue
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0

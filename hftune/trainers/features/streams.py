@@ -39,7 +39,7 @@ class Streams(Feature):
             with state_errors(checkpoint):
                 run.train_dataset.resume(state)
             run.args.ignore_data_skip = True
-            get_logger().info("data: going on after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
+            get_logger().info("data: resuming after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
 
     def after_train(self, run: Run) -> None:
         """Say what the stream had to drop."""
@@ -116,7 +116,7 @@ def progress_of(run: Run) -> Progress:
 
 
 class WithOrigins:
-    """A collator that keeps the origins of the examples beside the batch."""
+    """A collator that adds the origins of the examples to the batch."""
 
     def __init__(self, collator: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collator = collator

@@ -54,7 +54,7 @@ def desensitised(
     Returns:
         (answers,), of the dtype of `per_token`.
     """
-    # With the size of the result at hand, a GPU need not be asked for it.
+    # Without output_size the host waits for the GPU, to learn how long the result is.
     numbers = torch.arange(len(lengths), device=per_token.device)
     answer = torch.repeat_interleave(numbers, lengths, output_size=len(per_token))
     if ld_alpha is not None:

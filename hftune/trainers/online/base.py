@@ -46,7 +46,7 @@ class OnlineTrainer(StageTrainer):
         return result
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Overrides TRL's, which goes through a batch of answers in pieces: each is a sign of life."""
+        """Overrides TRL's, which scores a batch of answers in micro batches: each reports to the watchdog."""
         if torch.is_grad_enabled() or self.args.torch_compile:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         with reporting_passes(self.accelerator.unwrap_model(model)):

@@ -109,7 +109,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         )
 
     def returning_values(self) -> AbstractContextManager[None]:
-        """In the block, forward passes of the policy return what this algorithm needs besides log-probabilities."""
+        """In the block, forward passes of the policy also return what this algorithm needs of them."""
         return nullcontext()
 
     def forward_answers(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -131,7 +131,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         )
 
     def note(self, answers: Answers, advantages: torch.Tensor) -> None:
-        """Put rewards and samples into the log; `advantages` (B,) are shown beside each sample."""
+        """Put rewards and samples into the log; `advantages` (B,) are shown with each sample."""
         mode = "train" if self.model.training else "eval"
         for column, name in enumerate(self.reward_func_names):
             given = answers.rewards[:, column]

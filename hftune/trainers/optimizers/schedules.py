@@ -82,7 +82,7 @@ def _shape(args: StageArguments, kind: SchedulerType, warmup: int, end: int) -> 
 
 
 def shape_options(args: StageArguments) -> dict[str, Any]:
-    """What transformers' schedule function takes beside warm-up and steps: `lr_scheduler_kwargs` and our own flags."""
+    """Further options of transformers' schedule function: `lr_scheduler_kwargs` and our own flags."""
     kind = SchedulerType(args.lr_scheduler_type)
     given = dict(args.lr_scheduler_kwargs or {})
     if args.num_cycles is not None and "cosine" in kind.value:

@@ -32,7 +32,7 @@ FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
 
 @dataclass
 class WithValues(ModelOutput):
-    """What TRL's fused head returns, and values beside it, each (B, T - 1).
+    """What TRL's fused head returns, and values, each (B, T - 1).
 
     A class of its own, since DistributedDataParallel takes outputs apart and builds them anew.
     """
@@ -77,7 +77,7 @@ class Critic(nn.Module):
 
     @contextmanager
     def returning_values(self) -> Iterator[None]:
-        """Forward passes of the policy in the block return `state_values` (B, T - 1) beside what they return."""
+        """Forward passes of the policy in the block also return `state_values` (B, T - 1)."""
         self._returns_values = True
         try:
             yield
@@ -99,7 +99,7 @@ class Critic(nn.Module):
 
 
 def attach(policy: nn.Module, critic: Critic) -> None:
-    """Make the critic a child of the policy, whose forward passes it then hears."""
+    """Make the critic a child of the policy, whose forward passes then call it."""
     policy.critic = critic
     transformer_of(policy).register_forward_hook(critic.keep_states)
     policy.register_forward_hook(critic.add_values, with_kwargs=True)
@@ -188,7 +188,7 @@ def critic_from_reward(policy: nn.Module, reward: PreTrainedModel, mean: float =
 
 
 def save_critic(critic: Critic, folder: str | Path, state: Mapping[str, torch.Tensor]) -> None:
-    """Write the trained weights of the critic into `folder/critic`, for a run that goes on.
+    """Write the trained weights of the critic into `folder/critic`, for a run that resumes.
 
     Args:
         state: Whole tensors by their names in the critic; others than the trained ones are left out.

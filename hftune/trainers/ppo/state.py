@@ -1,4 +1,4 @@
-"""What PPO keeps besides the policy: the critic next to its weights, and the KL coefficient in checkpoints."""
+"""What PPO keeps in addition to the policy: the critic next to its weights, and the KL coefficient in checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PPOState(Feature):
         self.controller = KLController(run.args.beta, run.args.kl_target, run.args.kl_horizon)
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """The KL coefficient goes on where it was."""
+        """Restore the KL coefficient."""
         if checkpoint is None or self.controller is None:
             return
         file = Path(checkpoint) / STATE

@@ -40,7 +40,7 @@ Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | No
 
 
 def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
-    """The rewards in order, models before functions, and a tokenizer beside each model.
+    """The rewards in order, models before functions, and the tokenizer of each model.
 
     Args:
         training_args: `reward_model_path`: folders of run_rm.py (adapter, full or merged), or Hub names with a score

@@ -157,10 +157,10 @@ def _builds_operators() -> bool:
 
 
 def _has_async_files() -> bool:
-    from hftune.distributed.launch import has_async_files
+    from hftune.distributed.launch import has_async_io
 
     try:
-        return has_async_files()
+        return has_async_io()
     except ImportError:  # DeepSpeed is not here, or not whole: each run of its own will say so
         return False
 

@@ -21,7 +21,7 @@ from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.nearby import missing_folder
-from hftune.opening.folders import copy_file, strays
+from hftune.opening.folders import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
@@ -75,7 +75,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
             f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
         )
     else:
-        yield from strays(folder)
+        yield from unsafe_entries(folder)
         check_torch_files(folder)
     if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
         yield ArgumentError(

@@ -17,9 +17,9 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.adapters.preparation import lora_config
+from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.saved_config import usable_quantisers
-from hftune.models.loading.causal_lm import weight_dtype
+from hftune.models.loading.dtype import weight_dtype
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
 from hftune.weight_files import weight_shapes
 
@@ -70,7 +70,7 @@ def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
     key = adapter_key(bare, config)
     if key not in _counted:
-        with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
+        with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
             warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
             adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
             _counted[key] = trained_parameters(adapted)

@@ -18,7 +18,7 @@ from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy

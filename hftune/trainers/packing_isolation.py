@@ -16,7 +16,7 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
 from hftune.models.kernels.float8 import without_float8
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.run import Run
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -113,7 +113,7 @@ def prove_isolation(
     )
     model.train(was_training)
     # ZeRO-3 has noted in which order these passes used the modules; training would prefetch by it.
-    zero.forget_order(model)
+    zero.reset_fetch_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
     plain = _inner(model)
     if float(noticed) > _tolerance(plain, exact=device.type == "cpu" and not autocast):

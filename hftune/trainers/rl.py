@@ -16,7 +16,7 @@ from hftune.data.splits import Splits
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.online.base import OnlineTrainer
 from hftune.trainers.online.dpo import OnlineDPOTrainer
 from hftune.trainers.online.dynamic_sampling import DynamicSampling

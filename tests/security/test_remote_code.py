@@ -26,8 +26,9 @@ from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
 from hftune.models.loading import config as configs
 from hftune.models.loading import skeleton as planned
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask

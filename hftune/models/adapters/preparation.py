@@ -118,12 +118,12 @@ def _gather_for_adapters(adapted: PeftModel) -> None:
         if isinstance(module, ParamWrapper):
             factors = [*module.lora_A.values(), *module.lora_B.values()]  # read, not called
             for parameter in [module.get_param(), *(factor.weight for factor in factors)]:
-                zero.read_also(module, parameter)
+                zero.register_external_parameter(module, parameter)
         elif isinstance(module, TrainableTokensLayer):
-            zero.read_also(module, module.get_base_layer().weight)
+            zero.register_external_parameter(module, module.get_base_layer().weight)
         elif isinstance(module, LoraLayer):
             for magnitude in module.lora_magnitude_vector.values():
-                zero.read_also(magnitude, module.get_base_layer().weight)
+                zero.register_external_parameter(magnitude, module.get_base_layer().weight)
 
 
 def _say_settled(adapter_args: AdapterArguments, config: LoraConfig) -> None:

@@ -41,7 +41,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
     recipe = training_args.fp8
     if recipe is None:
         return
-    here = ranks.imagined() is None
+    here = ranks.planned_world() is None
     if here and (training_args.use_cpu or not has_float8(recipe)):
         needed = ".".join(map(str, CAPABILITY[recipe]))
         yield ArgumentError(

@@ -13,8 +13,8 @@ import psutil
 import torch
 
 from hftune import children
-from hftune.distributed import building
-from hftune.models.attention.varlen import has_varlen
+from hftune.distributed import op_builder
+from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
 
@@ -145,7 +145,7 @@ def check_host(*, has_gpu: bool) -> Iterator[Finding]:
     cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
     limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
     yield Finding(HOST, f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limited}")
-    if not building.builds_operators():
+    if not op_builder.can_build_operators():
         said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
         yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
     elif has_gpu and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:

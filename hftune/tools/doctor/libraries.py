@@ -44,7 +44,7 @@ for name in sys.argv[1:]:
 """
 
 
-TOUCHED = """
+CHECK_SYMBOLS = """
 from hftune.distributed.launch import prepare_environment
 prepare_environment()
 from hftune.compat.checking import main
@@ -127,9 +127,9 @@ def check_loading(names: Iterable[str]) -> Iterator[Finding]:
             yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")
 
 
-def check_touched() -> Iterator[Finding]:
+def check_symbols() -> Iterator[Finding]:
     """What hftune uses or replaces of these libraries though it is private: whether it is as hftune expects."""
-    done = children.run(children.python("-c", TOUCHED), capture_output=True)
+    done = children.run(children.python("-c", CHECK_SYMBOLS), capture_output=True)
     lines = done.stdout.splitlines()
     changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]
     number = next((line.removesuffix(LOOKED_AT) for line in lines if line.endswith(LOOKED_AT)), None)

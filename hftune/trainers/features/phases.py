@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
+from hftune.compat.installing import replace_method
 from hftune.distributed import phases
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Inputs, Run, plain_model
@@ -80,11 +81,11 @@ def report_engine_steps(engine: Any) -> None:
     """
     step = engine.step
 
-    def reported(*args: Any, **kwargs: Any) -> Any:
+    def reported(_: Any, *args: Any, **kwargs: Any) -> Any:
         phases.enter(phases.OPTIMIZER)
         return step(*args, **kwargs)
 
-    engine.step = reported
+    replace_method(engine, "step", reported)
 
 
 @contextmanager
@@ -95,7 +96,7 @@ def reporting_passes(model: nn.Module) -> Iterator[None]:
         model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
             compiled: a hook breaks the graph.
     """
-    handle = plain_model(model).register_forward_pre_hook(lambda module, args: phases.alive())
+    handle = plain_model(model).register_forward_pre_hook(lambda module, args: phases.keep_alive())
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import torch
 
 from hftune.arguments.optimizer import MUON
 from hftune.compat.deepspeed_patches import run_muon_eagerly
-from hftune.distributed import building
+from hftune.distributed import op_builder
 from hftune.trainers.optimizers.parameter_groups import Group
 
 
@@ -21,7 +21,7 @@ def muon_class(*, on_cpu: bool) -> type[torch.optim.Optimizer]:
     from deepspeed.runtime.zero.muon import muon_optimizer
 
     # On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step.
-    if on_cpu or not building.has_cpp_compiler():
+    if on_cpu or not op_builder.has_cpp_compiler():
         run_muon_eagerly()
     chosen: type[torch.optim.Optimizer] = muon_optimizer.MuonWithAuxAdam
     return chosen

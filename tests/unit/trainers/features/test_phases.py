@@ -14,7 +14,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
@@ -122,8 +123,8 @@ def test_each_batch_of_answers_is_heard(
 
 def signs_of_life(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    alive = phases.alive
-    monkeypatch.setattr(phases, "alive", lambda: (found.append(0.0), alive())[1])
+    alive = phases.keep_alive
+    monkeypatch.setattr(phases, "keep_alive", lambda: (found.append(0.0), alive())[1])
     return found
 
 
@@ -169,7 +170,7 @@ def test_a_sign_of_life_begins_the_time_again_and_is_no_phase() -> None:
     """Processes that do the same work count alike, however often each one says that it lives."""
     with phases.timed("evaluation"):
         before = phases.now()
-        phases.alive()
+        phases.keep_alive()
         after = phases.now()
     assert after.since >= before.since and after is not before
     assert (after.name, after.count, after.step, after.timed) == (before.name, before.count, before.step, True)

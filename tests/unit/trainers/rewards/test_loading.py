@@ -12,7 +12,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.models.adapters.initialisation import rewrite_as_plain
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_reward_model as load_base
+from hftune.models.loading.reward_model import load_reward_model as load_base
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.rewards.loading import load_reward_model, load_rewards, log_names
 from tests.unit.models.adapting import arguments, load, train

@@ -15,8 +15,8 @@ from hftune.constants import MANIFEST_NAME, SAMPLES_NAME
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.publishing.disk import flush, is_plain_folder, is_there, remove_asides
-from hftune.publishing.folder import RESULT, begin, clear, is_ours, is_ready, make_ready
+from hftune.publishing.disk import flush, is_plain_folder, lexists, remove_partials
+from hftune.publishing.folder import RESULT, begin_work, clear_work, is_ours, is_ready, make_ready
 from hftune.publishing.ownership import read_own_manifest, recorded_files
 
 WORK = ".result.partial"
@@ -29,7 +29,7 @@ def begin_result(folder: Path) -> Path:
         ArgumentError: Something that hftune did not make has the work folder's name.
     """
     recover_result(folder)
-    return begin(folder / WORK)
+    return begin_work(folder / WORK)
 
 
 def result_folder(folder: Path) -> Path:
@@ -54,9 +54,9 @@ def recover_result(folder: Path) -> None:
         ArgumentError: Something that hftune did not make has the work folder's name.
     """
     for name in (MANIFEST_NAME, SAMPLES_NAME):
-        remove_asides(folder / name)
+        remove_partials(folder / name)
     work = folder / WORK
-    if not is_there(work):
+    if not lexists(work):
         return
     if not is_ours(work):
         raise ArgumentError(f"{work} is in the way, and hftune did not make it", place=str(work), fix="move it away")
@@ -95,7 +95,7 @@ def _remove_old(folder: Path, kept: set[str]) -> None:
 
 
 def _remove(work: Path) -> None:
-    clear(work)
+    clear_work(work)
     work.rmdir()
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hftune.compat import checking
-from hftune.compat.checking import find, listed, parameters_of, problem_of
-from hftune.compat.touched import Touched
+from hftune.compat.checking import find, parameters_of, problem_of
+from hftune.compat.symbols import UpstreamSymbol, listed
 
 
 @pytest.mark.parametrize("entry", listed(), ids=lambda entry: entry.symbol)
-def test_upstream_has_it(entry: Touched) -> None:
+def test_upstream_has_it(entry: UpstreamSymbol) -> None:
     problem = problem_of(entry)
     assert problem is None, problem
 
@@ -25,7 +25,7 @@ def test_all_lists_are_read() -> None:
 
 
 @pytest.mark.parametrize("entry", listed(), ids=lambda entry: entry.symbol)
-def test_an_entry_says_why(entry: Touched) -> None:
+def test_an_entry_says_why(entry: UpstreamSymbol) -> None:
     assert entry.why and entry.feature
     assert entry.link.startswith("https://github.com/")
 
@@ -63,8 +63,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def entry(path: str, *parameters: str, versions: str = ">=1", checked: bool = True) -> Touched:
-    return Touched(f"made_up.{path}", parameters if checked else None, versions, "why", "--some_flag")
+def entry(path: str, *parameters: str, versions: str = ">=1", checked: bool = True) -> UpstreamSymbol:
+    return UpstreamSymbol(f"made_up.{path}", parameters if checked else None, versions, "why", "--some_flag")
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def entry(path: str, *parameters: str, versions: str = ">=1", checked: bool = Tr
         entry("gone", versions=">=1,<2"),
     ],
 )
-def test_nothing_to_say(listed_as: Touched, library: types.ModuleType) -> None:
+def test_nothing_to_say(listed_as: UpstreamSymbol, library: types.ModuleType) -> None:
     assert problem_of(listed_as) is None
 
 
 def test_what_is_not_installed_has_no_problem(library: types.ModuleType) -> None:
-    assert problem_of(Touched("not_there.gone", None, ">=1", "why", "--some_flag")) is None
+    assert problem_of(UpstreamSymbol("not_there.gone", None, ">=1", "why", "--some_flag")) is None
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_not_installed_has_no_problem(library: types.ModuleType) -> None
         (entry("Owner.__doc__", "first"), "takes (?)"),
     ],
 )
-def test_changes_are_said(listed_as: Touched, said: str, library: types.ModuleType) -> None:
+def test_changes_are_said(listed_as: UpstreamSymbol, said: str, library: types.ModuleType) -> None:
     assert said in (problem_of(listed_as) or "nothing")
 
 

@@ -11,8 +11,8 @@ import pytest
 from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.errors import ArgumentError
-from hftune.publishing import into
-from hftune.publishing.into import WORK, begin_result, finish_result, recover_result
+from hftune.publishing import result_files
+from hftune.publishing.result_files import WORK, begin_result, finish_result, recover_result
 
 
 def finished(folder: Path, **files: str) -> None:
@@ -58,7 +58,7 @@ def test_the_manifest_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     finished(tmp_path, weights="old")
     fill(tmp_path, weights="new")
     moved, replace = [], os.replace
-    monkeypatch.setattr(into.os, "replace", lambda a, b: (moved.append(Path(b).name), replace(a, b)))
+    monkeypatch.setattr(result_files.os, "replace", lambda a, b: (moved.append(Path(b).name), replace(a, b)))
     finish_result(tmp_path)
     assert [name for name in moved if name in ("hftune.json", "weights", "w")] == ["hftune.json", "w", "weights"]
 
@@ -76,7 +76,7 @@ def test_a_move_that_was_cut_short_is_completed(tmp_path: Path, monkeypatch: pyt
             raise KeyboardInterrupt
         replace(*names)
 
-    monkeypatch.setattr(into.os, "replace", dies)
+    monkeypatch.setattr(result_files.os, "replace", dies)
     with pytest.raises(KeyboardInterrupt):
         finish_result(tmp_path)
     monkeypatch.undo()

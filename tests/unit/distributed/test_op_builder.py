@@ -10,7 +10,7 @@ import pytest
 from deepspeed import git_version_info
 from torch.utils import cpp_extension
 
-from hftune.distributed import building
+from hftune.distributed import op_builder
 
 
 def program(file: Path) -> Path:
@@ -25,11 +25,11 @@ def test_the_ninja_of_the_environment_is_found(tmp_path: Path, monkeypatch: pyte
     empty, own = tmp_path / "empty", program(tmp_path / "venv" / "bin" / "ninja")
     empty.mkdir()
     monkeypatch.setenv("PATH", str(empty))
-    monkeypatch.setattr(building.sys, "executable", str(own.with_name("python")))
-    building.bring_ninja()
+    monkeypatch.setattr(op_builder.sys, "executable", str(own.with_name("python")))
+    op_builder.put_ninja_on_path()
     assert shutil.which("ninja") == str(own)
     before = os.environ["PATH"]
-    building.bring_ninja()
+    op_builder.put_ninja_on_path()
     assert os.environ["PATH"] == before
 
 
@@ -37,20 +37,20 @@ def test_a_compiler_without_ninja_builds_nothing(tmp_path: Path, monkeypatch: py
     compiler = program(tmp_path / "g++")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(building, "_ninjas", lambda: [])
-    assert building.has_cpp_compiler() and not building.builds_operators()
+    monkeypatch.setattr(op_builder, "_ninja_candidates", lambda: [])
+    assert op_builder.has_cpp_compiler() and not op_builder.can_build_operators()
     program(tmp_path / "ninja")
-    assert building.builds_operators()
+    assert op_builder.can_build_operators()
     compiler.unlink()
-    assert not building.builds_operators()
+    assert not op_builder.can_build_operators()
 
 
 def test_operators_for_gpus_want_the_toolkit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "builds_operators", lambda: True)
+    monkeypatch.setattr(op_builder, "can_build_operators", lambda: True)
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
-    assert building.not_buildable(()) == frozenset()
-    assert building.not_buildable(["quantizer", "dc"]) == {"quantizer", "dc"}
+    assert op_builder.missing_operators(()) == frozenset()
+    assert op_builder.missing_operators(["quantizer", "dc"]) == {"quantizer", "dc"}
     monkeypatch.setitem(git_version_info.installed_ops, "dc", True)
-    assert building.not_buildable(["quantizer", "dc"]) == {"quantizer"}, "what was built beforehand is there"
+    assert op_builder.missing_operators(["quantizer", "dc"]) == {"quantizer"}, "what was built beforehand is there"
     monkeypatch.setattr(cpp_extension, "CUDA_HOME", "/usr/local/cuda")
-    assert building.not_buildable(["quantizer", "dc"]) == frozenset()
+    assert op_builder.missing_operators(["quantizer", "dc"]) == frozenset()

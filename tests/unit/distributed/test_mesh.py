@@ -1,6 +1,6 @@
 import pytest
 
-from hftune.distributed.parallel import Mesh, problems_of
+from hftune.distributed.mesh import Mesh, mesh_problems
 
 
 def test_ranks_lie_as_deepspeed_lays_them():
@@ -25,11 +25,11 @@ def test_experts_are_shared_by_processes_with_rows_of_their_own():
 
 @pytest.mark.parametrize("sizes", [{}, {"tensor": 2}, {"tensor": 2, "sequence": 2}, {"expert": 4}])
 def test_groups_that_fit_are_no_problem(sizes):
-    assert not list(problems_of(Mesh(world=4, **sizes)))
+    assert not list(mesh_problems(Mesh(world=4, **sizes)))
 
 
 def test_processes_that_do_not_suffice():
-    (problem,) = problems_of(Mesh(world=6, tensor=2, sequence=2))
+    (problem,) = mesh_problems(Mesh(world=6, tensor=2, sequence=2))
     text = str(problem)
     assert "6 process(es) do not divide into groups of 2 x 2" in text
     assert "--tensor_parallel_size, --sequence_parallel_size" in text
@@ -37,7 +37,7 @@ def test_processes_that_do_not_suffice():
 
 
 def test_sizes_that_are_none():
-    texts = [str(problem) for problem in problems_of(Mesh(world=4, tensor=0, expert=-1))]
+    texts = [str(problem) for problem in mesh_problems(Mesh(world=4, tensor=0, expert=-1))]
     assert len(texts) == 2
     assert "--tensor_parallel_size" in texts[0]
     assert "-1 processes cannot share anything" in texts[1]

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 _LOOPBACK = "127.0.0.1"
 _DIGITS = 10
 
-MAX_WAITING = 256
+MAX_PENDING = 256
 """Connections at once that have not said the word; others wait in the system's queue."""
 
-WORD_WITHIN = 5.0
+SECONDS_TO_AUTHENTICATE = 5.0
 """Seconds to say it; processes of the run say it with their first packet."""
 
 
-def listen(*, one_machine: bool, master: str) -> socket.socket:
+def open_socket(*, one_machine: bool, master: str) -> socket.socket:
     """A socket that the other processes reach, on a port that the system chooses.
 
     Args:
@@ -35,7 +35,7 @@ def listen(*, one_machine: bool, master: str) -> socket.socket:
     """
     if one_machine:
         return socket.create_server((_LOOPBACK, 0), backlog=4096)
-    for family, address in _outward(master):
+    for family, address in _reachable_addresses(master):
         with suppress(OSError):
             return socket.create_server((address, 0), family=family, backlog=4096)
     both = socket.has_dualstack_ipv6()
@@ -43,17 +43,17 @@ def listen(*, one_machine: bool, master: str) -> socket.socket:
     return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=4096)
 
 
-def _outward(name: str) -> list[tuple[socket.AddressFamily, str]]:
+def _reachable_addresses(name: str) -> list[tuple[socket.AddressFamily, str]]:
     """The addresses behind a name that other machines may reach."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
     named = [(family, str(address[0])) for family, _, _, _, address in found]
-    return [(family, address) for family, address in named if not _stays_here(address)]
+    return [(family, address) for family, address in named if not _is_local_only(address)]
 
 
-def _stays_here(address: str) -> bool:
+def _is_local_only(address: str) -> bool:
     known = ipaddress.ip_address(address.partition("%")[0])
     return known.is_loopback or known.is_unspecified
 
@@ -64,7 +64,7 @@ def greeting(word: str, rank: int) -> bytes:
 
 
 @dataclass
-class Stranger:
+class PendingConnection:
     """A connection that has not said the word yet."""
 
     socket: socket.socket
@@ -72,11 +72,11 @@ class Stranger:
     came: float = field(default_factory=time.monotonic)
 
 
-class Door:
+class Listener:
     """The listening socket and those who stand before it. Not for several threads.
 
     Args:
-        server: As `listen` gives it.
+        server: As `open_socket` gives it.
         word: The secret of the run.
         expected: How many processes will come; then the socket closes. None: it stays open.
         selector: Of the hub; strangers are registered there with themselves as data, the socket with this door.
@@ -87,7 +87,7 @@ class Door:
     ) -> None:
         self.server, self._word, self._expected, self._selector = server, word.encode(), expected, selector
         self._length = len(greeting(word, 0))
-        self._strangers: list[Stranger] = []
+        self._strangers: list[PendingConnection] = []
         self._admitted: set[int] = set()
         self._open = True
         server.setblocking(False)
@@ -103,12 +103,12 @@ class Door:
                 time.sleep(0.05)  # it stays in the queue, and would be offered again at once
             return
         connection.setblocking(False)
-        stranger = Stranger(connection)
+        stranger = PendingConnection(connection)
         self._strangers.append(stranger)
         self._selector.register(connection, selectors.EVENT_READ, stranger)
-        self._accept_while(len(self._strangers) < MAX_WAITING)
+        self._accept_while(len(self._strangers) < MAX_PENDING)
 
-    def hear(self, stranger: Stranger) -> int | None:
+    def hear(self, stranger: PendingConnection) -> int | None:
         """The rank of a stranger who has now said the word, else None. Its socket then belongs to the caller."""
         try:
             read = stranger.socket.recv(self._length - len(stranger.said))
@@ -142,19 +142,19 @@ class Door:
 
     def tidy(self) -> None:
         """Show out who has stood there for too long."""
-        late = time.monotonic() - WORD_WITHIN
+        late = time.monotonic() - SECONDS_TO_AUTHENTICATE
         for stranger in [stranger for stranger in self._strangers if stranger.came < late]:
             self._show_out(stranger)
 
-    def _show_out(self, stranger: Stranger) -> None:
+    def _show_out(self, stranger: PendingConnection) -> None:
         self._part_with(stranger)
         with suppress(OSError):
             stranger.socket.close()
 
-    def _part_with(self, stranger: Stranger) -> None:
+    def _part_with(self, stranger: PendingConnection) -> None:
         self._selector.unregister(stranger.socket)
         self._strangers.remove(stranger)
-        self._accept_while(len(self._strangers) < MAX_WAITING)
+        self._accept_while(len(self._strangers) < MAX_PENDING)
 
     def _accept_while(self, room: bool) -> None:
         """Leave connections in the system's queue while there is no room."""

@@ -22,7 +22,7 @@ def lost_contact(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
 
-def explain(error: BaseException) -> str:
+def describe_lost_contact(error: BaseException) -> str:
     """The message for an error of this kind where nobody knows who is gone."""
     where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
     first = str(error).strip().splitlines()[0][:300]

@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def bring_ninja() -> None:
+def put_ninja_on_path() -> None:
     """Put the ninja of this environment on PATH, where builds look for it, unless one is there.
 
     It is not where Python was started by its path, without the environment's `activate`, or from a folder of packages.
     """
     if shutil.which("ninja"):
         return
-    found = next((file for file in _ninjas() if os.access(file, os.X_OK)), None)
+    found = next((file for file in _ninja_candidates() if os.access(file, os.X_OK)), None)
     if found is not None:
         os.environ["PATH"] = os.pathsep.join([str(found.parent), os.environ.get("PATH", os.defpath)])
 
 
-def _ninjas() -> Iterable[Path]:
+def _ninja_candidates() -> Iterable[Path]:
     """Where it may be."""
     yield Path(sys.executable).with_name("ninja")
     try:
@@ -38,13 +38,13 @@ def has_cpp_compiler() -> bool:
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 
-def builds_operators() -> bool:
+def can_build_operators() -> bool:
     """Whether DeepSpeed could compile its C++ operators here."""
-    bring_ninja()
+    put_ninja_on_path()
     return has_cpp_compiler() and shutil.which("ninja") is not None
 
 
-def not_buildable(operators: Iterable[str]) -> frozenset[str]:
+def missing_operators(operators: Iterable[str]) -> frozenset[str]:
     """Of operators that are compiled for GPUs, those that neither are there nor can be made. Imports DeepSpeed.
 
     Args:
@@ -56,6 +56,6 @@ def not_buildable(operators: Iterable[str]) -> frozenset[str]:
     from deepspeed.git_version_info import installed_ops
     from torch.utils.cpp_extension import CUDA_HOME
 
-    if CUDA_HOME is not None and builds_operators():
+    if CUDA_HOME is not None and can_build_operators():
         return frozenset()
     return frozenset(name for name in wanted if not installed_ops.get(name, False))

@@ -66,7 +66,7 @@ class Mesh:
         return list(range(first, first + self.sharing, self.tensor))
 
 
-def problems_of(mesh: Mesh) -> Iterator[ArgumentError]:
+def mesh_problems(mesh: Mesh) -> Iterator[ArgumentError]:
     """Sizes that are none, and sizes for which the processes do not suffice."""
     sizes = {
         "tensor_parallel_size": mesh.tensor,

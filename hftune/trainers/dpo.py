@@ -70,6 +70,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         )
         plain = plain_model(model)
         plain.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        # Before the constructor, which wraps and compiles.
         for each in (plain, ref_model):
             if each is not None:
                 if args.disable_dropout:
@@ -92,6 +93,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def build_upstream(self, **kwargs: Any) -> None:
         """Leave TRL's own constructor out, and give its methods the attributes that it would have set."""
+        # The class above TRL's DPOTrainer in the order of bases.
         super(trl.DPOTrainer, self).__init__(**kwargs)
         args = self.args
         self._tokenizer, self._is_vlm, self._is_vision_dataset = self.processing_class, False, False
@@ -127,6 +129,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)
+        # Metrics are added up on the way; logits of long answers would fill the memory.
         return loss.detach(), None, None
 
     def prove_isolation(self, model: Any) -> None:

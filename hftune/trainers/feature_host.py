@@ -51,6 +51,7 @@ class FeatureHost(Base):
         Raises:
             ArgumentError: They do.
         """
+        # Only runs whose documents share rows come here, and the proof brings modules of its own.
         on_demand("hftune.trainers.packing_isolation:prove_rows_isolated")(self, model)
 
     # What a script asks a trainer.

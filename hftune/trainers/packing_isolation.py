@@ -76,6 +76,7 @@ def uncompiled_and_unrounded(model: nn.Module, args: Any) -> Iterator[None]:
     """
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     deep = args.ds_resolved is not None and asks_for_compiling(args.ds_resolved)
+    # A compiled model would be compiled again for two more lengths, which costs minutes.
     eagerly = args.torch_compile and not deep and attention != "flex_attention"
     with without_float8(model), torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
         yield

@@ -41,6 +41,7 @@ class PreemptionCallback(TrainerCallback):
             # On the CPU: asking a GPU every step would make the CPU wait for it every step.
             self._group = dist.new_group(backend="gloo")
         self._listens = interrupts.listen(exits=False) is not None
+        # From here on a signal waits for the end of the step.
         interrupts.defer(True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -81,6 +82,7 @@ class PreemptionCallback(TrainerCallback):
         if self._group is not None:
             shared = torch.tensor([number])
             dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+            # The largest: ranks that were not told have 0.
             number = int(shared.item())
         self._number = number
         return number

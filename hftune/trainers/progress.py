@@ -84,6 +84,7 @@ class ProgressFile(TrainerCallback):
             stream.write((before if stream.tell() else b"") + json.dumps(line).encode() + b"\n")
 
     def _tokens(self, state: TrainerState, logs: dict[str, Any]) -> float | None:
+        # TRL's trainers count what they trained; for others it is the share of an epoch.
         if "num_tokens" in logs:
             return float(logs["num_tokens"])
         if self.tokens_per_epoch and state.epoch:
@@ -118,6 +119,7 @@ class ProgressLine(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The line moves."""
         done, left = state.global_step - self._first, state.max_steps - state.global_step
+        # The mean since this start: steps before an interruption had another machine, perhaps.
         seconds = (time.monotonic() - self._began) / max(done, 1) * left
         self._draw(args, f"{self._steps(state)}{_figures(self._latest, _IN_LINE)}, {clock(seconds)} left")
 
@@ -186,5 +188,6 @@ def peak_memory() -> int:
     """Bytes: of the GPU that this process uses, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    # Linux gives kilobytes, macOS bytes.
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

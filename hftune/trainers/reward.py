@@ -67,6 +67,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
+        # Neither is an input of the model.
         difference = inputs.pop("margin", None)
         inputs.pop("index", None)
         chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
@@ -112,6 +113,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
     def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
         """Figures over all held-out pairs; the report of them is kept for the manifest."""
         scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
+        # By their numbers: ranks and batches bring them in another order.
         pairs: Dataset = self.scores.scored[index]
         self.scores.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
         self.scores.all_scores = scores.flatten()
@@ -138,6 +140,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
         tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
         scores = torch.cat([chosen, rejected])
+        # One exchange for all of them: each would wait for the device.
         mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
         mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
         counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()

@@ -38,6 +38,7 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
         **kwargs: Any,
     ) -> None:
         self._streams = isinstance(data.train, IterableDataset)
+        # TRL would tokenise the records a second time.
         args.dataset_kwargs = {**(args.dataset_kwargs or {}), "skip_prepare_dataset": True}
         super().__init__(
             model=model,
@@ -52,6 +53,7 @@ class SFTTrainer(StageTrainer, trl.SFTTrainer):
         # Tokens are gathered from all processes; TRL knows of those that see the same only through accelerate.
         self._tp_size = args.tensor_parallel_size
         if self._streams:
+            # The Trainer asks for it when training begins, and not before.
             self.train_dataset = data.train
 
     def build_upstream(self, **kwargs: Any) -> None:

@@ -33,6 +33,7 @@ class StageTrainer(FeatureHost):
         self.record_order, self.checkpoints = self.features.one(RecordOrder), self.features.one(Checkpoints)
         with self.features.around(Feature.building, model, args):
             self.build_upstream(model=model, args=args, **kwargs)
+        # From the last to the first: what stands nearest to the model changes it first, and the others see it changed.
         self.features.call_reversed(Feature.on_built, self)
 
     # What a stage may have of its own.
@@ -70,6 +71,7 @@ class StageTrainer(FeatureHost):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
         """Overrides `Trainer.train`: features read a checkpoint before, and stand around all of training."""
+        # A folder that is not named is looked up here once: the Trainer would do so after the features.
         if resume_from_checkpoint is True:  # features want its name, too
             resume_from_checkpoint = get_last_checkpoint(self.args.output_dir) or True
         checkpoint = resume_from_checkpoint if isinstance(resume_from_checkpoint, str) else None
@@ -128,6 +130,7 @@ class StageTrainer(FeatureHost):
         """Overrides `Trainer.compute_loss`: the stage's loss, and what features add to it."""
         with self.features.around(Feature.forward, self):
             result = self.stage_loss(model, inputs, return_outputs, num_items_in_batch)
+        # Features see the loss without the outputs, which some stages and evaluations return with it.
         loss = result[0] if isinstance(result, tuple) else result
         for feature in reversed(self.features.having(Feature.after_loss)):
             loss = feature.after_loss(self, loss, num_items_in_batch)
@@ -138,6 +141,7 @@ class StageTrainer(FeatureHost):
 
         The Trainer adds up all processes (transformers 5.23).
         """
+        # What one batch adds is a difference: the Trainer keeps only the sum.
         before = self.state.num_input_tokens_seen
         super()._track_num_input_tokens(inputs)
         counted = self.state.num_input_tokens_seen - before
@@ -175,6 +179,7 @@ class StageTrainer(FeatureHost):
         They read the length of a record, and the lengths of the documents in a packed row.
         """
         super()._set_signature_columns_if_needed()
+        # `seq_lengths` are the documents of a packed row: without them they would see each other.
         for name in (self.args.length_column_name, "seq_lengths", *self.extra_columns):
             if name not in self._signature_columns:
                 self._signature_columns.append(name)
@@ -226,6 +231,7 @@ class StageTrainer(FeatureHost):
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Overrides `Trainer.evaluate`: features complete what it returns."""
+        # Other records, or another prefix, are another evaluation than the one whose figures are known.
         if eval_dataset is None and metric_key_prefix == "eval":
             known = self.features.first_answer(Feature.known_evaluation, self)
             if known is not None:
@@ -304,6 +310,7 @@ class StageTrainer(FeatureHost):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Overrides `Trainer._save`: what is written with or within the weights."""
         folder = Path(output_dir or str(self.args.output_dir))
+        # Empty on ranks that do not save under ZeRO-3: there is nothing that features could change.
         if state_dict:
             for feature in self.features.having(Feature.weights_to_save):
                 state_dict = feature.weights_to_save(self, state_dict)
@@ -326,6 +333,7 @@ class StageTrainer(FeatureHost):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Overrides `Trainer._load_optimizer_and_scheduler`: states may come from another world."""
+        # None: transformers asks for the states of a run that does not resume as well.
         if checkpoint is None or not any(self.features.answers(Feature.load_optimizer, self, checkpoint)):
             super()._load_optimizer_and_scheduler(checkpoint)
 

@@ -69,9 +69,12 @@ class AnswerLoss(Feature):
         """A float32 scalar: sum of weights times -log p, over `counted`, or over the labels of the batch."""
         if not finds_answers(run, inputs):
             return None
+        # One row of all tokens: the head is applied at the labels only, wherever they lie in the batch.
         labels = next_tokens(inputs).reshape(-1)
         at = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+        # A batch without labels has the loss 0, not 0 / 0; its gradient is 0 as well.
         count = max(len(at), 1) if counted is None else counted
+        # Weights and the division go into factors of single tokens, so that the head can sum chunk by chunk.
         factors = torch.ones(at.shape, device=at.device) / count
         if run.args.average_tokens_across_devices and counted is not None:
             # The count is that of all processes, and gradients are averaged over them.
@@ -85,6 +88,7 @@ class AnswerLoss(Feature):
             answer_ids=labels[at],
             answer_factors=factors,
             answer_dft=getattr(run.args, "loss_type", None) == "dft",
+            # Entropy and accuracy need a second pass over the vocabulary: only where somebody reads them.
             answer_detail=1 if self.measures_tokens or not run.model.training else 0,
         )
         if self.measures_tokens:
@@ -94,6 +98,7 @@ class AnswerLoss(Feature):
 
     def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
         """In place of logits the predicted tokens, as far as is known: -1 for a wrong one."""
+        # With labels smoothed, or a loss of the user's own, the Trainer must see logits.
         if loss_only or not finds_answers(run, inputs):
             return None
         inputs = run._prepare_inputs(inputs)
@@ -113,6 +118,7 @@ class AnswerLoss(Feature):
         """Sums since the last log, over all ranks: what `resume_counts` takes."""
         sums = self.sums["train"]
         own = torch.zeros(4, dtype=torch.float64, device=sums.device) if sums.sums is None else sums.sums.clone()
+        # Added up over ranks, since a resumed run may have others; one rank takes the sum again.
         whole = run.accelerator.reduce(own, "sum").tolist()
         return {"sums": whole if any(whole) else None}
 
@@ -130,6 +136,8 @@ def finds_answers(run: Run, inputs: Inputs) -> bool:
         "labels" in inputs
         and run.label_smoother is None
         and run.compute_loss_func is None
+        # Prompt learning puts virtual tokens before the labels, so that places in the input are others than in the
+        # labels.
         and not getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False)
     )
 

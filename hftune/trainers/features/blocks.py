@@ -53,6 +53,7 @@ class Blocks(Feature):
         data = run.train_dataset
         if isinstance(data, BlockDataset) and "loss" in logs:
             epochs = data.epochs(self.trained(run))
+            # Four digits: an epoch of a large source takes many thousands of steps.
             logs |= {f"data_epoch/{name}": round(epoch, 4) for name, epoch in epochs.items()}
 
     def trained(self, run: Run) -> int:
@@ -69,6 +70,7 @@ class Blocks(Feature):
             return None
         blocks = self.trained(run)
         epochs = data.epochs(blocks)
+        # The first token of a document has nothing before it that could predict it.
         documents = sum(
             len(source.documents) * epochs[name] for name, source in zip(data.names, data.sources, strict=True)
         )
@@ -77,6 +79,7 @@ class Blocks(Feature):
     def _begin(self, run: Run, checkpoint: str | None) -> None:
         data, step_size = run.train_dataset, run.get_total_train_batch_size(run.args)
         data.fill_steps(step_size)
+        # The position is part of the order of blocks here: nothing is read to be skipped.
         if run.args.ignore_data_skip:
             notice("--ignore_data_skip has no effect: the position in tokenised data is found without reading them")
             run.args.ignore_data_skip = False
@@ -87,6 +90,7 @@ class Blocks(Feature):
             changes = list(data.resume(state))
         for change in changes:
             notice(f"going on with changed data: {change}")
+        # Chosen so that `trained` gives the blocks of the checkpoint now, and counts on in steps of today's size.
         self._origin = state["blocks"] - steps * step_size
         if self._origin != 0 or state["block_size"] != data.block_size:
             fix_steps(run, state, steps, step_size)

@@ -52,6 +52,7 @@ class Checkpoints(Feature):
         if run.args.async_save:
             ranks.barrier()  # on each machine a process clears up what it takes for leftovers
         output = Path(str(run.args.output_dir))
+        # Asked once: the answer takes a file written by one machine and looked for by the others.
         if self._several_places is None:
             self._several_places = writes_in_several_places(output)
         name = f"checkpoint-{run.state.global_step}"
@@ -59,6 +60,7 @@ class Checkpoints(Feature):
             yield
         finish_writing(run)
         run.features.call_reversed(Feature.save_state, run, output / PARTIAL / name)
+        # After all files of features: the state that names the best checkpoint is written last.
         remember_best(run, output, name)
         ranks.barrier()
         if self._several_places:
@@ -117,6 +119,7 @@ class Checkpoints(Feature):
 
     def publish(self, run: Run, output: Path, name: str) -> None:
         """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
+        # What a resumed run must know of the world that wrote it, before it opens a file of DeepSpeed's.
         about = {
             "step": run.state.global_step,
             "world_size": ranks.world_size(),
@@ -125,6 +128,7 @@ class Checkpoints(Feature):
             "expert_parallel_size": run.args.expert_parallel_size,
             "global_batch": run.get_total_train_batch_size(run.args),
         }
+        # Read now: the job may run in another thread while the Trainer changes its state.
         limit, best = run.args.save_total_limit, run.state.best_model_checkpoint
 
         def job() -> None:
@@ -135,6 +139,7 @@ class Checkpoints(Feature):
         if not run.args.async_save:
             job()
             return
+        # The next checkpoint waits for this one before it begins, so that there is one job at a time.
         self._published = self._publisher.submit(job)
 
     @contextmanager
@@ -209,14 +214,17 @@ def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
     """Give a checkpoint its name once it is whole; what had that name before is replaced, or kept if it is not ours."""
     write_record(aside, about)
     fault = checkpoint_fault(aside)
+    # Not an error for the user: what is checked was written a moment ago, by this run.
     assert fault is None, f"the checkpoint just written is not whole: {fault}"
     if lexists(final):  # the same step again after resuming, or another tool's checkpoint
+        # Another tool, or the user, may have put files there: those are kept under another name.
         foreign = added_files(final)
         if foreign:
             kept = free_name(final.with_name(f"{final.name}.replaced"))
             final.rename(kept)
             notice(f"{kept} is what was {final.name}: hftune did not write {', '.join(foreign[:3])}")
         else:
+            # Two renames: at no time is there half a checkpoint under its name, and a kill between them leaves both.
             old = final.with_name(f".{final.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)

@@ -36,6 +36,7 @@ class DropoutWarmup(TrainerCallback):
 
     def set(self, step: int) -> None:
         """Set what holds after `step` optimizer steps."""
+        # 0 steps are no growth, and no divisor.
         share = 1.0 if step >= self.steps else step / self.steps
         for number, places in enumerate(self.layers):
             places.set(self.full.scaled(share * (number / len(self.layers) if self.layerwise else 1.0)))
@@ -47,6 +48,7 @@ class DropoutSettings(Feature):
     def on_built(self, run: Run) -> None:
         """After the stage's own constructor, which may switch dropout off."""
         notice(describe(run.args))
+        # Adapters have a dropout of their own, which these flags do not mean.
         plain = plain_model(run.model)
         if left := outside_config(plain.config, run.args):
             run.add_callback(DropoutWarmup(find_dropouts(plain, left), left, run.args))

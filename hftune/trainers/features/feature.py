@@ -266,12 +266,14 @@ class Features:
 
     def one(self, kind: type[FeatureType]) -> FeatureType:
         """The feature of a class, of which there is one."""
+        # Unpacking fails where there are several or none, which a stage must not have.
         (found,) = (feature for feature in self.all if isinstance(feature, kind))
         return found
 
     def having(self, hook: Callable[..., Any]) -> tuple[Feature, ...]:
         """Those that override a hook of `Feature`, in order: a hot loop does not call the ones that do nothing."""
         name = hook.__name__
+        # Looked up once: hooks of a step are called for each micro batch.
         if name not in self._having:
             self._having[name] = tuple(one for one in self.all if getattr(type(one), name) is not hook)
         return self._having[name]
@@ -283,6 +285,7 @@ class Features:
 
     def call_reversed(self, hook: Callable[Concatenate[Feature, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a hook from the last feature to the first."""
+        # The way out: what the first feature began it ends last.
         for feature in reversed(self.having(hook)):
             getattr(feature, hook.__name__)(*args, **kwargs)
 
@@ -308,6 +311,7 @@ class Features:
         **kwargs: P.kwargs,
     ) -> Iterator[None]:
         """All contexts of a hook, the first feature's outermost."""
+        # An error in the block, or in entering a later context, leaves those that were entered.
         with ExitStack() as stack:
             for context in self.answers(hook, *args, **kwargs):
                 stack.enter_context(context)

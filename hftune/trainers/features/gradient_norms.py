@@ -21,11 +21,13 @@ class GradientNorms(Feature):
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """Have the engine remember what it clips."""
+        # Only the first time: the engine is made after this feature.
         if unpartitioned(run) and "clip_fp32_gradients" not in vars(model):
             replace_method(model, "clip_fp32_gradients", clip_and_remember)
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
         """A tensor of its own where DeepSpeed would take it for an output of the model."""
+        # Evaluation calls no backward, and needs no copy.
         return loss.clone() if unpartitioned(run) and run.model.training else loss
 
 

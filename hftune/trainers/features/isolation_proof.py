@@ -26,5 +26,6 @@ class IsolationProof(Feature):
     def prove_once(self, run: Run, model: Any) -> None:
         """All ranks come here at the same batch."""
         if not self._proven:
+            # Before the proof, whose forward passes may come here again.
             self._proven = True
             run.prove_isolation(model)

@@ -21,6 +21,7 @@ class LoaderWorkers(Feature):
     def on_train_loader(self, run: Run, loader: DataLoader) -> None:
         """Have workers set their signal handlers first."""
         inner: Any = getattr(loader, "base_dataloader", None)  # accelerate wraps the Trainer's
+        # Whichever of the two makes the iterator starts the workers.
         for each in (loader, inner):
             if each is not None and each.num_workers:
                 each.worker_init_fn = partial(start_worker, each.worker_init_fn)
@@ -44,6 +45,7 @@ def start_worker(given: Callable[[int], None] | None, number: int) -> None:
 def without_traceback(error: UserError) -> UserError:
     """An error of a DataLoader worker, which torch rebuilds from the text of its traceback, without the traceback."""
     name = f"{type(error).__module__}.{type(error).__qualname__}: "
+    # torch writes the traceback into the message, and raises the class of the error with that as its only argument.
     if not error.cause.startswith("Caught ") or name not in error.cause:
         return error
     return type(error)(error.cause.rsplit(name, 1)[1].rstrip())

@@ -34,6 +34,7 @@ class Optimizers(Feature):
         """The class, and hftune's groups as the `params` that the Trainer then hands to it."""
         assert model is not None, "groups are made of a model's parameters"
         args = run.args
+        # Options by the id of a parameter: groups are made of them below, whatever the class wants.
         chosen, kwargs, options = optimizer_class(args, upstream)
         if is_8bit(args.optim):
             chosen, more = on_demand("hftune.trainers.optimizers.eight_bit:by_group")(chosen, model)
@@ -50,11 +51,14 @@ class Optimizers(Feature):
 
     def make_scheduler(self, run: Run, steps: int, optimizer: Any) -> Any:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
+        # One that is there stays: the user's, or this one where the Trainer asks again.
         if run.lr_scheduler is None:
             used = run.optimizer if optimizer is None else optimizer
+            # AutoTP shards parameters after the groups were made.
             if self.groups is not None and run.args.tensor_parallel_size > 1:
                 renew_members(self.groups, run.model)
             lost = lost_groups(self.groups, used) if self.groups is not None else None
+            # A group that is lost on the way trains at the rate of another, without an error.
             assert lost is None, lost
             run.lr_scheduler = make_schedule(run.args, used, steps)
             run._created_lr_scheduler = True
@@ -96,6 +100,7 @@ def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
     Args:
         optimizer: A torch optimizer, or ZeRO's around one, with accelerate's wrapper or without.
     """
+    # Of ZeRO's optimizers the members are in other places than in torch's groups.
     used, members = optimizer.param_groups, optimizer_members(optimizer)
     if len(used) != len(groups) or len(members) != len(groups):
         return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"

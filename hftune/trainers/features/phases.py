@@ -50,6 +50,7 @@ class Phases(Feature):
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """The forward pass begins."""
+        # The engine is made between `on_built` and the first step.
         if not self._reports_engine_steps and run.is_deepspeed_enabled:
             self._reports_engine_steps = True
             report_engine_steps(run.model_wrapped)
@@ -57,6 +58,7 @@ class Phases(Feature):
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
         """While training, what follows the loss is the backward pass."""
+        # Evaluations compute losses as well, and no backward pass follows.
         if torch.is_grad_enabled():
             phases.enter(phases.BACKWARD)
         return loss
@@ -96,6 +98,7 @@ def reporting_passes(model: nn.Module) -> Iterator[None]:
         model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
             compiled: a hook breaks the graph.
     """
+    # On the base: what peft's `generate` calls is not the adapter's own forward.
     handle = plain_model(model).register_forward_pre_hook(lambda module, args: phases.keep_alive())
     try:
         yield

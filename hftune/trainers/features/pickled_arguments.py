@@ -24,6 +24,7 @@ class NoPickledArguments(Feature):
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
         """A run killed between writing and removing leaves no secret either: what is written is one sentence."""
         args = run.args
+        # The Trainer pickles whatever `args` is (5.23): no flag keeps it from that.
         hidden: Any = UnpicklableArguments(args)
         run.args = hidden
         try:
@@ -31,6 +32,7 @@ class NoPickledArguments(Feature):
         finally:
             run.args = args
         if args.should_save:
+            # Behind the context: the sentence is a file that nobody wants either.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
 

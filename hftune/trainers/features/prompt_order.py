@@ -21,7 +21,9 @@ class PromptOrder(Feature):
         drawn: Any = run.record_order.train_sampler(run, dataset)
         if drawn is None:
             return None
+        # Places and not records: the pattern repeats places, whichever records are drawn for them.
         pattern = run.upstream_sampler(range(len(drawn)))
+        # The mixture is in random order already.
         pattern.shuffle = False
         return LookedUp(pattern, drawn)
 
@@ -32,9 +34,11 @@ class PromptOrder(Feature):
         """
         sampler = innermost_sampler(epoch.loader)
         if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            # Seed + number: unlike seeds for the epochs of a run, the same ones in a resumed run.
             sampler.generator.manual_seed(run.args.seed + epoch.number)
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """A run that resumes stands where it stopped in its batch of answers, which is drawn again."""
+        # Only in the first step after resuming: TRL counts from 0 in each process.
         if run._step == 0 and run.state.global_step:
             run._step = run.state.global_step * run.args.gradient_accumulation_steps

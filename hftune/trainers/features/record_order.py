@@ -32,6 +32,7 @@ class RecordOrder(Feature):
                 place=f"--train_sampling_strategy {run.args.train_sampling_strategy}",
                 fix="Leave it out, or leave out the weights of the sources.",
             )
+        # The same seed on all ranks: accelerate shards one order between them.
         return MixtureSampler(self.mixture, data_seed(run.args))
 
     def count_examples(self, run: Run, loader: DataLoader) -> int | None:
@@ -58,6 +59,7 @@ def data_seed(args: StageArguments) -> int:
 def innermost_sampler(dataloader: DataLoader) -> Any:
     """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
     batches: Any = getattr(dataloader, "batch_sampler", None)
+    # accelerate wraps once for sharding, and once more to skip batches when a run resumes.
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler
     return getattr(batches, "sampler", None)

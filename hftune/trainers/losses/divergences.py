@@ -34,8 +34,10 @@ def scores(ratios: torch.Tensor, divergence: str = "reverse_kl", alpha: float = 
         return math.log(2) + logsigmoid(ratios)
     if divergence != "alpha_divergence":
         raise ValueError(f"no divergence is called {divergence}")
+    # 0 / 0 there; the limit is the log ratio.
     if abs(alpha - 1) < 1e-6:
         return ratios
+    # exp overflows beyond: the loss would be inf, and its gradient NaN.
     exponent = ((alpha - 1) * ratios).clamp(max=_MAX_EXPONENT[ratios.dtype])
     return (torch.exp(exponent) - 1) / (alpha - 1)
 

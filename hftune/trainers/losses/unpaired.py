@@ -18,6 +18,7 @@ def kto(ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor | float,
     Returns:
         (answers,); eq. 7 of the paper up to its constant.
     """
+    # One formula for both: a bad answer has the signs of ratio and KL turned.
     sign = torch.where(desirable, 1.0, -1.0).to(ratios)
     return _weights(desirable, settings).to(ratios) * (1 - torch.sigmoid(settings.beta * sign * (ratios - kl)))
 

@@ -29,6 +29,7 @@ def kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
     return {
         id(parameter): {"optim_bits": 32}
         for parameter in model.parameters()
+        # The whole tensor decides: under ZeRO-3 what a rank holds may be tiny.
         if id(parameter) in embeddings or full_shape(parameter).numel() < SMALLEST_8BIT
     }
 
@@ -40,11 +41,13 @@ def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Op
     over one group at a time.
     """
 
+    # A class of its own for each of bitsandbytes' optimizers, which differ in their bases.
     class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
         def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
             """As bitsandbytes', with the group's own bits."""
             config: dict[str, Any] = super().get_config(gindex, pindex, group)
             return config | {name: group[name] for name in ("optim_bits",) if name in group}
 
+    # Logs, checkpoints and ZeRO's list of known optimizers go by the name.
     BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
     return BitsByGroup

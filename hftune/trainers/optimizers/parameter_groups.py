@@ -63,6 +63,7 @@ class Layers:
             for name, module in model.named_modules()
             if isinstance(module, nn.ModuleList) and len(module) == self.count
         ]
+        # The text model's layers, where a model has other lists of that length deeper inside.
         self.prefix = min(lists, key=lambda name: name.count(".")) + "." if lists else None
         embeddings = model.get_input_embeddings()  # type: ignore[operator]
         self.embeddings = next((f"{name}." for name, module in model.named_modules() if module is embeddings), None)
@@ -112,8 +113,10 @@ def parameter_groups(
             continue
         group = _group_of(name, parameter, args, layers, name in decayed)
         group.options |= (options or {}).get(id(parameter), {})
+        # By all that an optimizer reads of a group: parameters that agree in it share one.
         key = (group.lr, group.weight_decay, group.rule, *sorted(group.options.items(), key=str))
         found.setdefault(str(key), group).members.append((name, parameter))
+    # Stable: the other groups stay in the model's order.
     return sorted(found.values(), key=lambda group: group.lr != args.learning_rate)
 
 
@@ -125,6 +128,7 @@ def _group_of(name: str, parameter: nn.Parameter, args: StageArguments, layers: 
     shape = full_shape(parameter)
     if args.optim != MUON:
         return Group(lr, decay, "")
+    # Embeddings, heads and vectors have no spectrum that is worth orthogonalising (Keller Jordan's Muon).
     if len(shape) < 2 or layers.layer(name) is None:
         betas = (args.adam_beta1, args.adam_beta2)
         return Group(lr, decay, "adam", {"use_muon": False, "betas": betas, "eps": args.adam_epsilon})
@@ -139,6 +143,7 @@ def base_rate(name: str, shape: torch.Size, args: StageArguments) -> float:
     As in the authors' code and peft's: B and everything one-dimensional times the ratio, adapters on embeddings at
     their own rate, A and all else at --learning_rate.
     """
+    # PPO's, which is a child of the policy under this name.
     if name.startswith("critic.") and getattr(args, "critic_learning_rate", None) is not None:
         return args.critic_learning_rate
     if args.loraplus_lr_ratio is None:

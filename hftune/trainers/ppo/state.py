@@ -57,6 +57,7 @@ class PPOState(Feature):
 
     def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The policy's alone; DeepSpeed has gathered the critic's with them."""
+        # As the child is called in the policy: DeepSpeed gathers all in one.
         begins = f"{FOLDER}."
         self._gathered = {name.removeprefix(begins): t for name, t in weights.items() if name.startswith(begins)}
         return {name: tensor for name, tensor in weights.items() if not name.startswith(begins)}
@@ -64,6 +65,7 @@ class PPOState(Feature):
     @contextmanager
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
         """Save the policy without its critic, and that in a folder of its own."""
+        # Without DeepSpeed nothing was gathered, and the critic has all of its tensors.
         state, self._gathered = self._gathered, None
         with detached(run.model) as critic:
             yield

@@ -64,6 +64,7 @@ def load_judges(training_args: RLFields, model_args: ModelArguments) -> Rewards:
 
 
 def _load(model_paths: list[str], functions: list[str], training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
@@ -87,6 +88,7 @@ def log_names(paths: Sequence[str]) -> list[str]:
     Figures of the same name would be averaged, and rows of the table of answers mixed up.
     """
     whole = [Path(path).resolve().parts for path in paths]
+    # One part of the path more until all names differ.
     for count in range(1, max(map(len, whole), default=0) + 1):
         names = ["-".join(parts[-count:]) for parts in whole]
         if len(set(names)) == len({*whole}):
@@ -129,6 +131,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
             raise not_had(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
+    # Without a head transformers would make one up, with random weights.
     if head == "causal_lm":
         raise ArgumentError(
             f"{path} has no score head", place=flag, fix="give the output folder of run_rm.py, or its merged model"
@@ -164,14 +167,17 @@ def load_reward_model(
             options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
             model, info = pretrained(auto, path, num_labels=labels, output_loading_info=True, **options)
             check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
+    # TRL pads conversations to score them, and transformers looks for pads to find the last token.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    # TRL moves reward models to the device, and its engine must not train them.
     model.requires_grad_(False)
     return model.eval(), tokenizer
 
 
 def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:
+    # transformers warns of a head with random weights, which is about to be replaced.
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
     try:
@@ -234,6 +240,7 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
     module: Any
     try:
         if where.endswith(".py"):
+            # By its path: the file need not lie where Python looks for modules.
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -241,6 +248,7 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(where)
         function: Callable[..., Any] = getattr(module, attribute)
+    # Errors that the module's own code raises are its author's, and come with their traceback.
     except (ImportError, FileNotFoundError, AttributeError) as error:
         fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
         raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error

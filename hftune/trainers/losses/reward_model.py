@@ -39,7 +39,7 @@ def bradley_terry(
     if margin is not None:
         distance = distance - margin.float()
     losses = -(1 - label_smoothing) * logsigmoid(distance)
-    # Left out at 0: in float32 0 * inf is NaN.
+    # Left out at 0: the loss is the paper's then, to the bit.
     if label_smoothing:
         losses = losses - label_smoothing * logsigmoid(-distance)
     return losses if weight is None else losses * weight.float()

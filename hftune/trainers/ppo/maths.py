@@ -18,8 +18,6 @@ import torch
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 """Sums a tensor over all ranks; what comes back has the same shape."""
 
-KL_ESTIMATORS = ("k1", "k2", "k3")
-
 
 def own_sum(tensor: torch.Tensor) -> torch.Tensor:
     """The `Reduce` of a single process."""

@@ -171,7 +171,7 @@ def load_reward_model(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    # TRL moves reward models to the device, and its engine must not train them.
+    # It is never trained, and no gradients are kept for it.
     model.requires_grad_(False)
     return model.eval(), tokenizer
 

@@ -119,7 +119,7 @@ class _ExitHooks:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.told()
+        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.stop_signal()
         for hook in exit_hooks:
             hook(None if stopped else error)
 
@@ -164,7 +164,8 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         _speak(str(stop))
         _exit(PREEMPTED_EXIT_CODE)
     except Exception as error:
-        if interrupts.told() and not interrupts.deferring():  # what a signal breaks elsewhere, it breaks on purpose
+        # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
+        if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
         _fail(error)
     except interrupts.Interrupted:
@@ -177,7 +178,7 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
 def _stop(words: str, code: int) -> None:
     interrupts.leave(code)
     _speak(words)
-    interrupts.kill_below()
+    interrupts.kill_descendants()
     _exit(code)
 
 

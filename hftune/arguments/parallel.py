@@ -48,7 +48,7 @@ class ParallelArguments:
         """Processes that see rows of their own: the factor of batches, samplers and token counts."""
         return self.mesh.data
 
-    def settle_parallel(self) -> None:
+    def check_parallel_sizes(self) -> None:
         """Refuse sizes for which the processes do not suffice.
 
         Raises:

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.borders import BorderFields
-from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.computation import PrecisionFields, TilingFields
+from hftune.arguments.data import TurnTokenFields
 from hftune.arguments.given import GIVEN_NAMES
-from hftune.arguments.long_context import TilingFields
-from hftune.arguments.measuring import MeasuringFields
+from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
-from hftune.arguments.precision import PrecisionFields
+from hftune.arguments.recomputation import CheckpointingFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.arguments.watching import WatchFields
 from hftune.distributed import ds_config, ds_keys, launch, op_builder, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
 from hftune.distributed.ds_secrets import remove_secrets
@@ -32,12 +30,12 @@ class StageArguments(
     DropoutFields,
     CheckpointingFields,
     TilingFields,
-    MeasuringFields,
+    ProfileFields,
     PrecisionFields,
     ParallelArguments,
     OptimizerArguments,
-    WatchFields,
-    BorderFields,
+    HangTimeoutFields,
+    TurnTokenFields,
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
@@ -101,15 +99,15 @@ class StageArguments(
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
-        self.settle_checkpointing()
-        self.settle_profile()
-        self.settle_precision()
-        self.settle_watching()
+        self.resolve_recomputation()
+        self.check_profile()
+        self.check_precision()
+        self.raise_ddp_timeout()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
-        self.settle_parallel()
+        self.check_parallel_sizes()
         with launch.report_waiting():
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout

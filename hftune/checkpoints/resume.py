@@ -16,10 +16,10 @@ from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
-from hftune.nearby import missing_folder
 from hftune.opening.folders import unsafe_entries
 from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
+from hftune.path_hints import missing_folder
 from hftune.publishing.disk import free_name, is_plain_folder, lexists
 from hftune.publishing.folder import is_ours
 

@@ -156,7 +156,7 @@ class Watchdog:
             return
         self.leaving = True
         text = verdicts.render(verdict, self.rank, self.timeout, stacks.main_thread_stack())
-        terminal.shout(visible(text))
+        terminal.write_unbuffered(visible(text))
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
         terminal.release()
@@ -245,7 +245,7 @@ def on_exit(error: BaseException | None) -> None:
     if _watchdog is not None and _watchdog.wire is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
-    terminal.shout(visible(f"\n{who}error: {connection_errors.describe_lost_contact(error)}\n\n"))
+    terminal.write_unbuffered(visible(f"\n{who}error: {connection_errors.describe_lost_contact(error)}\n\n"))
     terminal.release()
     os._exit(STALLED_EXIT_CODE)
 

@@ -18,8 +18,8 @@ from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention.choice import attention_for
 from hftune.models.loading.config import model_config
-from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.rules.adapters import check_adapters
 from hftune.preflight.rules.contents import check_contents
 from hftune.preflight.rules.data import check_data_flags, check_streaming, check_tokenized, check_turn_weights

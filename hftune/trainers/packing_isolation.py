@@ -15,7 +15,7 @@ from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
-from hftune.models.kernels.float8 import without_float8
+from hftune.models.kernels.float8_support import without_float8
 from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.run import Run
 

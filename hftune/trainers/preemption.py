@@ -78,7 +78,7 @@ class PreemptionCallback(TrainerCallback):
 
     def agreed_signal(self) -> int:
         """The signal that any rank was told to stop by, 0 for none; every rank must ask."""
-        number = interrupts.told()
+        number = interrupts.stop_signal()
         if self._group is not None:
             shared = torch.tensor([number])
             dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)

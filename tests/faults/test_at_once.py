@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.digests import changed_files
 from hftune.errors import UserError
 from hftune.merging.merge import merge_adapter
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import foreign_files
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.merging.models import make_adapter
 

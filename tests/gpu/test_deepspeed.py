@@ -11,7 +11,7 @@ import torch
 from torch.utils.cpp_extension import CUDA_HOME
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.recomputation import Recomputation
 from hftune.distributed.launch import has_async_io
 from hftune.models.kernels.activation_checkpointing import recompute
 

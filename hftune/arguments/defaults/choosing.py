@@ -6,16 +6,18 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.medicalgpt import medicalgpt_defaults
-from hftune.arguments.defaults.own import own_defaults
-from hftune.arguments.defaults.subject import subject_of
+from hftune.arguments.defaults.run_kind import run_kind_of
+from hftune.arguments.defaults.table import own_defaults
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 
 HFTUNE, MEDICALGPT = "hftune", "medicalgpt"
 CHOICES = (HFTUNE, MEDICALGPT)
+# Few runs ask for its tables, or read as a command of its scripts.
+_MEDICALGPTS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
 
 _WARM_UP, _SCHEDULE = "warmup_steps", "lr_scheduler_type"
 _WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
@@ -51,21 +53,21 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
             f"there are no defaults of {asked!r}", place="--defaults", fix=f"one of {', '.join(CHOICES)}"
         )
     if asked == HFTUNE:
-        return hftunes(stage, given, known)
-    values, reasons = medicalgpt_defaults(stage, given)
+        return hftune_defaults(stage, given, known)
+    values, reasons = on_demand(_MEDICALGPTS)(stage, given)
     if reasons:
         notice("--defaults medicalgpt, but for " + "; ".join(reasons))
     return {name: value for name, value in values.items() if name in known}
 
 
 def as_texts(entries: Iterable[Entry]) -> dict[str, str]:
-    """Names and values as `subject_of` wants them."""
+    """Names and values as `run_kind_of` wants them."""
     return {entry.name: " ".join(map(str, entry.values)) for entry in entries}
 
 
-def hftunes(stage: str, given: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
+def hftune_defaults(stage: str, given: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
     """hftune's own defaults for what was not given."""
-    rows = own_defaults(subject_of(stage, given))
+    rows = own_defaults(run_kind_of(stage, given))
     values = {name: row.value for name, row in rows.items() if name not in given and name in known}
     if "learning_rate" in given:
         values.pop("critic_learning_rate", None)  # whoever has chosen one rate means both
@@ -89,7 +91,7 @@ def _steps(given: Mapping[str, str]) -> float:
 # --- a command line of MedicalGPT's ---------------------------------------------------------------------------------
 
 
-def reads_as_medicalgpts(written: Iterable[str], known: Collection[str]) -> bool:
+def looks_like_medicalgpt(written: Iterable[str], known: Collection[str]) -> bool:
     """Whether names, as they were written, are those of a command line of MedicalGPT's.
 
     One that no other tool has is enough (`max_source_length`, `sft_model_path`); or three that hftune spells otherwise
@@ -110,7 +112,7 @@ def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, A
     """
     given = as_texts(entries) | {"do_train": "true"}  # how it is trained is compared, not whether
     # What its classes leave to TRL is the default of the field, here as there.
-    theirs = {name: of_field(known[name]) for name in chosen} | medicalgpt_defaults(stage, given)[0]
+    theirs = {name: of_field(known[name]) for name in chosen} | on_demand(_MEDICALGPTS)(stage, given)[0]
     here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
     if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
         theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}

@@ -10,7 +10,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.models.kernels.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
 from hftune.opening.model_files import read_checked
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")

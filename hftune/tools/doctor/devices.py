@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from hftune import children
+from hftune import child_processes
 from hftune.distributed import op_builder
 from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
@@ -84,10 +84,10 @@ def gpus() -> Gpus:
 
 def _driver() -> str | None:
     """The version of NVIDIA's driver."""
-    if children.program("nvidia-smi"):
-        with suppress(OSError, children.TimeoutExpired):
+    if child_processes.program("nvidia-smi"):
+        with suppress(OSError, child_processes.TimeoutExpired):
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            done = children.run(asked, capture_output=True, timeout=30)
+            done = child_processes.run(asked, capture_output=True, timeout=30)
             if done.returncode == 0 and done.stdout.strip():
                 return done.stdout.split()[0]
     return None

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.checkpointing import Recomputation
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero

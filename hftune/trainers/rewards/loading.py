@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
@@ -29,7 +29,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.growing import grow_as_recorded
-from hftune.nearby import not_had
+from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
@@ -128,7 +128,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
         try:
             names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
         except (OSError, ValueError) as error:
-            raise not_had(path, error, flag, "reward model") from error
+            raise cannot_load(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
     # Without a head transformers would make one up, with random weights.

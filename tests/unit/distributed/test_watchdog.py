@@ -1,4 +1,4 @@
-"""The hub hears deaths and farewells at once; phases cost next to nothing; errors of lost peers are known."""
+"""The hub hears deaths and exit_hooks at once; phases cost next to nothing; errors of lost peers are known."""
 
 from __future__ import annotations
 

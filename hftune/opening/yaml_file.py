@@ -1,0 +1,159 @@
+"""YAML of bounded size and depth; every fault is one message with the file and the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml.reader import ReaderError
+
+from hftune.digests import open_file
+from hftune.errors import ArgumentError
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 50
+# Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion.
+MAX_NODES = 100_000
+
+_OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
+_QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
+_TWICE = "stands here twice"
+
+
+class BeyondLimits(yaml.MarkedYAMLError):
+    """A file has more than a config has."""
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Refuses what is nested too deep, refers to itself, or stands for too much."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._open = 0
+        # Values that a finished node stands for, by its identity: an alias is the node itself, not a copy.
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Overrides `Composer.compose_node`: counts."""
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self._open >= MAX_DEPTH:
+            raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+        self._open += 1
+        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        self._open -= 1
+        if node is not None and id(node) not in self._sizes and self._is_open(node):
+            raise BeyondLimits(problem="an alias stands inside what it stands for", problem_mark=mark)
+        size = self._size_of(node)
+        if size > MAX_NODES:
+            raise BeyondLimits(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
+        node = super().compose_mapping_node(anchor)
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            # Several merge keys are usual: `<<: *a` and `<<: *b` fill in defaults, and lose nothing.
+            if key.value in seen and key.value != "<<":
+                problem = f"{key.value} {_TWICE}, first in line {seen[key.value]}"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen[key.value] = key.start_mark.line + 1
+        return node
+
+    def _is_open(self, node: yaml.Node) -> bool:
+        """Whether an alias has led to a collection whose end was not reached yet."""
+        return isinstance(node, yaml.CollectionNode) and node.end_mark is None
+
+    def _size_of(self, node: yaml.Node | None) -> int:
+        if node is None:
+            return 0
+        if id(node) not in self._sizes:
+            size = 1
+            if isinstance(node, yaml.SequenceNode):
+                size += sum(self._size_of(child) for child in node.value)
+            elif isinstance(node, yaml.MappingNode):
+                size += sum(self._size_of(part) for pair in node.value for part in pair)
+            self._sizes[id(node)] = size
+        return self._sizes[id(node)]
+
+
+def read_yaml_text(file: Path) -> str:
+    """The text of a YAML file.
+
+    Raises:
+        ArgumentError: It is no file, too large, or no text.
+    """
+    try:
+        with open_file(file) as stream:
+            content = stream.read(MAX_BYTES + 1)
+        text = content.decode("utf-8-sig")
+    except OSError as error:
+        cause = f"cannot read the file: {error.strerror or error}"
+        raise ArgumentError(cause, place=str(file), fix="give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"not UTF-8: {error.reason}", place=str(file), fix="save the file as UTF-8") from error
+    if len(content) > MAX_BYTES:
+        raise ArgumentError(f"the file has more than {MAX_BYTES} bytes", place=str(file), fix="shorten the file")
+    return text
+
+
+def _fix(problem: str) -> str:
+    if r"\t" in problem:
+        return "write spaces in place of tabs"
+    if _TWICE in problem:
+        return "keep one of the two lines"
+    return (
+        "write NAME: VALUE, a line each; a text with a colon or a # in it, or one that begins with a sign (* & ! % @) "
+        "or looks like a date or number, stands in quotes"
+    )
+
+
+@contextmanager
+def yaml_errors(file: Path | str) -> Iterator[None]:
+    """Turn what PyYAML raises inside into one message with the line.
+
+    Raises:
+        ArgumentError: In its place.
+    """
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}" if mark else str(file)
+        raise ArgumentError(
+            f"not valid YAML: {_without_names(error)}", place=place, fix=_fix(str(error.problem))
+        ) from None
+    except ReaderError as error:  # a character that YAML does not allow
+        cause = " ".join(str(error).split())
+        raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError, LookupError, AttributeError) as error:
+        # What PyYAML does not expect, 2024-13-45 as a date, !!bool perhaps; most of these quote the value.
+        cause = f"not valid YAML: a value is not of its type ({type(error).__name__})"
+        raise ArgumentError(cause, place=str(file), fix=_fix("")) from None
+
+
+def _without_names(error: yaml.MarkedYAMLError) -> str:
+    """PyYAML's words without names from the file: a password may begin with `*`, `&` or `!`."""
+    problem = error.problem or "it cannot be read"
+    return _QUOTED.sub("", problem) if _OF_NAMES.search(problem) else problem
+
+
+def read_yaml(file: Path) -> Any:
+    """The plain values of a file.
+
+    Raises:
+        ArgumentError: It cannot be read, or is no YAML, or more than a config has.
+    """
+    text = read_yaml_text(file)
+    with yaml_errors(file):
+        loader = BoundedLoader(text)
+        try:
+            return loader.get_single_data()  # type: ignore[no-untyped-call]
+        finally:
+            loader.dispose()  # type: ignore[no-untyped-call]

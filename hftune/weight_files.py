@@ -110,3 +110,10 @@ def fingerprint(folder: str | Path) -> str:
                 stream.seek(start)
                 digest.update(stream.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]
+
+
+def exported_name(name: str) -> str:
+    """The name under which peft and transformers save a live parameter."""
+    for part in (".default", ".modules_to_save"):
+        name = name.removesuffix(part).replace(f"{part}.", ".")
+    return name

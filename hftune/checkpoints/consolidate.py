@@ -25,7 +25,7 @@ from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
-from hftune.weight_files import fingerprint, weight_files, weight_shapes
+from hftune.weight_files import exported_name, fingerprint, weight_files, weight_shapes
 
 # Beside the weights; what belongs to training stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")
@@ -105,13 +105,6 @@ def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
         "status": COMPLETE,
         "consolidated": {"checkpoint": str(checkpoint), "fingerprint": fingerprint(checkpoint), "dtype": args.dtype},
     }
-
-
-def exported_name(name: str) -> str:
-    """The name under which peft and transformers save a live parameter."""
-    for part in (".default", ".modules_to_save"):
-        name = name.removesuffix(part).replace(f"{part}.", ".")
-    return name
 
 
 def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from hftune.arguments.training import PTArguments, StageArguments
+from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
-from hftune.trainers import metrics
 from hftune.trainers.features.answer_loss import AnswerLoss
 from hftune.trainers.features.blocks import Blocks
 from hftune.trainers.features.feature import Feature
@@ -66,6 +67,9 @@ def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.T
 
 
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Token accuracy of predicted ids (batch, length) against labels (batch, length): position t predicts t + 1."""
-    predicted, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    return {"token_accuracy": metrics.token_accuracy(predicted[:, :-1], labels[:, 1:])}
+    """Share of trained tokens that are predicted, of ids and labels (batch, length); NaN where none is trained."""
+    # Position t predicts the label at t + 1.
+    predicted, labels = np.asarray(prediction.predictions)[:, :-1], np.asarray(prediction.label_ids)[:, 1:]
+    trained = labels != IGNORE_INDEX
+    right = (predicted[trained] == labels[trained]).mean() if trained.any() else math.nan
+    return {"token_accuracy": float(right)}

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
@@ -31,7 +30,7 @@ from hftune.models.adapters.initialisation import initial_factors, split_plain_l
 from hftune.opening.safetensors_file import open_tensors
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.run import Run
-from hftune.weight_files import read_header, weight_files
+from hftune.weight_files import exported_name, read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from hftune.distributed import zero
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-from hftune.trainers.metrics import perplexity
 
 
 class EvaluationFigures(Feature):
@@ -30,3 +31,9 @@ class EvaluationFigures(Feature):
         if run.reports_perplexity and loss is not None:
             metrics[f"{prefix}_perplexity"] = perplexity(loss)
         self.last = (run.state.global_step, dict(metrics))
+
+
+def perplexity(loss: float) -> float:
+    """exp of a mean loss in nats a token."""
+    # Above 700 nats exp leaves the range of a float; the loss itself has diverged by then.
+    return math.exp(loss) if loss < 700 else math.inf

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hftune.trainers.metrics import calibration_error
+from hftune.trainers.rewards.metrics import calibration_error
 
 ECE_BINS = 10
 """Of equal width, over confidences from 0.5 to 1."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hftune.trainers.features import evaluation_figures
-from hftune.trainers.features.evaluation_figures import EvaluationFigures
+from hftune.trainers.features.evaluation_figures import EvaluationFigures, perplexity
 from tests.unit.trainers.features import made_up
 
 
@@ -34,3 +34,8 @@ def test_a_loss_that_is_no_mean_over_tokens_has_no_perplexity(run: Any) -> None:
     run.reports_perplexity, metrics = False, {"eval_loss": 2.0}
     EvaluationFigures().after_evaluate(run, metrics, "eval")
     assert metrics == {"eval_loss": 2.0}
+
+
+def test_perplexity_of_a_loss_that_has_diverged() -> None:
+    assert perplexity(math.log(12.0)) == pytest.approx(12.0)
+    assert perplexity(1e4) == math.inf

@@ -33,8 +33,9 @@ def kto_of_pairs(terms: Terms) -> torch.Tensor:
     kl = torch.zeros(()) if terms.kl is None else terms.kl
     good = torch.ones_like(terms.chosen, dtype=torch.bool)
     kl = kl.to(terms.chosen)
-    both = kto(terms.chosen_ratios, good, kl, terms.settings), kto(terms.rejected_ratios, ~good, kl, terms.settings)
-    return sum(both) / 2  # type: ignore[return-value]
+    chosen = kto(terms.chosen_ratios, good, kl, terms.settings)
+    rejected = kto(terms.rejected_ratios, ~good, kl, terms.settings)
+    return (chosen + rejected) / 2
 
 
 def _weights(desirable: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -34,20 +34,16 @@ def kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
     }
 
 
-def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def bits_by_group(optimizer: Any) -> type[torch.optim.Optimizer]:
     """One of bitsandbytes' classes that reads `optim_bits` from a group.
 
     Its own way, by a parameter's id or its place, is lost under ZeRO: the parameters are others, and stage 1 and 2 hand
     over one group at a time.
     """
 
-    # A class of its own for each of bitsandbytes' optimizers, which differ in their bases.
-    class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
-        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
-            """As bitsandbytes', with the group's own bits."""
-            config: dict[str, Any] = super().get_config(gindex, pindex, group)
-            return config | {name: group[name] for name in ("optim_bits",) if name in group}
+    def get_config(self: torch.optim.Optimizer, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+        config: dict[str, Any] = optimizer.get_config(self, gindex, pindex, group)
+        return config | {name: group[name] for name in ("optim_bits",) if name in group}
 
-    # Logs, checkpoints and ZeRO's list of known optimizers go by the name.
-    BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
-    return BitsByGroup
+    # Of the same name: logs, checkpoints and ZeRO's list of known optimizers go by it.
+    return type(optimizer.__name__, (optimizer,), {"get_config": get_config})

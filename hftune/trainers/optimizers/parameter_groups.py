@@ -55,8 +55,8 @@ class Layers:
             `num_hidden_layers` modules that lies nearest to the root.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
         self.count = int(config.num_hidden_layers)
         lists = [
             name
@@ -65,7 +65,7 @@ class Layers:
         ]
         # The text model's layers, where a model has other lists of that length deeper inside.
         self.prefix = min(lists, key=lambda name: name.count(".")) + "." if lists else None
-        embeddings = model.get_input_embeddings()  # type: ignore[operator]
+        embeddings = model.get_input_embeddings()
         self.embeddings = next((f"{name}." for name, module in model.named_modules() if module is embeddings), None)
 
     def layer(self, name: str) -> int | None:

@@ -73,7 +73,8 @@ def _load(model_paths: list[str], functions: list[str], training_args: RLFields,
         if isinstance(source, PreTrainedModel):
             source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
         else:
-            source.__name__ = name  # type: ignore[attr-defined]
+            named: Any = source
+            named.__name__ = name
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:

@@ -15,7 +15,7 @@ from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-from hftune.trainers.optimizers.parameter_groups import Group, group_table, parameter_groups
+from hftune.trainers.optimizers.parameter_groups import Group, parameter_groups
 from hftune.trainers.optimizers.schedules import make_schedule
 from hftune.visible import say
 
@@ -46,6 +46,7 @@ class Optimizers(Feature):
         if args.optim == MUON:
             on_demand("hftune.trainers.optimizers.muon:mark_parameters")(self.groups)
         if args.print_groups and ranks.is_main():
+            group_table = on_demand("hftune.trainers.optimizers.group_table:group_table")
             say(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
         return chosen, {**kwargs, "params": [group.as_dict() for group in self.groups]}
 

@@ -36,7 +36,7 @@ def common_features(args: StageArguments, model: Any) -> list[Feature]:
     plain = plain_model(model)
     profiled = args.profile and (ranks.is_main() or not args.profiler_rank0_only)
     quantised = any(getattr(plain, f"is_loaded_in_{bits}bit", False) for bits in (4, 8))
-    routed = is_mixture(plain.config) or args.router_aux_loss_coef or args.moe_z_loss_coef
+    routed = is_mixture(plain.config) or args.router_aux_loss_coef is not None or args.moe_z_loss_coef
     return [
         # Sees the metrics of an evaluation last, when they are complete.
         EvaluationFigures(),

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
+from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, load, open_engine
+from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
 from hftune.distributed import ranks, zero_state
-from hftune.distributed.zero_groups import optimizer_members
+from hftune.distributed.zero import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
@@ -30,7 +32,7 @@ from hftune.models.adapters.initialisation import initial_factors, split_plain_l
 from hftune.opening.safetensors_file import open_tensors
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.run import Run
-from hftune.weight_files import exported_name, read_header, weight_files
+from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 

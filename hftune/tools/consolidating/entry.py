@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hftune.arguments.stages import parse_command
-from hftune.checkpoints.consolidate import ConsolidateArguments
-from hftune.checkpoints.consolidate import consolidate as write
+from hftune.tools.consolidating.run import ConsolidateArguments
+from hftune.tools.consolidating.run import consolidate as write
 
 
 def consolidate(argv: list[str]) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
@@ -23,7 +24,7 @@ from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.run import Run
-from hftune.weight_files import exported_name, weight_files
+from hftune.weight_files import weight_files
 
 
 class Checkpoints(Feature):

@@ -10,7 +10,7 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.distributed.zero_groups import optimizer_members
+from hftune.distributed.zero import optimizer_members
 from hftune.logging import notice
 from hftune.on_demand import on_demand
 from hftune.trainers.features.feature import Feature

@@ -15,7 +15,9 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
-from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
@@ -25,7 +27,7 @@ from hftune.opening.torch_file import check_torch_files
 from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
-from hftune.weight_files import exported_name, fingerprint, weight_files, weight_shapes
+from hftune.weight_files import fingerprint, weight_files, weight_shapes
 
 # Beside the weights; what belongs to training stays behind.
 CARRIED = ("config.json", "generation_config.json", "adapter_config.json", "chat_template.jinja")

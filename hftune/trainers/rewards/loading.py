@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import transformers
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
@@ -39,7 +39,17 @@ RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
 
 
-def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+class RewardFields(Protocol):
+    """Arguments of RL that rewards are loaded by."""
+
+    reward_model_path: list[str] | None
+    reward_funcs: list[str] | None
+    judge_reward: list[str] | None
+    normalize_rewards: bool
+    borders_in_text: str
+
+
+def load_rewards(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
     """The rewards in order, models before functions, and the tokenizer of each model.
 
     Args:
@@ -56,14 +66,16 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     return _load(model_paths or [], functions or [], training_args, model_args)
 
 
-def load_judges(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+def load_judges(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
     """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
     names = training_args.judge_reward or []
     models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
     return _load(models, [name for name in names if name not in models], training_args, model_args)
 
 
-def _load(model_paths: list[str], functions: list[str], training_args: RLFields, model_args: ModelArguments) -> Rewards:
+def _load(
+    model_paths: list[str], functions: list[str], training_args: RewardFields, model_args: ModelArguments
+) -> Rewards:
     # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
@@ -98,7 +110,7 @@ def log_names(paths: Sequence[str]) -> list[str]:
 
 
 def _reward_of(
-    path: str, dtype: torch.dtype, training_args: RLFields
+    path: str, dtype: torch.dtype, training_args: RewardFields
 ) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
     """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
     trusted = bool(getattr(training_args, "trust_remote_code", False))

@@ -12,6 +12,16 @@ from hftune.trainers.features.gradient_norms import GradientNorms, clip_and_reme
 from tests.unit.trainers.features import made_up
 
 
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's own clipping asks the process group; torch's is the same for one process."""
+
+    def clip(parameters: Any, max_norm: float, mpu: Any) -> torch.Tensor:
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    monkeypatch.setattr("deepspeed.runtime.utils.clip_grad_norm_", clip)
+
+
 class Engine:
     """What is asked of DeepSpeed's."""
 

@@ -16,8 +16,8 @@ def test_read_with_the_steps_made(tmp_path: Path) -> None:
     (tmp_path / TRAINER_STATE_NAME).write_text(json.dumps({"global_step": 12}))
     with pytest.raises(ArgumentError, match=f"no {LOADER_STATE_NAME}, so it is not known"):
         read_state(tmp_path)
-    (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({"blocks": 3}))
-    assert read_state(tmp_path) == ({"blocks": 3}, 12)
+    (tmp_path / LOADER_STATE_NAME).write_text(json.dumps({"kind": "blocks", "blocks": 3}))
+    assert read_state(tmp_path) == ({"kind": "blocks", "blocks": 3}, 12)
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_what_is_added(counted: int | None, steps: int) -> None:
     with feature.forward(run):
         pass
     found = feature.after_loss(run, torch.tensor(1.0), counted)
-    assert float(found) == pytest.approx(1 + (0.1 * 2 + 0.01 * 3) / steps)
+    assert found.item() == pytest.approx(1 + (0.1 * 2 + 0.01 * 3) / steps)
     feature.before_log(run, logs)
     assert logs == {"loss": 1.0, "aux_loss": 2.0, "z_loss": 3.0}
     feature.before_log(run, other := {"loss": 1.0})

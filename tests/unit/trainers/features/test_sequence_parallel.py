@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from hftune.data.batches.collators import FlatCollator
 from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import sequence_parallel
 from hftune.trainers.features.sequence_parallel import SequenceParallel
@@ -34,9 +35,9 @@ def run_of(**given: Any) -> Any:
     return made_up.run(args=args, sequence_group=Group(), **given)
 
 
-def batch() -> dict[str, torch.Tensor]:
-    ids = torch.arange(8)[None]
-    return {"input_ids": ids, "labels": ids.clone(), "position_ids": ids.clone()}
+def batch() -> dict[str, Any]:
+    """A row of one document."""
+    return FlatCollator()([{"input_ids": [*range(8)], "labels": [*range(8)]}])
 
 
 def test_slices_and_rows_are_counted_once() -> None:

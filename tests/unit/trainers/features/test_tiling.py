@@ -19,7 +19,7 @@ def test_as_many_pieces_as_the_longest_batch_needs(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tiling, "tiles_for", lambda tokens, hidden: tokens // hidden)
     monkeypatch.setattr(tiling, "tile_mlps", lambda model, tiles: asked.append((model, tiles)) or 3)
     monkeypatch.setattr(tiling, "notice", said.append)
-    run = made_up.run(model=SimpleNamespace(config=LlamaConfig(hidden_size=50)))
+    run = made_up.run(model=SimpleNamespace(config=LlamaConfig(hidden_size=64)))
     Tiling().on_built(run)
-    assert asked == [(run.model, 4)]
-    assert said == ["--tiled_mlp: 3 MLPs are computed in 4 piece(s) of at most 51 tokens"]
+    assert asked == [(run.model, 3)]
+    assert said == ["--tiled_mlp: 3 MLPs are computed in 3 piece(s) of at most 67 tokens"]

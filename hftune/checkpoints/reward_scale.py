@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from hftune.checkpoints.manifest import read_manifest
+from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.errors import ManifestError
 from hftune.opening.model_files import read_checked
-
-FIELD = "reward_scale"
-"""In config.json, which plain transformers carries along, and in the manifest, where adapters have no config.json."""
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ def _by_export(folder: Path) -> None:
 
 
 def _by_merge(folder: Path) -> None:
-    merge._push(MergeArguments(hf_hub_model_id="me/mine", hf_hub_token=SECRET), folder)
+    merge.push(MergeArguments(hf_hub_model_id="me/mine", hf_hub_token=SECRET), folder)
 
 
 def _by_trainer(folder: Path) -> None:

@@ -15,7 +15,8 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.models.vocabulary.growing import grow, grow_as_recorded, plan_growth
+from hftune.models.vocabulary.growing import plan_growth
+from hftune.models.vocabulary.grown_model import grow, grow_as_recorded
 from hftune.models.vocabulary.growth import Growth, new_tokens, recorded_growth
 from hftune.models.vocabulary.resized_rows import resized_rows
 from hftune.models.vocabulary.size import describe_vocabulary, vocabulary_rows

@@ -13,9 +13,9 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments import DataArguments, PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.mixing import as_shares
-from hftune.data.corpus.tokenized_folder import INDEX, check_index, held_out_within
+from hftune.data.corpus.schedule import as_shares
 from hftune.data.splits import Splits
+from hftune.data.tokenized_folder import INDEX, check_index, held_out_within
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import get_logger, notice
@@ -37,7 +37,7 @@ def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PT
     tokenizer, block_size = encoder.tokenizer, training_args.block_size
     seed = training_args.seed if training_args.data_seed is None else training_args.data_seed
     folders = find_folders(data_args.tokenized_dir, data_args.datasets)
-    check_index(_split(data_args.tokenized_dir), encoder.whole())
+    check_index(_split(data_args.tokenized_dir), encoder.without_limit())
     sources = [Documents(folder, name) for name, folder in folders.items()]
     shares = read_weights(data_args.weights, list(folders))
     settings = Settings(seed, data_args.logical_shards, data_args.shuffle_buffer)

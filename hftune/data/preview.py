@@ -58,7 +58,7 @@ def preview(
     console.print(_legend())
 
 
-def recognised(files: list[Path], script: str, samples: int) -> Iterator[str]:
+def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[str]:
     """The first records of some files: where each is, the format it was taken for, and why.
 
     Args:
@@ -86,7 +86,7 @@ def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
             yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
 
 
-def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
+def text_samples(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
     """The first training examples as pieces of text and whether each is trained; what is very long loses its end.
 
     An endless dataset is left alone: what is taken from it would not be trained.

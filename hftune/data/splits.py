@@ -10,22 +10,22 @@ from typing import Any
 from datasets import Dataset
 
 from hftune.arguments import DataArguments, StageArguments
-from hftune.data.corpus.mixing import Mixture
-from hftune.data.corpus.sources import (
+from hftune.data.mixture import Mixture
+from hftune.data.packing.rows import Packing, packing_by_split
+from hftune.data.readers.specs import parse_sources
+from hftune.data.sources import (
     TokenizedSource,
-    first,
-    first_over_all,
-    first_packed_rows,
+    concatenated,
+    draw_records,
     generated_source,
-    join,
+    limit_packed_rows,
+    limit_source,
+    limit_sources,
     load_source,
     packed_source,
     split_source,
-    take,
 )
-from hftune.data.corpus.tokenized_folder import load_tokenised
-from hftune.data.packing.rows import Packing, packings
-from hftune.data.readers.specs import parse_sources
+from hftune.data.tokenized_folder import load_tokenised
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.errors import ArgumentError
@@ -56,11 +56,11 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         DataError: A file or record that cannot be used, with file and line; or nothing left.
         ArgumentError: Settings of the two splits that do not go together.
     """
-    packing = packings(training_args, encoder.row_length) if encoder.row_length else {}
-    sources = load_sources(encoders_of(encoder, packing), data_args, training_args.seed)
+    packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
+    sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed)
     weights = _weights(data_args)
     if weights is None:
-        sources = {name: [join(parts)] for name, parts in sources.items()}
+        sources = {name: [concatenated(parts)] for name, parts in sources.items()}
     sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
@@ -69,7 +69,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         }
     about, built = {}, {}
     for name, parts in sources.items():
-        whole = join(parts)
+        whole = concatenated(parts)
         about[name] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         built[name] = without_counts(whole.dataset)
         get_logger().info("%s: %s", name, describe(whole.counts))
@@ -77,9 +77,12 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     return Splits(built["train"], built.get("eval"), about, mixture)
 
 
-def encoders_of(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Encoder]:
+def encoders_by_split(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Encoder]:
     """The encoder of each split: what is cut while packing must not be cut before."""
-    return {name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")}
+    return {
+        name: encoder.without_limit() if name in packing and packing[name].cuts else encoder
+        for name in ("train", "eval")
+    }
 
 
 def load_sources(
@@ -99,7 +102,7 @@ def load_sources(
     limits = record_limits(data_args)
     if data_args.tokenized_dir:
         found = load_tokenised(Path(data_args.tokenized_dir), encoders)
-        return {name: [first(part, limits[name])] for name, part in found.items()}
+        return {name: [limit_source(part, limits[name])] for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         return _drawn(encoders, data_args, seed)
     sources = {}
@@ -124,14 +127,14 @@ def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) ->
     limits = record_limits(data_args)
     divided = [split_source(part, data_args.validation_split_percentage, seed) for part in whole]
     return {
-        "train": first_over_all([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
-        "eval": first_over_all([held for _, held in divided], limits["eval"]),
+        "train": limit_sources([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
+        "eval": limit_sources([held for _, held in divided], limits["eval"]),
     }
 
 
 def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[TokenizedSource]:
     if data_args.dummy_data is not None:
-        return first_over_all([generated_source(encoder, data_args)], limit)
+        return limit_sources([generated_source(encoder, data_args)], limit)
     shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
         return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)
@@ -153,7 +156,7 @@ def _parts(
     if len(specs) == 1 and specs[0].take is None:
         return [load_source(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
     named = [(spec.take, f"{flag} {spec.path}", load_source(spec.path, flag, encoder, data_args)) for spec in specs]
-    return first_over_all([take(part, number, seed, place) for number, place, part in named], limit, shuffle)
+    return limit_sources([draw_records(part, number, seed, place) for number, place, part in named], limit, shuffle)
 
 
 def record_limits(data_args: DataArguments) -> dict[str, int]:
@@ -169,7 +172,7 @@ def _rows_wanted(parts: list[TokenizedSource], limit: int) -> list[TokenizedSour
     for part in parts:
         left = limit - sum(len(other.dataset) for other in kept)
         if left > 0:
-            kept.append(first_packed_rows(part, left))
+            kept.append(limit_packed_rows(part, left))
     return kept
 
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from hftune.arguments import DataArguments, StageArguments
-from hftune.data.corpus.sources import join
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
-from hftune.data.packing.rows import packings
+from hftune.data.packing.rows import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Chunk, Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.splits import Splits, encoders_of, load_sources, pack_sources
+from hftune.data.sources import concatenated
+from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
 from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
@@ -66,13 +66,13 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         DataError: A source that is not there; a record that cannot be used is found while training.
     """
     assert encoder.row_length is not None, "preflight lets only stages with input_ids stream"
-    packing = packings(training_args, encoder.row_length)
+    packing = packing_by_split(training_args, encoder.row_length)
     flag = "--dataset_name" if data_args.dataset_name else "--train_file_dir"
     specs = parse_sources(str(data_args.dataset_name or data_args.train_file_dir), flag=flag)
     files = [file for spec in specs for file in data_files(spec.path, flag)]
     drop = data_args.on_bad_record == "drop"
     # Blocks are joined from whole documents where packing may cut them.
-    used = encoder.whole() if "train" in packing and packing["train"].cuts else encoder
+    used = encoder.without_limit() if "train" in packing and packing["train"].cuts else encoder
     settings = StreamSettings(
         data=fingerprint(files, encoder.tokenizer, encoder=used.settings(), drop=drop, columns=data_args.columns),
         seed=training_args.seed if training_args.data_seed is None else training_args.data_seed,
@@ -89,8 +89,8 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
     about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}
     held_out = None
     if data_args.validation_file_dir:
-        sources = load_sources(encoders_of(encoder, packing), data_args, training_args.seed, only="eval")
-        whole = join(pack_sources(sources["eval"], packing.get("eval"), data_args))
+        sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed, only="eval")
+        whole = concatenated(pack_sources(sources["eval"], packing.get("eval"), data_args))
         about["eval"] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         held_out = whole.dataset
     return Splits(train, held_out, about)  # type: ignore[arg-type]

@@ -19,8 +19,8 @@ from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.data.corpus import sources as parts
-from hftune.data.corpus.sources import TokenizedSource, take
 from hftune.data.readers.specs import parse_sources
+from hftune.data.sources import TokenizedSource, take
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.plan import plan_merge

@@ -23,8 +23,8 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.mixing import Schedule
 from hftune.data.corpus.order import Segment, SourceOrder
+from hftune.data.corpus.schedule import Schedule
 from hftune.errors import DataError
 
 LOGICAL_SHARDS = 2048
@@ -106,14 +106,14 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
     def __len__(self) -> int:
         return self.length
 
-    def fill_steps(self, blocks_per_step: int) -> None:
+    def round_to_steps(self, blocks_per_step: int) -> None:
         """Round `len` up to whole steps; the last step of an epoch begins the next one instead of being short."""
         self.length = -(-self.epoch_blocks // blocks_per_step) * blocks_per_step
 
     def __getitem__(self, block: int) -> Example:
-        """Block `block` of the run, as `join` returns it."""
+        """Block `block` of the run, as `join_pieces` returns it."""
         source, segments = self.segments(block)
-        return join(self.sources[source].documents, segments, self.vocabulary)
+        return join_pieces(self.sources[source].documents, segments, self.vocabulary)
 
     def segments(self, block: int) -> tuple[int, list[Segment]]:
         """The source of a block, and the pieces of its documents that make it up."""
@@ -218,15 +218,15 @@ class HeldOutBlocks(torch.utils.data.Dataset[Example]):
         return -(-self.order.tokens // self.block_size)
 
     def __getitem__(self, block: int) -> Example:
-        """Block `block`, as `join` returns it."""
+        """Block `block`, as `join_pieces` returns it."""
         if not 0 <= block < len(self):
             raise IndexError(block)
         start = block * self.block_size
         segments = self.order.segments(start, min(self.block_size, self.order.tokens - start))
-        return join(self.order.documents, segments, self.vocabulary)
+        return join_pieces(self.order.documents, segments, self.vocabulary)
 
 
-def join(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
+def join_pieces(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
     """Pieces of documents as one example, in which nothing needs to be seen or predicted across a boundary.
 
     Args:
@@ -269,7 +269,7 @@ def _unknown_token(
     )
 
 
-class InOrder(torch.utils.data.Sampler[int]):
+class BlockSampler(torch.utils.data.Sampler[int]):
     """Numbers of the blocks of an epoch, in order.
 
     Args:

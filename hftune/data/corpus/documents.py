@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hftune.data.corpus.tokenized_folder import open_split
 from hftune.data.storage.arrow_folder import STATE, is_int_list, open_folder
+from hftune.data.tokenized_folder import open_split
 from hftune.errors import DataError
 
 COLUMNS = ("input_ids", "tokens")

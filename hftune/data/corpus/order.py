@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hftune.data.corpus.documents import Documents
+from hftune.data.permutation import permutation
 
 
 class Segment(NamedTuple):
@@ -38,17 +39,6 @@ class _Window(NamedTuple):
 
     documents: np.ndarray
     starts: np.ndarray
-
-
-def permutation(count: int, *key: int) -> np.ndarray:
-    """A random order of 0 to `count` - 1 (int64) that depends on the key alone.
-
-    Sorted raw bits, because numpy promises those for good; what its `permutation` returns may change with a version,
-    and a run that goes on after an upgrade would repeat documents.
-    """
-    # The length comes first: to SeedSequence, keys that differ only in zeros at the end are the same.
-    bits = np.random.PCG64(np.random.SeedSequence((len(key), *key))).random_raw(count)
-    return np.argsort(bits, kind="stable")
 
 
 class SourceOrder:

@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.order import permutation
 from hftune.data.corpus.progress import Origin, Progress, from_dict
+from hftune.data.permutation import permutation
 from hftune.data.readers.files import Row
 from hftune.errors import DataError
 

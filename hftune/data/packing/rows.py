@@ -168,7 +168,7 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
     return segments, best_fit_decreasing(segments.length, max_length)
 
 
-def packed(
+def pack_cached(
     dataset: Dataset,
     counts: Counts,
     packing: Packing,
@@ -202,7 +202,7 @@ def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bo
         notice("--padding_free has no effect: packed rows have no padding")
 
 
-def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
+def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Packing]:
     """How the splits "train" and "eval" are packed; those that are not are left out.
 
     Args:

@@ -21,7 +21,7 @@ from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncate
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message
 from hftune.data.records.schemas import Labelled, Preference, to_preference
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, require_fast

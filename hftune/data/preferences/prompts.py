@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.files import Row
 from hftune.data.records.schemas import Prompt, to_prompt
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard

@@ -13,14 +13,14 @@ from hftune.data.records.formats import pair_format
 from hftune.data.records.messages import Message, without_weight
 from hftune.data.records.schemas import to_conversation, to_preference
 from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
 
-CHOSEN, REJECTED, ONLY = "_chosen", "_rejected", ""
+CHOSEN, REJECTED, SINGLE = "_chosen", "_rejected", ""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Scored:
     turn_tokens: tuple[str, ...] = ()
 
 
-class Conversations:
+class ScoringEncoder:
     """Makes conversations of records.
 
     Args:
@@ -92,11 +92,11 @@ class Conversations:
             answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
             return [self._one(name, pair.prompt, answer, pair.tools, row.origin) for name, answer in answers]
         if is_stepwise(row.value):
-            return [self.solution(ONLY, solution) for solution in to_solutions(row)[-1:]]
+            return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
         said = to_conversation(row)
         messages = list(said.messages)
         last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-        return [self._one(ONLY, messages[:last], messages[last:], said.tools, row.origin)]
+        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin)]
 
     def _one(self, name: str, prompt: list[Message], answer: list[Message], tools: Any, origin: str) -> Scored:
         if self.steps:

@@ -15,7 +15,7 @@ from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row
 from hftune.data.records.solutions import Solution, to_solutions
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast

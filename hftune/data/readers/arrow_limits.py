@@ -59,7 +59,7 @@ def check_arrow(stream: BinaryIO, is_file: bool, file_size: int) -> int:
     """Bytes of the largest batch that is not compressed.
 
     Raises:
-        Unbounded: A batch, or all dictionaries together, would take more memory than they may, by the sizes that
+        TooMuchMemory: A batch, or all dictionaries together, would take more memory than they may, by the sizes that
             compressed buffers say they have; or a batch has too many rows.
     """
     largest = dictionaries = 0

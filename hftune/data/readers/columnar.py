@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from hftune.data.readers.arrow_limits import check_arrow
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
-from hftune.data.readers.columnar_limits import AT_ONCE, Unbounded, check_rows, check_size
+from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, FailedChunk, Row, RowOrError, no_record, too_large
+from hftune.data.readers.columnar_limits import SOFT_LIMIT, TooMuchMemory, check_rows, check_size
 from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
 from hftune.data.readers.parquet_probe import MemoryProbe, open_parquet
@@ -36,7 +36,7 @@ class ArrowRecords(Chunk):
     stream: bytes
     first: int
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """A row for each record."""
         batch = pa.ipc.open_stream(self.stream).read_all()
         changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
@@ -63,7 +63,7 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
             if is_long:
                 probe.open()
             yield from _row_groups(file, rows_per_chunk, probe)
-    except Unbounded as error:
+    except TooMuchMemory as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
@@ -90,7 +90,7 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, prob
     """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
 
     Raises:
-        Unbounded: One of its pages is too large to be decoded, or a row is.
+        TooMuchMemory: One of its pages is too large to be decoded, or a row is.
     """
     size = file.stat().st_size
     columns = source.metadata.row_group(group)
@@ -99,10 +99,10 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, prob
     with open_file(file) as stream:
         sizes = group_sizes(stream, source, group)
     check_size(sizes.pages, size)
-    at_once = max(1, min(rows_per_chunk, AT_ONCE // max(1, sizes.pages)))
-    if sizes.row > AT_ONCE or sizes.pages > AT_ONCE // 2:
+    at_once = max(1, min(rows_per_chunk, SOFT_LIMIT // max(1, sizes.pages)))
+    if sizes.row > SOFT_LIMIT or sizes.pages > SOFT_LIMIT // 2:
         average = sizes.row // max(1, columns.num_rows)
-        at_once = max(1, min(at_once, AT_ONCE // (_TIMES_AVERAGE * max(1, average))))
+        at_once = max(1, min(at_once, SOFT_LIMIT // (_TIMES_AVERAGE * max(1, average))))
         probe.read(group, at_once)
     return at_once
 
@@ -118,7 +118,7 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         with open_file(file) as stream:
             largest = check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
         # A memory map only for batches that need it: a file cut short meanwhile would end the process.
-        with pa.memory_map(str(file)) if largest > AT_ONCE else pa.OSFile(str(file)) as source:
+        with pa.memory_map(str(file)) if largest > SOFT_LIMIT else pa.OSFile(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
@@ -129,7 +129,7 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
                 yield chunk
             if not found:
                 yield no_record(file)
-    except Unbounded as error:
+    except TooMuchMemory as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Arrow", error)
@@ -189,7 +189,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     if fault is None:
         yield ArrowRecords(str(file), _serialised(without_dictionaries(batch)), first)
     elif batch.num_rows == 1:
-        yield Failed(fault, str(file))
+        yield FailedChunk(fault, str(file))
     else:
         for index in range(batch.num_rows):
             yield from _checked(batch.slice(index, 1), file, first + index, unchecked=unchecked)
@@ -252,19 +252,19 @@ def _change_object(value: dict[str, Any] | None, changes: dict[str, Change | Non
     return {key: change(part) if (change := changes[key]) else part for key, part in present.items()}
 
 
-def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:
+def _bad_columns(schema: pa.Schema, file: Path) -> FailedChunk | None:
     """Two columns of one name would be one key."""
     twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if not twice:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"
-    return Failed(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
+    return FailedChunk(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
 
 
-def _unbounded(file: Path, error: Unbounded) -> Failed:
+def _unbounded(file: Path, error: TooMuchMemory) -> FailedChunk:
     cause = f"the file would take more memory than any true data do: {error}"
     fix = "Write it again, with smaller pages or batches."
-    return Failed(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
+    return FailedChunk(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
 
 
 def _no_value(error: Exception, place: str) -> DataError:
@@ -276,7 +276,7 @@ def _no_value(error: Exception, place: str) -> DataError:
     )
 
 
-def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> Failed:
+def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> FailedChunk:
     # pyarrow's own complaints about what it reads are OSErrors, too, but without a number of the system's.
     if isinstance(error, OSError) and error.errno is not None:
         raise error
@@ -285,4 +285,6 @@ def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, 
     place = f"{file}:{first}" if first else str(file)
     words = shown(error, 300) or type(error).__name__
     cause = f"damaged {kind} file: {words}{lost}"
-    return Failed(DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file))
+    return FailedChunk(
+        DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file)
+    )

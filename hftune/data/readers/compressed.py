@@ -37,7 +37,7 @@ DECODERS: dict[str, Callable[[int], Any]] = {".gz": _gzip, ".zst": _zstd}
 _NAMES = {".gz": "gzip", ".zst": "zstd"}
 
 
-class Damaged(Exception):
+class DecompressionError(Exception):
     """The compressed file cannot be read on; `error` says so, without a line."""
 
     def __init__(self, error: DataError) -> None:
@@ -59,7 +59,7 @@ def read_blocks(file: Path) -> Iterator[bytes]:
     """The plain bytes of a file in blocks of some megabytes, never empty.
 
     Raises:
-        Damaged: After all that can be decompressed was given.
+        DecompressionError: After all that can be decompressed was given.
         OSError: From the system.
     """
     if is_compressed(file):
@@ -104,11 +104,11 @@ def _joined(held: list[bytes]) -> Iterator[bytes]:
         yield whole[start : start + BLOCK]
 
 
-def _damaged(file: Path, cause: str) -> Damaged:
+def _damaged(file: Path, cause: str) -> DecompressionError:
     error = DataError(
         f"damaged {_NAMES[file.suffix.lower()]} file: {cause}",
         place=str(file),
         fix="Compress or copy the file again.",
         kind="damaged file",
     )
-    return Damaged(error)
+    return DecompressionError(error)

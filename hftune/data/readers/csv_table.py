@@ -13,13 +13,13 @@ from hftune.data.readers.base import (
     MAX_RECORD_BYTES,
     MAX_VALUES,
     Chunk,
-    Failed,
-    Read,
+    FailedChunk,
     Row,
+    RowOrError,
     no_record,
     too_large,
 )
-from hftune.data.readers.compressed import Damaged, read_blocks
+from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.strict_json import NOT_UTF8, NUL
 from hftune.errors import DataError, shown
 
@@ -38,7 +38,7 @@ class CsvRecords(Chunk):
     columns: tuple[str, ...]
     records: tuple[tuple[int, Fields | DataError], ...]
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """A row of strings for each record."""
         for line, fields in self.records:
             if isinstance(fields, DataError):
@@ -62,7 +62,7 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
         if columns is None:
             header = fields if isinstance(fields, DataError) else _header(fields, f"{file}:{line}")
             if isinstance(header, DataError):
-                yield Failed(header, str(file))
+                yield FailedChunk(header, str(file))
                 return
             columns = header
             continue
@@ -75,7 +75,7 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
     if held:
         yield CsvRecords(str(file), columns or (), tuple(held))
     if lines.damage:
-        yield Failed(lines.damage, str(file))
+        yield FailedChunk(lines.damage, str(file))
     elif not found:
         yield no_record(file)
 
@@ -108,7 +108,7 @@ class _Lines:
                 *whole, held = held.split(b"\n")
                 for line in whole:
                     yield self._text(line + b"\n")
-        except Damaged as damage:
+        except DecompressionError as damage:
             cause = f"{damage.error.cause}; all records from line {self.number + 1} on are lost"
             place = f"{self.file}:{self.number + 1}"
             self.damage = DataError(cause, place=place, fix=damage.error.fix, kind=damage.error.kind)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.data.readers.base import Chunk, Read, Row
+from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.errors import ArgumentError
 
 KINDS = ("text", "conversation", "preference", "prompt", "labelled")
@@ -35,7 +35,7 @@ class DummyRecords(Chunk):
     words: int
     file: str = FILE
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Make them; a record depends on nothing but its number, its kind and `words`."""
         for number in range(self.first, self.first + self.count):
             yield Row(_record(number, self.kind, self.words), self.file, number)

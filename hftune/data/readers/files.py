@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hftune.data.readers.base import UNREADABLE_FIX, Chunk, Failed, Parsed, Read, Row, unreadable
+from hftune.data.readers.base import UNREADABLE_FIX, Chunk, FailedChunk, ParsedChunk, Row, RowOrError, unreadable
 from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
 from hftune.data.readers.compressed import DECODERS, plain_suffix
 from hftune.data.readers.csv_table import csv_chunks
@@ -30,9 +30,9 @@ from hftune.logging import notice
 __all__ = [
     "SUFFIXES",
     "Chunk",
-    "Failed",
-    "Read",
+    "FailedChunk",
     "Row",
+    "RowOrError",
     "chunks",
     "find_files",
     "first_rows",
@@ -248,7 +248,7 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
     for chunk in found:
         taken = list(islice(chunk.rows(), left))
         left -= len(taken)
-        yield Parsed(taken, chunk.file)
+        yield ParsedChunk(taken, chunk.file)
         if not left:
             return
 
@@ -273,7 +273,7 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
         taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
         at += len(rows)
         if taken:
-            yield Parsed(taken, chunk.file)
+            yield ParsedChunk(taken, chunk.file)
 
 
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:

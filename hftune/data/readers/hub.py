@@ -56,7 +56,7 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     return download(named, flag, cache_dir=cache_dir)
 
 
-def is_there_or_on_the_hub(path: str) -> bool:
+def may_exist(path: str) -> bool:
     """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
     return path_exists(path) or _hub_name(path, is_name=False) is not None
 

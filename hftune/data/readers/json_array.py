@@ -15,8 +15,16 @@ from pathlib import Path
 
 import orjson
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, MAX_RECORD_BYTES, MAX_VALUES, Chunk, Failed, Read, no_record
-from hftune.data.readers.compressed import Damaged, read_blocks
+from hftune.data.readers.base import (
+    MAX_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_VALUES,
+    Chunk,
+    FailedChunk,
+    RowOrError,
+    no_record,
+)
+from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.lines import line_chunks
 from hftune.data.readers.strict_json import MALFORMED, parse_object
 from hftune.errors import DataError
@@ -37,7 +45,7 @@ class JsonRecords(Chunk):
     file: str
     records: tuple[tuple[int, bytes], ...]
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Parse each record."""
         for line, raw in self.records:
             yield parse_object(raw, self.file, line)
@@ -71,7 +79,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         except _Broken as broken:
             failed = _malformed(file, broken)
             record = None
-        except Damaged as damage:
+        except DecompressionError as damage:
             failed = _damaged_here(file, damage, window.line)
             record = None
         if record is not None:
@@ -83,7 +91,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         if record is None:
             break
     if failed:
-        yield Failed(failed, str(file))
+        yield FailedChunk(failed, str(file))
     elif not found:
         yield no_record(file)
 
@@ -96,7 +104,7 @@ def _starts_with_an_object_on_a_line(file: Path) -> bool:
             head = (head + block).removeprefix(codecs.BOM_UTF8).lstrip()
             if head[:1] not in (b"", b"{") or b"\n" in head or len(head) > _FIRST_LINE:
                 break
-    except Damaged:
+    except DecompressionError:
         return False
     line, end, _ = head.partition(b"\n")
     if not end or line[:1] != b"{":
@@ -159,7 +167,7 @@ def _records(window: _Window) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         _Broken: Where the next border cannot be found.
-        Damaged: Where the file cannot be decompressed.
+        DecompressionError: Where the file cannot be decompressed.
     """
     in_array = window.peek() == "["
     if in_array:
@@ -233,7 +241,7 @@ def _malformed(file: Path, broken: _Broken) -> DataError:
     )
 
 
-def _damaged_here(file: Path, damage: Damaged, line: int) -> DataError:
+def _damaged_here(file: Path, damage: DecompressionError, line: int) -> DataError:
     error = damage.error
     cause = f"{error.cause}; all records from line {line} on are lost"
     return DataError(cause, place=f"{file}:{line}", fix=error.fix, kind=error.kind)

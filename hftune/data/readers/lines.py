@@ -17,14 +17,14 @@ from hftune.data.readers.base import (
     MAX_CHUNK_BYTES,
     MAX_RECORD_BYTES,
     Chunk,
-    Failed,
-    Read,
+    FailedChunk,
     Row,
+    RowOrError,
     no_record,
     too_large,
     unreadable,
 )
-from hftune.data.readers.compressed import Damaged, is_compressed, read_blocks
+from hftune.data.readers.compressed import DecompressionError, is_compressed, read_blocks
 from hftune.data.readers.strict_json import decode, parse_object
 from hftune.digests import open_file
 from hftune.errors import DataError
@@ -44,7 +44,7 @@ class LineRange(Chunk):
     first_line: int
     is_text: bool
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Read the bytes and parse them."""
         if self.size > MAX_CHUNK_BYTES + MAX_RECORD_BYTES:
             yield from self._one_by_one()
@@ -61,7 +61,7 @@ class LineRange(Chunk):
             return
         yield from parse_lines(data, self.file, self.first_line, self.is_text)
 
-    def _one_by_one(self) -> Iterator[Read]:
+    def _one_by_one(self) -> Iterator[RowOrError]:
         """The same where one of the lines is too long to be read at all."""
         number, end = self.first_line, self.offset + self.size
         with open_file(self.file) as stream:
@@ -85,7 +85,7 @@ class LineBytes(Chunk):
     first_line: int
     is_text: bool
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Parse the bytes."""
         yield from parse_lines(self.data, self.file, self.first_line, self.is_text)
 
@@ -162,7 +162,7 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
             held += block
             end = held.rfind(b"\n") + 1
             if not end and len(held) > MAX_RECORD_BYTES:
-                yield Failed(too_large(f"{file}:{line}"), str(file)), False
+                yield FailedChunk(too_large(f"{file}:{line}"), str(file)), False
                 held = _after_line(blocks)
                 line += 1
                 continue
@@ -173,12 +173,12 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
                 yield chunk, blank
                 line += lines
             held = held[end:]
-    except Damaged as damage:
+    except DecompressionError as damage:
         whole = held[: held.rfind(b"\n") + 1]
         for chunk, lines in _chunks_of(whole, file, line, rows_per_chunk, is_text):
             yield chunk, False
             line += lines
-        yield Failed(_from_here(damage.error, file, line), str(file)), False
+        yield FailedChunk(_from_here(damage.error, file, line), str(file)), False
         return
     for chunk, _ in _chunks_of(held, file, line, rows_per_chunk, is_text):
         yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
@@ -203,7 +203,7 @@ def _chunks_of(
         start, line = start + size, line + lines
 
 
-def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Iterator[Read]:
+def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Iterator[RowOrError]:
     """A row for each line that is not blank; lines end at \\n only.
 
     str.splitlines would also cut at U+2028 and others, which occur inside JSON strings.
@@ -225,7 +225,7 @@ def _array_hint(file: str) -> str:
     return f"If the file is one JSON array, rename it to {name.replace(kind, '.json')}. " if kind else ""
 
 
-def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[Read]:
+def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[RowOrError]:
     """A row {"text": line} for each line; decoded as a whole where that succeeds."""
     whole = decode(data, file)
     if isinstance(whole, str):

@@ -115,7 +115,7 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
     while 0 <= position < end:
         for most in (_HEADER, _MAX_HEADER):
             stream.seek(position)
-            header = Compact(stream.read(most))
+            header = ThriftCompact(stream.read(most))
             try:
                 page = _page(header, position)
                 break
@@ -129,7 +129,7 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
         position = page.place + page.stored
 
 
-def _page(header: Compact, position: int) -> Page:
+def _page(header: ThriftCompact, position: int) -> Page:
     fields = header.struct()
     # A data page of version 1, a dictionary, a data page of version 2: each says its values first, and the encoding.
     of_kind = {5: 2, 7: 2, 8: 4}
@@ -139,7 +139,7 @@ def _page(header: Compact, position: int) -> Page:
     return Page(fields[1], position + header.position, fields[3], fields[2], values, encoding)
 
 
-class Compact:
+class ThriftCompact:
     """Thrift's compact protocol, as far as headers of pages need it: numbers and structs by field, no more."""
 
     def __init__(self, data: bytes) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hftune import children
-from hftune.data.readers.columnar_limits import MOST, Unbounded
+from hftune.data.readers.columnar_limits import HARD_LIMIT, TooMuchMemory
 
 _BUFFER = 1 << 20
 
@@ -45,7 +45,7 @@ class MemoryProbe:
         """Let it open the file, if it has not done so.
 
         Raises:
-            Unbounded: It had no memory for that.
+            TooMuchMemory: It had no memory for that.
         """
         if self.process is None:
             command = children.python("-m", __name__, str(self.file.absolute()))
@@ -58,7 +58,7 @@ class MemoryProbe:
         """Let it read a row group, so many rows at once.
 
         Raises:
-            Unbounded: It had no memory for that.
+            TooMuchMemory: It had no memory for that.
         """
         self.open()
         assert self.process is not None
@@ -70,7 +70,9 @@ class MemoryProbe:
         assert self.process is not None
         assert self.process.stdout is not None
         if self.process.stdout.read(1) != b".":
-            raise Unbounded(f"its description, or a row of it, takes more than {MOST} bytes once it is decoded")
+            raise TooMuchMemory(
+                f"its description, or a row of it, takes more than {HARD_LIMIT} bytes once it is decoded"
+            )
 
 
 def _limit() -> None:
@@ -80,7 +82,7 @@ def _limit() -> None:
     pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they need
     with open("/proc/self/status", encoding="ascii") as status:
         taken = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
-    resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST, taken + MOST))
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + HARD_LIMIT, taken + HARD_LIMIT))
 
 
 def _serve(file: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from hftune.data.readers.base import MAX_VALUES, Read, Row, too_large
+from hftune.data.readers.base import MAX_VALUES, Row, RowOrError, too_large
 from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
@@ -38,7 +38,7 @@ class Malformed(ValueError):
         super().__init__(cause)
 
 
-def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
+def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> RowOrError:
     """The JSON object in `raw`, or what is wrong with it.
 
     Args:

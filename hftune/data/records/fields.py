@@ -71,7 +71,7 @@ def history(row: Row) -> list[Message]:
     return parse_messages(said, row.origin, "history") if said else []
 
 
-def ask(row: Row, key: str) -> list[Message]:
+def question(row: Row, key: str) -> list[Message]:
     """The column `key` (text or messages), with `input`, system and history around it."""
     value = row.value[key]
     if isinstance(value, list) and value and is_message(value[0]):
@@ -100,7 +100,7 @@ def prompt(row: Row) -> list[Message] | None:
     key = found.keys[0]
     if found in TURNS:
         return turns(row)
-    return erniekit(row) if key == "src" else ask(row, key)
+    return erniekit(row) if key == "src" else question(row, key)
 
 
 def erniekit(row: Row) -> list[Message]:

@@ -174,7 +174,7 @@ def refuse_media(value: Mapping[str, Any], origin: str) -> None:
         )
 
 
-def belongs_to(value: Mapping[str, Any]) -> str | None:
+def script_for(value: Mapping[str, Any]) -> str | None:
     """The script(s) that a record is clearly meant for, or None."""
     if pair_format(value):
         return _RM_OR_DPO
@@ -229,7 +229,7 @@ def _renaming(value: Mapping[str, Any], script: str) -> str:
 def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that `script` (a key of `FORMATS`) cannot read."""
     label = _LABELS.get(script, script)
-    home = belongs_to(value)
+    home = script_for(value)
     misplaced = home is not None and not home.startswith(script) and script not in home
     advice = f"This looks like data for {home}: use it there, or" if misplaced else "Rename the keys, or"
     empty = sorted(key for key in value if not filled(value, key))
@@ -246,8 +246,8 @@ def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataEr
 def wrong_stage(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that is readable, but meant for another script."""
     return DataError(
-        f"this record is data for {belongs_to(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
+        f"this record is data for {script_for(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
         place=origin,
-        fix=f"Use it with {belongs_to(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
+        fix=f"Use it with {script_for(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
         kind=WRONG_STAGE,
     )

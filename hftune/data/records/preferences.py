@@ -99,7 +99,7 @@ def _replaced_answer(row: Row, key: str) -> tuple[list[Message], list[Message], 
     """ms-swift: the better answer ends the conversation; the worse one stands in for all behind the last question."""
     messages = fields.turns(row)
     if messages is None:
-        messages = fields.ask(row, "query") + fields.answer(row, "response")
+        messages = fields.question(row, "query") + fields.answer(row, "response")
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     prompt, chosen = messages[: last + 1], messages[last + 1 :]
     if key == "rejected_messages":
@@ -144,7 +144,7 @@ def _two_outputs(row: Row) -> tuple[list[Message], list[Message], list[Message]]
     chosen, rejected = (
         parse_messages([{"role": "assistant", "content": output}], row.origin, "output") for output in outputs
     )
-    return fields.ask(row, "instruction"), chosen, rejected
+    return fields.question(row, "instruction"), chosen, rejected
 
 
 def _is_dialogue(value: Any) -> bool:

@@ -18,12 +18,12 @@ from hftune.data.records.formats import (
     LABELLED,
     PROMPTS,
     Format,
-    belongs_to,
     filled,
     first_fit,
     is_labelled,
     pair_format,
     refuse_media,
+    script_for,
     unknown_format,
     wrong_stage,
 )
@@ -155,7 +155,7 @@ def to_conversation(row: Row) -> Conversation:
 
 
 def _asked_and_answered(row: Row, question: str, answer: str) -> list[Message]:
-    return fields.ask(row, question) + fields.answer(row, answer)
+    return fields.question(row, question) + fields.answer(row, answer)
 
 
 def _turns(row: Row) -> list[Message]:
@@ -234,7 +234,7 @@ def describe_format(value: dict[str, Any], script: str) -> str:
     script = "run_dpo.py" if script == "run_rm.py" else script
     found = _recognised(value, script)
     if found is None:
-        home = belongs_to(value)
+        home = script_for(value)
         return f"no format that {script} reads" + (f"; it looks like data for {home}" if home else "")
     beside = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
     if "instruction" in found.keys and filled(value, "input"):

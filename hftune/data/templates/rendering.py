@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.records.messages import Message
-from hftune.data.templates.choice import TemplateChoice, without_token
+from hftune.data.templates.proposals import TemplateProposals, without_token
 from hftune.data.templates.spans import Span
 from hftune.errors import DataError
 
@@ -51,7 +51,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
-        self.choice = TemplateChoice(tokenizer)
+        self.proposals = TemplateProposals(tokenizer)
 
     def __call__(
         self,

@@ -22,7 +22,7 @@ class SpanFinder:
 
     Args:
         tokenizer: With the chat template to use.
-        whole: Everything is trained.
+        train_everything: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
         by_marks: As `TurnFinder`'s.
         borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
@@ -32,13 +32,13 @@ class SpanFinder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        whole: bool = False,
+        train_everything: bool = False,
         last_turn_only: bool = False,
         by_marks: bool = False,
         borders_in_text: str = "split",
     ) -> None:
         self.by_marks = by_marks
-        self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
+        self.tokenizer, self.train_everything, self.last_turn_only = tokenizer, train_everything, last_turn_only
         self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], Form | None] = {}
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
@@ -49,10 +49,10 @@ class SpanFinder:
         Raises:
             DataError: As `TurnFinder.spans`; or a turn token in a content, where they are refused.
         """
-        return self.guard.keep(self._spanned, messages, tools)
+        return self.guard.guarded(self._spanned, messages, tools)
 
     def _spanned(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> SpannedText:
-        if self.whole:
+        if self.train_everything:
             text = self.render(messages, tools)
             return SpannedText(text, [Span(0, len(text))])
         if tools is None and all(_PLAIN.issuperset(message) for message in messages):

@@ -84,7 +84,7 @@ class TurnFinder:
         if any(second.start < first.end for first, second in pairwise(spans)):
             raise DataError(
                 "this chat template rewrites earlier turns: two turns overlap",
-                fix=self._way_out("overlap", _LAST_ONLY),
+                fix=self._fix_for("overlap", _LAST_ONLY),
                 kind=_REWRITTEN,
             )
         return spans
@@ -112,7 +112,7 @@ class TurnFinder:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
         key = count, prompt
         if key not in self.beginnings:
-            self.beginnings[key] = self._try(self.messages[:count], prompt=prompt)
+            self.beginnings[key] = self._rendered_or_none(self.messages[:count], prompt=prompt)
         return self.beginnings[key]
 
     def _bounds(self, index: int) -> tuple[int, int]:
@@ -128,7 +128,7 @@ class TurnFinder:
         self._check_nothing_lost(index, self.text[start:end])
         return start, end
 
-    def _try(self, messages: list[Message], *, prompt: bool = False) -> str | None:
+    def _rendered_or_none(self, messages: list[Message], *, prompt: bool = False) -> str | None:
         """Render a part of the conversation, or None where the template refuses that part alone."""
         if not messages:
             return None
@@ -158,7 +158,7 @@ class TurnFinder:
         """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
         probe = {"role": "assistant", "content": self.probe}
         replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
-        parts = (self._try(replaced) or "").split(self.probe)
+        parts = (self._rendered_or_none(replaced) or "").split(self.probe)
         if len(parts) != 2:
             return None, None
         before, after = parts
@@ -170,14 +170,14 @@ class TurnFinder:
 
     def _terminator(self, upto: list[Message], after: str) -> int:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
-        closing = (self._try(upto) or "").rpartition(self.probe)[2]
+        closing = (self._rendered_or_none(upto) or "").rpartition(self.probe)[2]
         eos = str(self.renderer.tokenizer.eos_token or "")
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
             if candidate and after.startswith(candidate):
                 return len(candidate)
         # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
         # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
-        following = (self._try(upto, prompt=True) or "").rpartition(self.probe)[2]
+        following = (self._rendered_or_none(upto, prompt=True) or "").rpartition(self.probe)[2]
         shared = common_start(after, following)
         known = [token for token in self.renderer.tokenizer.get_added_vocab() if token and shared.startswith(token)]
         token = max(known, key=len, default="")
@@ -203,7 +203,7 @@ class TurnFinder:
                 raise self._rewritten(index, f"it drops the {name} of that turn")
             raise DataError(
                 f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
-                fix=self._way_out(name, f"remove the {name} from the record"),
+                fix=self._fix_for(name, f"remove the {name} from the record"),
                 kind="turn cut by the chat template",
             )
 
@@ -214,17 +214,17 @@ class TurnFinder:
     def _rewritten(self, index: int, why: str) -> DataError:
         where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
         if self._is_earlier(index):
-            fix = self._way_out(why, _LAST_ONLY)
+            fix = self._fix_for(why, _LAST_ONLY)
             return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=self._way_out(why, "change the turn (often its reasoning)"),
+            fix=self._fix_for(why, "change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
 
-    def _way_out(self, what: str, otherwise: str) -> str:
+    def _fix_for(self, what: str, otherwise: str) -> str:
         """What to do about a fault of this sort; "" where nobody asks."""
-        return self.renderer.choice.way_out(what, otherwise, self._found_with) if self.proposes else ""
+        return self.renderer.proposals.fix_for(what, otherwise, self._found_with) if self.proposes else ""
 
     def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether every turn of this conversation can be located with a tokenizer that has another template."""

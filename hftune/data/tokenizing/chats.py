@@ -12,7 +12,7 @@ from hftune.arguments import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
 from hftune.data.records.schemas import to_conversation
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
@@ -73,7 +73,7 @@ class ChatEncoder(Encoder):
         self.max_length, self.turn_weights = max_length, turn_weights
         self.finder = SpanFinder(
             tokenizer,
-            whole=train_on_inputs,
+            train_everything=train_on_inputs,
             last_turn_only=last_turn_only,
             by_marks=by_marks,
             borders_in_text=borders_in_text,
@@ -96,12 +96,12 @@ class ChatEncoder(Encoder):
             borders_in_text=args.borders_in_text,
         )
 
-    def whole(self) -> ChatEncoder:
+    def without_limit(self) -> ChatEncoder:
         """Conversations as long as they are."""
         return ChatEncoder(
             self.tokenizer,
             max_length=None,
-            train_on_inputs=self.finder.whole,
+            train_on_inputs=self.finder.train_everything,
             last_turn_only=self.finder.last_turn_only,
             turn_weights=self.turn_weights,
             by_marks=self.finder.by_marks,
@@ -113,7 +113,7 @@ class ChatEncoder(Encoder):
         return {
             "encoder": "chat",
             "max_length": self.max_length,
-            "train_on_inputs": self.finder.whole,
+            "train_on_inputs": self.finder.train_everything,
             "last_turn_only": self.finder.last_turn_only,
             "turn_weights": self.turn_weights,
             "by_marks": self.finder.by_marks,

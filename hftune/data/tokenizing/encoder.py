@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.readers.columns import apply_columns, check_columns, columns_found
 from hftune.data.readers.files import Chunk, Row
 from hftune.data.tokenizing.counts import Counts, all_dropped
-from hftune.data.tokenizing.workers import in_order
+from hftune.data.tokenizing.workers import map_in_order
 from hftune.errors import DataError
 
 Ragged = list[np.ndarray]
@@ -48,7 +48,7 @@ class Encoder(ABC):
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: Any) -> Encoder:
         """The encoder that a stage's training arguments ask for."""
 
-    def whole(self) -> Encoder:
+    def without_limit(self) -> Encoder:
         """This encoder without a limit on length, for records that are cut while packing."""
         return self
 
@@ -103,7 +103,7 @@ def write_tokenised(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
-            for payload, found, seen in in_order(encode, chunks, workers):
+            for payload, found, seen in map_in_order(encode, chunks, workers):
                 counts.add(found)
                 renamed.update(seen)
                 bar.update(found.rows)

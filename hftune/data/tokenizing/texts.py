@@ -64,7 +64,7 @@ class TextEncoder(Encoder):
         """Documents in blocks of `--block_size`."""
         return cls(tokenizer, block_size=args.block_size, borders_in_text=args.borders_in_text)
 
-    def whole(self) -> TextEncoder:
+    def without_limit(self) -> TextEncoder:
         """Documents as long as they are."""
         return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders_in_text=self.guard.mode)
 

@@ -33,7 +33,7 @@ def default_workers() -> int:
     return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -> Iterator[Out]:
+def map_in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -> Iterator[Out]:
     """`function` of each item, in the order of the items.
 
     Args:

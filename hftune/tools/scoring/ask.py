@@ -24,7 +24,7 @@ from hftune.checkpoints.chain import whole_chain
 from hftune.checkpoints.contents import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.preferences.scoring import Conversations
+from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
@@ -249,7 +249,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     if torch.cuda.is_available() and not args.use_cpu:
         model.to("cuda")  # type: ignore[arg-type]
     mode = mode_for_answers(args.borders_in_text)
-    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
+    make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         rows = [

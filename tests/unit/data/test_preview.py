@@ -14,7 +14,7 @@ from hftune.arguments import DataArguments, parse_arguments
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview, recognised
+from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, describe_formats, preview
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
@@ -71,7 +71,7 @@ def test_samples_counts_and_steps(chatml: PreTrainedTokenizerFast, tmp_path: Pat
 
 def test_formats_are_explained(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(TURNS + '{"instruction": "a", "output": "b"}\n')
-    lines = list(recognised([tmp_path / "d.jsonl"], "run_sft.py", 5))
+    lines = list(describe_formats([tmp_path / "d.jsonl"], "run_sft.py", 5))
     assert lines[0].startswith(f"{tmp_path}/d.jsonl:1: ") and "messages" in lines[0]
     assert lines[1].startswith(f"{tmp_path}/d.jsonl:2: ") and "instruction" in lines[1]
 

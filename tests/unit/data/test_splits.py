@@ -13,10 +13,10 @@ import pytest
 from datasets import Dataset
 
 from hftune.arguments import DataArguments, parse_arguments
-from hftune.data.corpus.mixing import Mixture
-from hftune.data.corpus.sources import hold_out
+from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
+from hftune.data.sources import hold_out
 from hftune.data.splits import describe, describe_packing, load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts

@@ -15,7 +15,7 @@ from examples.base_model import prepare_base
 from hftune.arguments import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
-from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packings
+from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packing_by_split
 from hftune.data.readers.files import find_files, read_rows
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError
@@ -189,7 +189,7 @@ def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
 )
 def test_what_arguments_ask_for(stage: str, flags: list[str], train: Packing | None, evaluation: Any) -> None:
     *_, args = parse_arguments(stage, [*flags, "--output_dir", "o"])
-    chosen = packings(args, "max_length" if stage == "sft" else "block_size")
+    chosen = packing_by_split(args, "max_length" if stage == "sft" else "block_size")
     assert chosen.get("train") == train
     assert chosen.get("eval") == (train if evaluation is ... else evaluation)
 
@@ -203,7 +203,7 @@ def test_rows_need_a_length() -> None:
     for length, words in ((None, "how long rows are"), (1, "--max_length is 1")):
         args.max_length = length
         with pytest.raises(ArgumentError, match=words):
-            packings(args, "max_length")
+            packing_by_split(args, "max_length")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_settings_of_what_is_not_done_are_said(
     for chosen, expected in ((flags, 1), ([], 0)):
         said.clear()
         *_, args = parse_arguments(stage, [*chosen, "--output_dir", "o"])
-        packings(args, "max_length" if stage == "sft" else "block_size")
+        packing_by_split(args, "max_length" if stage == "sft" else "block_size")
         assert sum(words in line for line in said) == len(said) == expected
 
 

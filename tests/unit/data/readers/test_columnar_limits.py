@@ -13,7 +13,7 @@ import pytest
 from hftune.data.readers import arrow_limits, columnar, columnar_limits
 from hftune.data.readers.arrow_limits import check_arrow
 from hftune.data.readers.columnar import parquet_chunks
-from hftune.data.readers.columnar_limits import MOST, Unbounded, check_rows, check_size
+from hftune.data.readers.columnar_limits import HARD_LIMIT, TooMuchMemory, check_rows, check_size
 from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
 from hftune.data.readers.parquet_probe import MemoryProbe
@@ -43,22 +43,22 @@ def test_the_largest_pages_count_and_not_all() -> None:
 def test_sizes_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     check_size(256 * MIB, 1)
     check_size(300 * MIB, 4 * MIB)
-    with pytest.raises(Unbounded, match="bytes say that they hold"):
+    with pytest.raises(TooMuchMemory, match="bytes say that they hold"):
         check_size(300 * MIB, 2 * MIB)
-    check_size(MOST, MOST)
-    with pytest.raises(Unbounded, match="at most"):
-        check_size(MOST + 1, MOST)
+    check_size(HARD_LIMIT, HARD_LIMIT)
+    with pytest.raises(TooMuchMemory, match="at most"):
+        check_size(HARD_LIMIT + 1, HARD_LIMIT)
     memory = type("Memory", (), {"available": 500 * MIB})
     monkeypatch.setattr(columnar_limits.psutil, "virtual_memory", lambda: memory)
     check_size(256 * MIB, 1)
-    with pytest.raises(Unbounded, match="no memory for"):
+    with pytest.raises(TooMuchMemory, match="no memory for"):
         check_size(300 * MIB, 300 * MIB)
 
 
 def test_rows_that_are_refused() -> None:
     check_rows(4 * MIB, 1)
     check_rows(100_000_000, 1_000_000)
-    with pytest.raises(Unbounded):
+    with pytest.raises(TooMuchMemory):
         check_rows(100_000_001, 1_000_000)
 
 
@@ -124,7 +124,7 @@ def test_a_trial_reads_what_fits_and_refuses_what_does_not(tmp_path: Path) -> No
             probe.read(group, 3)
     with MemoryProbe(bad) as probe:
         probe.read(0, 1)
-        with pytest.raises(Unbounded, match="once it is decoded"):
+        with pytest.raises(TooMuchMemory, match="once it is decoded"):
             probe.read(1, 1)
     with MemoryProbe(broken) as probe:
         probe.read(0, 1)  # whoever reads it says what is wrong
@@ -139,7 +139,7 @@ def test_a_trial_is_made_where_a_row_may_be_too_much(tmp_path: Path, monkeypatch
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": NESTED}), file, row_group_size=5)
     assert len(list(parquet_chunks(file, 256))) == 2 and not tried
-    monkeypatch.setattr(columnar, "AT_ONCE", 1_000_000)
+    monkeypatch.setattr(columnar, "SOFT_LIMIT", 1_000_000)
     # 1.5 million bytes, of five rows: 8 times the average of 300,000 is more than 1,000,000.
     assert len(list(parquet_chunks(file, 256))) == 10 and tried == [(0, 1), (1, 1)]
     monkeypatch.setattr(columnar, "has_long_footer", lambda stream: True)
@@ -153,7 +153,7 @@ def test_large_pages_are_tried_without_lists(tmp_path: Path, monkeypatch: pytest
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": ["x" * 1000] * 100}), file, use_dictionary=False)
     for at_once, expected in ((250_000, []), (150_000, [0])):  # one page of 100,000 bytes
-        monkeypatch.setattr(columnar, "AT_ONCE", at_once)
+        monkeypatch.setattr(columnar, "SOFT_LIMIT", at_once)
         list(parquet_chunks(file, 256))
         assert tried == expected
 
@@ -244,13 +244,13 @@ def test_the_largest_batch_that_is_not_compressed_and_dictionaries_together(monk
                 text = pa.array(["x" * 5000] * count)
                 writer.write_batch(pa.RecordBatch.from_arrays([text, repeated[:count]], schema=schema))
         assert 100_000 < check_arrow(sink, new is pa.ipc.new_file, len(sink.getvalue())) < 101_000
-    monkeypatch.setattr(columnar_limits, "AT_ONCE", 15_000)
+    monkeypatch.setattr(columnar_limits, "SOFT_LIMIT", 15_000)
     monkeypatch.setattr(columnar_limits, "_RATIO", 0)
     table = pa.table({name: repeated for name in "ab"})
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    with pytest.raises(Unbounded, match=r"18\d{3} to be decoded"):
+    with pytest.raises(TooMuchMemory, match=r"18\d{3} to be decoded"):
         check_arrow(sink, True, len(sink.getvalue()))
 
 

@@ -17,7 +17,7 @@ from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEnco
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.scoring import Conversations
+from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import GuardedText, encode_batch, respelled, token_ids
@@ -542,7 +542,7 @@ def test_documents_keep_other_special_tokens() -> None:
 @pytest.mark.parametrize("value", [CHAT, PREFERENCE, STEPWISE], ids=["chat", "pair", "steps"])
 def test_scored_conversations(value: dict[str, Any], mode: str, steps: bool) -> None:
     tokenizer = make_tokenizer()
-    make = Conversations(tokenizer, steps=steps, borders_in_text=mode)
+    make = ScoringEncoder(tokenizer, steps=steps, borders_in_text=mode)
     if mode == "error":
         with pytest.raises(DataError) as caught:
             make(row(5, **value))

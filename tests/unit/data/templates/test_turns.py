@@ -8,7 +8,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.errors import DataError
 from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
 

@@ -16,7 +16,7 @@ from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments import DataArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.packing.rows import Packing, packed
+from hftune.data.packing.rows import Packing, pack_cached
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
@@ -159,7 +159,7 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
 
 def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[TokenizedSource, TokenizedSource]:
     """The part without some records drawn with `seed`, and those."""
-    kept, held = (select(part, found) for found in hold_out(len(part.dataset), percentage, seed))
+    kept, held = (select_records(part, found) for found in hold_out(len(part.dataset), percentage, seed))
     # Read once: what was dropped, and what is known of all records together, is told of the training records.
     counts = Counts(rows=held.counts.used, used=held.counts.used)
     counts.tokens, counts.trained_tokens = held.counts.tokens, held.counts.trained_tokens
@@ -174,12 +174,12 @@ def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[
     return [at for at in range(count) if at not in drawn], sorted(drawn)
 
 
-def first(part: TokenizedSource, limit: int) -> TokenizedSource:
+def limit_source(part: TokenizedSource, limit: int) -> TokenizedSource:
     """At most `limit` records of a part; -1 for all."""
-    return select(part, range(limit)) if 0 < limit < len(part.dataset) else part
+    return select_records(part, range(limit)) if 0 < limit < len(part.dataset) else part
 
 
-def first_over_all(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
+def limit_sources(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
     """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
     sizes = [len(part.dataset) for part in parts]
     if limit < 0 or limit >= sum(sizes):
@@ -188,20 +188,20 @@ def first_over_all(parts: Sequence[TokenizedSource], limit: int, seed: int | Non
     starts = np.cumsum([0, *sizes])
     shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
     return [
-        part if len(own) == size else select(part, own)
+        part if len(own) == size else select_records(part, own)
         for part, own, size in zip(parts, shares, sizes, strict=True)
         if len(own)
     ]
 
 
-def first_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
+def limit_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
     """At most `limit` packed rows of a part, with what is in them counted; -1 for all."""
     rows = len(part.dataset)
     if part.counts.packing is None:
-        return first(part, limit)
+        return limit_source(part, limit)
     if limit < 0 or limit >= rows:
         return part
-    kept = select(part, range(limit))
+    kept = select_records(part, range(limit))
     table = kept.dataset.select_columns(["input_ids", "labels"]).with_format("arrow")[:]
     labels = pc.list_flatten(table["labels"])
     tokens, trained = len(labels), int(pc.sum(pc.not_equal(labels, IGNORE_INDEX)).as_py())
@@ -212,7 +212,7 @@ def first_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
     return replace(kept, counts=counts)
 
 
-def take(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
+def draw_records(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
     """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
 
     Args:
@@ -232,10 +232,10 @@ def take(part: TokenizedSource, number: int | None, seed: int, named: str = "") 
         )
     rounds, rest = divmod(number, size)
     drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
-    return select(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
+    return select_records(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
 
 
-def select(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
+def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
     """Records by their positions, with counts of their own."""
     dataset = part.dataset.select(positions)
     counts = replace(
@@ -256,7 +256,7 @@ def _sum(dataset: Dataset, column: str) -> int:
 # --- several of them ------------------------------------------------------------------------------------------------
 
 
-def join(parts: Sequence[TokenizedSource]) -> TokenizedSource:
+def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     """All records, one part after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -270,7 +270,7 @@ def join(parts: Sequence[TokenizedSource]) -> TokenizedSource:
 
 def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:
     """The records in packed rows."""
-    dataset, counts = packed(
+    dataset, counts = pack_cached(
         part.dataset,
         part.counts,
         packing,

@@ -16,7 +16,7 @@ import xxhash
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.corpus.sources import TokenizedSource
+from hftune.data.sources import TokenizedSource
 from hftune.data.storage.arrow_folder import check_ids, open_folder
 from hftune.data.storage.cache import tokenizer_state
 from hftune.data.tokenizing.counts import Counts

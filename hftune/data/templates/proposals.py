@@ -51,7 +51,7 @@ def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataE
     )
 
 
-class TemplateChoice:
+class TemplateProposals:
     """Proposes templates for one tokenizer, searching once for each sort of fault and not for each record.
 
     Args:
@@ -62,7 +62,7 @@ class TemplateChoice:
         self.tokenizer = tokenizer
         self.found: dict[str, str | None] = {}
 
-    def way_out(self, what: str, otherwise: str, works: Callable[[PreTrainedTokenizerBase], bool]) -> str:
+    def fix_for(self, what: str, otherwise: str, works: Callable[[PreTrainedTokenizerBase], bool]) -> str:
         """What to do about a record: a template that was found to write it, if there is one; or something else.
 
         Args:

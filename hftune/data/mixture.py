@@ -69,7 +69,7 @@ class MixtureSampler(torch.utils.data.Sampler[int]):
 
     Each source is gone through in seeded random orders that are used up before the next begins, over the ends of
     epochs as well: no record comes again before every record of its source has come as often. An epoch depends on
-    (mixture, seed, epoch) alone, so that a run that goes on mid-epoch by skipping indices goes on exactly.
+    (mixture, seed, epoch) alone, so that a run that resumes mid-epoch by skipping indices continues exactly.
 
     Args:
         mixture: Sources and the length of an epoch.

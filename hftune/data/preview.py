@@ -80,14 +80,14 @@ def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     else:
         for side in (name for name in _SIDES if name in example):
             ids = example[side]
-            # Only answers beside a prompt of their own are told apart; a reward model reads prompt and answer as one.
+            # Only answers next to a prompt of their own are told apart; a reward model reads prompt and answer as one.
             trained = side != "prompt_ids" and "prompt_ids" in example
             shown = coloured(ids, ids if trained else [IGNORE_INDEX] * len(ids), tokenizer)
             yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
 
 
 def text_samples(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
-    """The first training examples as pieces of text and whether each is trained; what is very long loses its end.
+    """The first training examples as runs of text and whether each is trained; what is very long loses its end.
 
     An endless dataset is left alone: what is taken from it would not be trained.
     """
@@ -104,7 +104,7 @@ def text_samples(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int)
 
 
 def _cut(text: str, trained: list[tuple[int, int]]) -> list[tuple[str, bool]]:
-    """The text in pieces, without the signs around what is trained."""
+    """The text in runs, without the signs around what is trained."""
     pieces, at = [], 0
     for start, end in trained:
         pieces += [(text[at:start], False), (text[start:end], True)]

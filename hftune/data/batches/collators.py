@@ -29,8 +29,8 @@ class CausalCollator:
             LongTensors of shape (batch, length), length being that of the longest example, rounded up; and, where
             examples have them, loss_weights (batch, length), float32, 0 for padding.
         """
-        apart = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
-        assert apart, "rows of several documents go through FlatCollator"
+        single = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
+        assert single, "rows of several documents go through FlatCollator"
         longest = max(len(feature["input_ids"]) for feature in features)
         length = -(-longest // self.multiple) * self.multiple
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])

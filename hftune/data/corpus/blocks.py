@@ -1,7 +1,7 @@
 """Blocks of tokens for pre-training, from tokenised folders, by number: one dataset for any world.
 
-`BlockDataset[i]` is the i-th block of the whole run, whoever asks. The DataLoader's usual batch sampler deals the
-numbers out to ranks and workers, so that
+`BlockDataset[i]` is the i-th block of the whole run, whoever asks. The DataLoader's usual batch sampler shards the
+numbers over ranks and workers, so that
 
 - the blocks of a step are the same for every number of processes, workers and accumulation steps at the same global
   batch size, and across an interruption;
@@ -9,7 +9,7 @@ numbers out to ranks and workers, so that
 - what has been trained is a number (steps times global batch), not what was fetched ahead.
 
 With several sources the order depends on the weights, so a change of weights (or of the block size) on resuming
-changes the blocks from there on; each source still goes on at its own position, without a repeated or a lost token.
+changes the blocks from there on; each source still continues at its own position, without a repeated or a lost token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Example = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What, beside its documents, decides the order of a source. Must not change while a source is in use."""
+    """What, apart from its documents, decides the order of a source. Must not change while a source is in use."""
 
     seed: int = 42
     logical_shards: int = LOGICAL_SHARDS
@@ -152,7 +152,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         }
 
     def resume(self, state: dict[str, Any]) -> list[str]:
-        """Go on where `state` was taken; the next block is number `state["blocks"]`.
+        """Resume where `state` was taken; the next block is number `state["blocks"]`.
 
         Returns:
             What has changed since, a line each, for the user to see. Shares, block size and the set of sources may.

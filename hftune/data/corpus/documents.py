@@ -16,7 +16,7 @@ COLUMNS = ("input_ids", "tokens")
 """Names of the column of token ids: Hugging Face's, and fms-fsdp's."""
 
 _OPEN_CHUNKS = 4096
-"""Views that are kept. They are cheap to make anew, and a corpus may have millions of Arrow chunks."""
+"""Views that are kept. They are cheap to make again, and a corpus may have millions of Arrow chunks."""
 
 _MAKE_AGAIN = "Give a folder made by `hftune tokenize` or by `Dataset.save_to_disk`."
 
@@ -110,7 +110,7 @@ class Documents:
     def layout(self, boundaries: np.ndarray) -> str:
         """A short digest over the number of documents and the tokens up to each boundary (document numbers).
 
-        Files that were made anew with another tokenizer, other records or another order give another digest.
+        Files that were made again with another tokenizer, other records or another order give another digest.
         """
         counted = [len(self), *(self.tokens_before(int(boundary)) for boundary in boundaries)]
         return hashlib.sha256(np.asarray(counted, dtype=np.int64).tobytes()).hexdigest()[:16]

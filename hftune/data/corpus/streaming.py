@@ -3,8 +3,8 @@
 Files are cut into portions of neighbouring records. What becomes of a portion (tokenised, shuffled, joined into blocks
 where asked) depends on its number and epoch alone, so that any worker of any rank may do it, and the place of an
 example is three numbers: epoch, portion, example. Each example carries them, and the trainer writes down those that
-were *trained*, not those that were fetched. On going on, in any world, the portions that are not done are dealt out
-anew; only the portions in hand are tokenised once more.
+were *trained*, not those that were fetched. On resuming, in any world, the portions that are not done are
+assigned again; only the portions under way are tokenised once more.
 
 Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one portion,
 leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
@@ -46,7 +46,7 @@ class Chunk(Protocol):
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """What decides which examples a portion gives. Must not change when a run goes on.
+    """What decides which examples a portion gives. Must not change when a run resumes.
 
     Attributes:
         data: A fingerprint of the files, the tokenizer and all that `encode` depends on.
@@ -72,7 +72,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         settings: See there.
         rank: Of this process.
         world: Number of processes.
-        drop_bad_records: Count bad records and go on; otherwise the first one ends the run.
+        drop_bad_records: Count bad records and continue; otherwise the first one ends the run.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         workers = 1 if worker is None else worker.num_workers
         share, shares = self.rank * workers + (0 if worker is None else worker.id), self.world * workers
-        dealt, fruitless, dropped = 0, 0, 0
+        assigned, fruitless, dropped = 0, 0, 0
         for epoch in count(self._first_epoch()):
             portions = 0
             for number, portion in enumerate(self._portions()):
                 portions += 1
                 if self.progress.is_done(epoch, number):
                     continue
-                dealt += 1
-                # Dealt on over the ends of epochs: with fewer portions than workers none of them waits for ever.
-                if (dealt - 1) % shares != share:
+                assigned += 1
+                # Assigned across the ends of epochs: with fewer portions than workers none of them waits for ever.
+                if (assigned - 1) % shares != share:
                     continue
                 examples, lost = self._examples(epoch, number, portion)
                 dropped += lost
@@ -130,7 +130,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return {"kind": STATE_KIND, "settings": asdict(self.settings), **progress.to_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on with what was not trained when `state` was taken.
+        """Resume with what was not trained when `state` was taken.
 
         Raises:
             DataError: The data, or what is made of them, have changed.

@@ -1,6 +1,6 @@
 """Which documents share a row: pure functions on lengths, which never see a token.
 
-A document is taken whole or in pieces, and pieces go into bins. All of it is numpy, so that millions of documents take
+A document is one segment or is cut into several, and segments go into bins. All of it is numpy, so that millions of documents take
 seconds, and all of it is deterministic.
 """
 
@@ -16,11 +16,11 @@ IntArray = np.ndarray
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of tokens, in the order of their documents; each array has one entry a piece.
+    """Runs of tokens, in the order of their documents; each array has one entry a segment.
 
     Args:
         document: Index of the document.
-        start: First token of the piece, counted within the document.
+        start: First token of the segment, counted within the document.
         length: Tokens, 1 or more.
     """
 
@@ -31,20 +31,20 @@ class Segments:
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin number b holds the pieces `pieces[offsets[b]:offsets[b + 1]]`, indices in ascending order."""
+    """Bin number b holds the segments `segments[offsets[b]:offsets[b + 1]]`, indices in ascending order."""
 
     segments: IntArray
     offsets: IntArray
 
 
 def whole_documents(lengths: IntArray) -> Segments:
-    """One piece a document; empty documents have none."""
+    """One segment a document; empty documents have none."""
     kept = np.flatnonzero(lengths)
     return Segments(kept, np.zeros_like(kept), lengths[kept])
 
 
 def split_overlong(lengths: IntArray, capacity: int) -> Segments:
-    """As `whole_documents`, but documents above `capacity` tokens in pieces of `capacity` and a rest."""
+    """As `whole_documents`, but documents above `capacity` tokens in segments of `capacity` and a rest."""
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -67,12 +67,12 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
 def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     """Longest first, each into the fullest bin that still has room for it, else into a new one.
 
-    Bins are numbered by their first piece, so that the order of the data survives as far as it can. A length is placed
-    in all bins of one room at a time, which costs time in the number of different lengths and not of documents (but for
-    sorting): a bin that took one piece is the fullest with room for the next one of that length, too.
+    Bins are numbered by their first segment, so that the order of the data survives as far as it can. A length goes
+    into all bins of one room at a time, which costs time in the number of different lengths and not of documents (but for
+    sorting): a bin that took one segment is the fullest with room for the next one of that length, too.
 
     Args:
-        lengths: int64, shape (pieces,), each from 1 to `capacity`.
+        lengths: int64, shape (segments,), each from 1 to `capacity`.
         capacity: Tokens a bin.
     """
     assert len(lengths) == 0 or (lengths.min() >= 1 and lengths.max() <= capacity), "lengths from 1 to capacity"
@@ -131,7 +131,7 @@ class _Rooms:
 
 
 def _in_order(bin_of: IntArray) -> Bins:
-    """Bins numbered by their first piece, from the bin of each piece."""
+    """Bins numbered by their first segment, from the bin of each segment."""
     _, first, renumbered = np.unique(bin_of, return_index=True, return_inverse=True)
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))

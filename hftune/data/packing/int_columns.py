@@ -26,7 +26,7 @@ class IntColumn:
         self.begin: IntArray = _joined([part[:-1] for part in offsets])
 
     def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
-        """The tokens of pieces, one after the other, int32."""
+        """The tokens of segments, one after the other, int32."""
         out = np.empty(int(lengths.sum()), dtype=np.int32)
         at = 0
         begins = (self.begin[documents] + starts).tolist()

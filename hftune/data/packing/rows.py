@@ -53,7 +53,7 @@ class Packing:
 
     Args:
         max_length: Tokens a row, at most.
-        strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for pieces of at most
+        strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for segments of at most
             `max_length`; `wrapped` cuts one stream of all documents, in their order, every `max_length` tokens.
         cross_document_attention: Each row counts as one document: its tokens see all before them.
     """
@@ -148,7 +148,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
 
 
 def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, Bins]:
-    """The pieces of documents of these lengths, and which of them share a row.
+    """The segments of documents of these lengths, and which of them share a row.
 
     Raises:
         DataError: A document longer than `max_length` with `bfd`.

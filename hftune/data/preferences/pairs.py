@@ -95,7 +95,7 @@ class PairEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
-        """As the flags of run_rm.py and run_dpo.py say."""
+        """The encoder that the flags of run_rm.py and run_dpo.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),

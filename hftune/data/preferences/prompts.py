@@ -63,7 +63,7 @@ class PromptEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
-        """As the flags of run_rl.py say."""
+        """The encoder that the flags of run_rl.py ask for."""
         return cls(
             tokenizer,
             max_prompt_length=args.max_prompt_length,

@@ -15,6 +15,6 @@ class RewardEncoder:
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments) -> Encoder:
-        """As the flags of run_rm.py say."""
+        """The encoder that the flags of run_rm.py ask for."""
         kinds: dict[str, type[Encoder]] = {"outcome": RewardPairEncoder, "process": StepEncoder}
         return kinds[args.reward_kind].from_arguments(tokenizer, args)

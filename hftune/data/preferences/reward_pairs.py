@@ -53,7 +53,7 @@ class RewardPairEncoder(PairEncoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
-        """As the flags of run_rm.py say."""
+        """The encoder that the flags of run_rm.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),
@@ -121,7 +121,7 @@ class RewardPairEncoder(PairEncoder):
 
 
 def source_of(row: Row) -> str:
-    """Where a record comes from, as figures are told apart: its `source` or `data_source`, else its file's name."""
+    """Where a record comes from, by which figures are grouped: its `source` or `data_source`, else its file's name."""
     for name in ("source", "data_source"):
         if isinstance(row.value.get(name), str) and row.value[name]:
             return str(row.value[name])

@@ -76,7 +76,7 @@ class StepEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments) -> StepEncoder:
-        """As the flags of run_rm.py say."""
+        """The encoder that the flags of run_rm.py ask for."""
         return cls(
             tokenizer,
             max_length=args.max_length,

@@ -48,7 +48,7 @@ class Chunk(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[RowOrError]:
-        """The records in order. A bad one is a DataError with its place and kind; reading goes on behind it."""
+        """The records in order. A bad one is a DataError with its place and kind; reading continues behind it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ Change = Callable[[Any], Any]
 
 
 def _change(kind: pa.DataType) -> Change | None:
-    """What has to be done to the values of a type beside turning them into Python; None for nothing.
+    """What has to be done to the values of a type after turning them into Python; None for nothing.
 
     Objects lose their nulls: Arrow gives each object the fields of all, null where it had none. What `datasets` stores
     as JSON, because its records differ in type, is decoded.

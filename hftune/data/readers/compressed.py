@@ -20,7 +20,7 @@ _WINDOW = 1 << 27
 """Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory."""
 _MAX_WINDOW = 1 << 31
 _WINDOW_A_BYTE = 16
-"""A file that is small beside its window gains nothing by it, and only wants memory."""
+"""A file that is small against its window gains nothing by it, and only wants memory."""
 
 
 def _gzip(size: int) -> Any:
@@ -38,7 +38,7 @@ _NAMES = {".gz": "gzip", ".zst": "zstd"}
 
 
 class DecompressionError(Exception):
-    """The compressed file cannot be read on; `error` says so, without a line."""
+    """The compressed file cannot be read any further; `error` says so, without a line."""
 
     def __init__(self, error: DataError) -> None:
         self.error = error

@@ -1,7 +1,7 @@
 """Files to rows, each of which knows the file and line it came from.
 
 Nothing is guessed and nothing is skipped: a record that cannot be read is a DataError with its place and the decoder's
-own words. Blank lines are the one thing passed over.
+message. Blank lines are the one thing passed over.
 
 `chunks` costs little and is for the parent process; `chunk.rows()` parses, in whichever process that is.
 """
@@ -61,7 +61,7 @@ SUFFIXES = (
 """What a data file's name may end with."""
 
 _ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
-# What lies beside data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
+# What lies next to data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
@@ -83,7 +83,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
     notice. Of a folder that `datasets` saved, the files are those that it lists. Links to files and folders are
-    followed, wherever they lead: that is how people gather data.
+    followed, even out of the folder: that is how people gather data.
 
     Args:
         path: File or folder; `~` is expanded.
@@ -145,14 +145,14 @@ def _no_file(file: Path) -> str:
 
 
 def _data_of(root: Path, flag: str) -> list[Path]:
-    """All visible files of a folder but companions, in one fixed order."""
+    """All visible files of a folder but metadata, in one fixed order."""
     _check_splits(root, flag)
     visible = _visible_files(root)
     listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
     found = []
     for file in visible:
         names = listed.get(file.parent)
-        # Beside its data, `datasets` leaves caches of earlier maps and filters: the same records again.
+        # Next to its data, `datasets` leaves caches of earlier maps and filters: the same records again.
         is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
         if not is_left and not _is_metadata(file):
             found.append(file)

@@ -191,7 +191,7 @@ def _one(window: _Window) -> str:
         try:
             _, end = _DECODER.raw_decode(window.text, window.position)
         except json.JSONDecodeError as error:
-            # An open string, or a fault at the very end of the window, may only mean that the record goes on behind it.
+            # An open string, or a fault at the very end of the window, may only mean that more of the record follows.
             cut = error.msg.startswith("Unterminated string") or error.pos >= len(window.text) - 16
             if cut and window.grow():
                 continue
@@ -199,7 +199,7 @@ def _one(window: _Window) -> str:
             raise _Broken(_words(error, window), line) from error
         except RecursionError as error:
             raise _Broken("nested too deep to find the end of the record", window.line) from error
-        # A number goes on until something else follows; only then is its end known.
+        # A number continues until something else follows; only then is its end known.
         if end == len(window.text) and window.grow():
             continue
         return window.take(end)

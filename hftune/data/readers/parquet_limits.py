@@ -16,7 +16,7 @@ _HEADER, _MAX_HEADER = 1 << 12, 16 << 20
 _DICTIONARY_PAGE, _BY_NUMBER, _BY_PREFIX = 2, (2, 8), 7
 """A kind of page, and encodings: by number in the dictionary, or by what a value shares with the one before."""
 _A_VALUE = 32
-"""Bytes of levels, offsets and numbers, at most, that a value takes beside its own."""
+"""Bytes of levels, offsets and numbers, at most, that a value takes on top of its own."""
 _LONG_DICTIONARY = 4 << 20
 _LONG_FOOTER = 1 << 20
 """Three bytes of a footer may describe a column, of which Arrow remembers a thousand."""

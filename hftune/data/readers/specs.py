@@ -80,12 +80,12 @@ def _weight(part: str | float, place: str) -> float:
 
 def _separate(text: str) -> list[str]:
     """The parts of a text between commas and blanks; of those that exist as a path together, the most are one part."""
-    pieces = _SEPARATOR.split(text.strip())
+    parts = _SEPARATOR.split(text.strip())
     found, start = [], 0
-    while start < len(pieces):
-        joined = ["".join(pieces[start:end]) for end in range(len(pieces), start, -1)]
-        # Pieces and separators alternate, so an odd number of them begins and ends with a piece.
-        whole = next((part for part in joined[len(joined) % 2 == 0 :: 2] if _exists(part)), pieces[start])
+    while start < len(parts):
+        joined = ["".join(parts[start:end]) for end in range(len(parts), start, -1)]
+        # Names and separators alternate, so an odd number of them begins and ends with a name.
+        whole = next((part for part in joined[len(joined) % 2 == 0 :: 2] if _exists(part)), parts[start])
         found.append(whole)
         start += 2 * len(_SEPARATOR.findall(whole)) + 2
     return [part for part in found if part]

@@ -81,7 +81,7 @@ PAIRS = (
     Format("query, response and rejected_response", ("query", "response", "rejected_response")),
     Format("ERNIEKit with sorted responses", ("src", "response", "sort")),
 )
-"""A better and a worse answer; the prompt stands beside them, or both begin with it."""
+"""A better and a worse answer; the prompt stands in another column, or both begin with it."""
 
 LABELLED = (
     Format("messages and label", ("messages", "label")),
@@ -157,7 +157,7 @@ def is_labelled(value: Mapping[str, Any]) -> bool:
 
 
 def refuse_media(value: Mapping[str, Any], origin: str) -> None:
-    """Refuse a record with pictures, sound or film beside its text: their placeholders would be trained as words.
+    """Refuse a record with pictures, sound or film next to its text: their placeholders would be trained as words.
 
     Raises:
         DataError: One of the columns is filled.

@@ -53,7 +53,7 @@ STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
 
 _CALLS = ("function_call", "tool_call")
-# Texts beside the content; in one order, whatever the order in the record.
+# Texts next to the content; in one order, whatever the order in the record.
 _KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
@@ -173,13 +173,13 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
 
 
 def _content(turn: dict[str, Any]) -> Any:
-    """What a turn says: value beside from, content beside role; tables fill the other pair with nulls."""
+    """What a turn says: value with from, content with role; tables fill the other pair with nulls."""
     first, second = ("value", "content") if turn.get("from") is not None else ("content", "value")
     return turn[first] if turn.get(first) is not None else turn.get(second)
 
 
 def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
-    """A message of text, with the calls that OpenAI writes beside it (`tool_calls`; before 2024, `function_call`)."""
+    """A message of text, with the calls that OpenAI writes next to it (`tool_calls`; before 2024, `function_call`)."""
     calls = turn.get("tool_calls") or turn.get("function_call")
     if role == "assistant" and type(content) is list:
         return _from_parts(content, calls, origin, where)
@@ -202,7 +202,7 @@ def _from_parts(parts: list[Any], calls: Any, origin: str, where: str) -> Messag
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:
-    """An assistant must say or call something. A user may say nothing: to a cut answer, it means go on."""
+    """An assistant must say or call something. A user may say nothing: after a cut answer, it means: continue."""
     if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
         raise DataError(
             f"{where} is an empty assistant turn",

@@ -86,7 +86,7 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
 
 
 def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:
-    """One of the two answers. Without a prompt beside it, it must be a conversation, perhaps as JSON."""
+    """One of the two answers. Without a prompt column, it must be a conversation, perhaps as JSON."""
     value = row.value[key]
     if prompt is not None or not isinstance(value, str):
         return fields.answer(row, key)
@@ -168,7 +168,7 @@ def _split_prompt(
     while common and chosen[common - 1]["role"] == "assistant":
         common -= 1
     shared = chosen[:common]
-    # A prompt beside whole conversations (as in UltraFeedback) must be the end of what they share.
+    # A prompt next to whole conversations (as in UltraFeedback) must be the end of what they share.
     if prompt is not None and shared[len(shared) - len(prompt) :] != prompt and shared != prompt:
         raise DataError(
             '"chosen" and "rejected" are whole conversations that do not share the prompt given beside them',

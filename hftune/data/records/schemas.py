@@ -236,12 +236,12 @@ def describe_format(value: dict[str, Any], script: str) -> str:
     if found is None:
         home = script_for(value)
         return f"no format that {script} reads" + (f"; it looks like data for {home}" if home else "")
-    beside = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
+    extras = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
     if "instruction" in found.keys and filled(value, "input"):
-        beside.append("input")
-    used = f", with {', '.join(beside)}" if beside else ""
+        extras.append("input")
+    used = f", with {', '.join(extras)}" if extras else ""
     columns = " and ".join(f'"{key}"' for key in found.keys)
-    left = sorted(set(value) - set(found.keys) - set(beside))
+    left = sorted(set(value) - set(found.keys) - set(extras))
     unused = f"; not used: {', '.join(left[:8])}{', ...' if len(left) > 8 else ''}" if left else ""
     if script == "run_rl.py":
         unused = f"; for the reward functions: {', '.join(left[:8])}" if left else ""

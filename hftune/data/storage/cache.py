@@ -63,7 +63,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
 
 def _add_file(digest: xxhash.xxh3_128, file: Path) -> None:
     with open_file(file) as stream:
-        # The suffix decides how a file is read; the size keeps two files apart from one with the same bytes.
+        # The suffix decides how a file is read; the size tells two files from one with the same bytes.
         digest.update(f"\0{''.join(file.suffixes).lower()} {os.fstat(stream.fileno()).st_size}\0".encode())
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
@@ -178,7 +178,7 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
 
 
 def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
-    """Write beside the entry, then rename: no reader ever sees half an entry."""
+    """Write next to the entry, then rename: no reader ever sees half an entry."""
     with work_folder(entry.parent, f".{entry.name[:16]}-") as work:
         fresh, old = work / "fresh", work / "old"
         fresh.mkdir(mode=0o700)

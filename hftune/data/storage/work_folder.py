@@ -17,7 +17,7 @@ _RANDOM = r"[a-z0-9_]{8}"
 
 
 class WorkFolder:
-    """An empty folder that is this process's until `remove`; its lock, beside it, is free once the process is dead.
+    """An empty folder that is this process's until `remove`; its lock, next to it, is free once the process is dead.
 
     Dead ones of the same kind that lie in `parent` are removed first, but only those of this machine: whether a process
     of another one is alive cannot be told on every network drive.

@@ -60,7 +60,7 @@ class Renderer:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """As `render`."""
+        """The text of a conversation; see `render`."""
         return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
 
     def marks(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[Span] | None:

@@ -24,7 +24,7 @@ class SpanFinder:
         tokenizer: With the chat template to use.
         train_everything: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
-        by_marks: As `TurnFinder`'s.
+        by_marks: See `TurnFinder`.
         borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
     """
 

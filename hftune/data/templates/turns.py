@@ -72,7 +72,7 @@ class TurnFinder:
         """
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
-        # A template that marks a turn in pieces, or not at all, says less than what can be found.
+        # A template that marks a turn in parts, or not at all, says less than what can be found.
         marked = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
         spans = []
         for index in turns[-1:] if last_turn_only else turns:

@@ -86,7 +86,7 @@ class ChatEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: SFTArguments) -> ChatEncoder:
-        """As the flags of run_sft.py say."""
+        """The encoder that the flags of run_sft.py ask for."""
         return cls(
             tokenizer,
             max_length=args.max_length,

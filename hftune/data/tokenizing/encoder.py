@@ -54,7 +54,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that decides the result beside the records and the tokenizer; plain values, for the fingerprint."""
+        """All that decides the result apart from the records and the tokenizer; plain values, for the fingerprint."""
 
     @abstractmethod
     def parse(self, row: Row) -> Any:
@@ -87,7 +87,7 @@ def write_tokenised(
 
     Args:
         workers: Processes that read and encode.
-        on_bad_record: "error", or "drop" to count them and go on.
+        on_bad_record: "error", or "drop" to count them and continue.
         columns: From `parse_columns`.
         progress: Show a bar on stderr if it takes longer than two seconds.
 
@@ -181,7 +181,7 @@ def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
 
 
 def _describe(folder: Path) -> None:
-    """The two small files that `datasets.load_from_disk` wants beside the data."""
+    """The two small files that `datasets.load_from_disk` wants next to the data."""
     dataset = Dataset.from_file(str(folder / _FILE))
     state: dict[str, Any] = {
         "_data_files": [{"filename": _FILE}],

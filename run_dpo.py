@@ -10,17 +10,17 @@ from hftune.errors import run_script
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
     from hftune.data.preferences.labelled import preference_encoder
     from hftune.data.splits import load_splits
-    from hftune.models.adapters import add_adapter
-    from hftune.models.loading import load_causal_lm
-    from hftune.models.reference import load_reference
-    from hftune.models.tokenizer import load_tokenizer
-    from hftune.preflight.preference_checks import settle_rows
+    from hftune.models.adapters.preparation import add_adapter
+    from hftune.models.loading.causal_lm import load_causal_lm
+    from hftune.models.loading.reference_model import load_reference
+    from hftune.models.loading.tokenizer import load_tokenizer
+    from hftune.preflight.rules.preference import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer
 

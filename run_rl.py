@@ -12,15 +12,15 @@ from hftune.errors import run_script
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, adapter_args, training_args = parse_arguments("rl")
 
     from hftune.data.preferences.prompts import PromptEncoder
     from hftune.data.splits import load_splits
-    from hftune.models.adapters import add_adapter
-    from hftune.models.loading import load_causal_lm
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.adapters.preparation import add_adapter
+    from hftune.models.loading.causal_lm import load_causal_lm
+    from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.rewards import load_judges, load_rewards
     from hftune.trainers.rl import rl_trainer

@@ -10,15 +10,15 @@ from hftune.errors import run_script
 
 def main() -> None:
     """Parse, check, tokenise, load, train, save."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
     from hftune.data.preferences.reward_encoder import RewardEncoder
     from hftune.data.splits import load_splits
-    from hftune.models.adapters import add_adapter
-    from hftune.models.loading import load_reward_model
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.adapters.preparation import add_adapter
+    from hftune.models.loading.causal_lm import load_reward_model
+    from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.reward_trainers import reward_trainer
 

@@ -77,7 +77,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a step, and MiB that steps need beyond model and gradients."""
     from transformers import LlamaConfig, LlamaModel
 
-    import hftune.models.attention  # noqa: F401  registers ours
+    import hftune.models.attention.choice  # noqa: F401  registers ours
 
     torch.set_num_threads(args.threads)
     config = LlamaConfig(**{**SMOLLM2, **({"num_hidden_layers": 3} if args.quick else {})})

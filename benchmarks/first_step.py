@@ -44,10 +44,10 @@ FLAGS = shlex.split(
 PARTS = {
     "imports and arguments": ("hftune.stage", "start_run", "enter"),
     "checks before the model": ("hftune.stage", "start_run", "leave"),
-    "tokenizer": ("hftune.models.tokenizer", "load_tokenizer", "leave"),
+    "tokenizer": ("hftune.models.loading.tokenizer", "load_tokenizer", "leave"),
     "data": ("hftune.data.splits", "load_splits", "leave"),
-    "model": ("hftune.models.loading", "load_causal_lm", "leave"),
-    "adapter": ("hftune.models.adapters", "add_adapter", "leave"),
+    "model": ("hftune.models.loading.causal_lm", "load_causal_lm", "leave"),
+    "adapter": ("hftune.models.adapters.preparation", "add_adapter", "leave"),
 }
 
 

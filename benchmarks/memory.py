@@ -244,9 +244,9 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 def plan_of(case: Case, flags: list[str]) -> Any:
     """What hftune says before a run of these arguments."""
-    from hftune.arguments import parse_arguments
-    from hftune.models.configs import model_config
-    from hftune.models.skeleton import skeleton
+    from hftune.arguments.entry import parse_arguments
+    from hftune.models.loading.config import model_config
+    from hftune.models.loading.skeleton import skeleton
     from hftune.tools.planning.planner import Planner
 
     model_args, _, adapter_args, training_args = parse_arguments(case.stage, flags)
@@ -266,7 +266,7 @@ def import_all(stage: str) -> None:
     import torch
     from torch.optim import AdamW
 
-    import hftune.models.loading
+    import hftune.models.loading.causal_lm
     import hftune.stage  # noqa: F401
 
     trainers = {"rm": "reward"}

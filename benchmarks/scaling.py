@@ -172,10 +172,10 @@ def modelled(argv: list[str]) -> dict[str, float]:
 
 def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None, nodes: int = 1) -> Any:
     """The choice that flags make, the model's size, its skeleton and the cluster."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.distributed import ranks
-    from hftune.models.configs import model_config
-    from hftune.models.skeleton import skeleton
+    from hftune.models.loading.config import model_config
+    from hftune.models.loading.skeleton import skeleton
     from hftune.preflight.devices import cluster_here, cluster_of
     from hftune.tools.planning.planner import Planner
 

@@ -74,7 +74,7 @@ def _from_package(folder: Path) -> str:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from hftune.models.gguf import forget_gguf
+    from hftune.models.loading.gguf import forget_gguf
 
     model = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF, dtype=torch.float32, trust_remote_code=False)
     forget_gguf(model)

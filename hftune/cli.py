@@ -193,12 +193,12 @@ def ask(argv: list[str]) -> None:
 def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     """The encoder of the script that `argv` names, its data arguments and its training arguments."""
     stage, argv = _stage(argv, command)
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
 
     model_args, data_args, _, training_args = parse_arguments(stage, argv)
 
     from hftune.errors import raise_together
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.preflight.checks import check_data_flags, check_model_folder
 
     raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])

@@ -14,28 +14,31 @@ from peft import PeftModel
 from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.recipe import recipe
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.batches import keep_global_batch
-from hftune.checkpoints.chain import whole_chain
-from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.file_records import record_result
+from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.model_card import model_card
-from hftune.checkpoints.resume import begins_anew, find_checkpoint, say_if_done, set_aside_checkpoints
-from hftune.checkpoints.warm import settle_warm_start
+from hftune.checkpoints.resume import find_checkpoint, rename_old_checkpoints, report_nothing_left, starts_fresh
+from hftune.checkpoints.warm_start import apply_warm_start
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.logging import get_logger, notice, notices
-from hftune.models.attention import settle_batches
+from hftune.models.adapters.initialisation import check_same_initialisation
+from hftune.models.attention.choice import decide_padding_free
 from hftune.models.heads import head_of
-from hftune.models.initialisation import check_same_start
-from hftune.models.vocabulary import describe_vocabulary
+from hftune.models.vocabulary.growth import describe_vocabulary
 from hftune.preflight.checks import check_run
-from hftune.preflight.vocabulary_checks import follow_adapter
+from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
@@ -68,7 +71,7 @@ def start_run(
 ) -> Run:
     """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
     watchdog.start(training_args.hang_timeout)
-    settle_warm_start(model_args, adapter_args, training_args)
+    apply_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
     leave_as_it_was(Path(str(training_args.output_dir)))
     hold_output(Path(str(training_args.output_dir)), create=False)
@@ -77,7 +80,7 @@ def start_run(
     keep_global_batch(training_args, data_args)
     _complete_chain(adapter_args)
     follow_adapter(model_args, adapter_args)
-    settle_batches(model_args, training_args)
+    decide_padding_free(model_args, training_args)
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
@@ -175,8 +178,8 @@ def _train(
     args = run.training_args
     resume = find_checkpoint(args)
     if resume:
-        say_if_done(args, resume)
-        check_same_start(trainer.model, resume)
+        report_nothing_left(args, resume)
+        check_same_initialisation(trainer.model, resume)
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
@@ -216,7 +219,7 @@ def _begin(
     """The first that a run writes into its output folder."""
     _place_log(args)
     if anew and ranks.is_main():
-        set_aside_checkpoints(Path(str(args.output_dir)))
+        rename_old_checkpoints(Path(str(args.output_dir)))
     if not manifests.is_complete(args.output_dir):
         # A finished result keeps its manifest until the new one replaces it (`save_result`).
         _write(args, manifest)
@@ -244,7 +247,7 @@ def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:
         _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
     ranks.barrier()
     saved = f"{name} is saved" if there else "checkpoints are kept" if step else "there is nothing to save"
-    how = "the same command" + (" with --resume_from_checkpoint auto" if begins_anew(args) else "")
+    how = "the same command" + (" with --resume_from_checkpoint auto" if starts_fresh(args) else "")
     return Preempted(f"stopped at step {step}, {saved}: {how} resumes")
 
 

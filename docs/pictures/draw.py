@@ -138,11 +138,11 @@ def stages() -> str:
 
 def record(model: str, data: str) -> str:
     """The first record as the tokens that run_sft.py trains on, those with a loss marked."""
-    from hftune.arguments import parse_arguments
+    from hftune.arguments.entry import parse_arguments
     from hftune.constants import IGNORE_INDEX
     from hftune.data.splits import load_splits
     from hftune.data.tokenizing.chats import ChatEncoder
-    from hftune.models.tokenizer import load_tokenizer
+    from hftune.models.loading.tokenizer import load_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
         flags = ["--model_name_or_path", model, "--train_file_dir", data, "--output_dir", folder]

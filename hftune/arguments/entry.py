@@ -23,7 +23,8 @@ from hftune.visible import say
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
     from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
-    from hftune.arguments.training import PTArguments, RMArguments, SFTArguments, StageArguments
+    from hftune.arguments.reward import RMArguments
+    from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 
     RLArguments = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments
 

@@ -94,7 +94,7 @@ class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
 
     @property
     def flat_batches(self) -> bool:
-        """Once `preflight.preference_checks.settle_rows` has decided what was left open."""
+        """Once `preflight.rules.preference.settle_rows` has decided what was left open."""
         return bool(self.padding_free)
 
     @property

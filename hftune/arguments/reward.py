@@ -1,13 +1,18 @@
-"""What a reward model learns, and what is kept beside it."""
+"""How a reward model is trained, and what is kept alongside it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import trl
+
+from hftune.arguments.lengths import PairLengths
+from hftune.arguments.training import StageArguments
+
 
 @dataclass
-class RewardFields:
-    """What run_rm.py adds to TRL's `RewardConfig`."""
+class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
+    """Reward model on preference pairs, or on labelled steps."""
 
     reward_kind: str = field(
         default="outcome",
@@ -51,3 +56,20 @@ class RewardFields:
     train_on_last_step_only: bool = field(
         default=False, metadata={"help": "Learn from the last labelled step of an answer only."}
     )
+
+    def __post_init__(self) -> None:
+        self.settle_lengths()
+        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
+        self.label_smoothing_factor = 0.0
+        super().__post_init__()
+
+    @property
+    def head(self) -> str:
+        """What is trained, in the manifest's word."""
+        return "steps" if self.reward_kind == "process" else "score"
+
+    @property
+    def flat_batches(self) -> bool:
+        """Padding-free ones are."""
+        return bool(self.padding_free)

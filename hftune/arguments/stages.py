@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
-import hftune.arguments
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
@@ -24,19 +24,19 @@ from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, UserError
 
 STAGES = {
-    "pt": "PTArguments",
-    "sft": "SFTArguments",
-    "rm": "RMArguments",
-    "dpo": "DPOArguments",
-    "rl": "GRPOArguments",
+    "pt": "hftune.arguments.training:PTArguments",
+    "sft": "hftune.arguments.training:SFTArguments",
+    "rm": "hftune.arguments.reward:RMArguments",
+    "dpo": "hftune.arguments.preference:DPOArguments",
+    "rl": "hftune.arguments.reinforcement:GRPOArguments",
 }
-"""The training arguments of each stage, in `hftune.arguments`, which makes a class when it is asked for."""
+"""The training arguments of each stage; imported when they are asked for: each brings its part of TRL along."""
 
 ALGORITHMS = {
-    "grpo": "GRPOArguments",
-    "rloo": "RLOOArguments",
-    "ppo": "PPOArguments",
-    "online_dpo": "OnlineDPOArguments",
+    "grpo": "hftune.arguments.reinforcement:GRPOArguments",
+    "rloo": "hftune.arguments.reinforcement:RLOOArguments",
+    "ppo": "hftune.arguments.reinforcement:PPOArguments",
+    "online_dpo": "hftune.arguments.reinforcement:OnlineDPOArguments",
 }
 """Those of each --rl_algorithm."""
 
@@ -90,13 +90,8 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
     launch.prepare_environment()  # before transformers and peft, which come with the first class
-    training = _arguments_class(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    training = resolve_name(ALGORITHMS.get(algorithm or "", STAGES[stage]))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
-
-
-def _arguments_class(name: str) -> type:
-    found: type = getattr(hftune.arguments, name)
-    return found
 
 
 def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
@@ -150,7 +145,7 @@ def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
     if name in known:
         return []
-    classes = {algorithm: _arguments_class(training) for algorithm, training in ALGORITHMS.items()}
+    classes = {algorithm: resolve_name(training) for algorithm, training in ALGORITHMS.items()}
     return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
 
 

@@ -11,14 +11,12 @@ from transformers import TrainingArguments
 from hftune.arguments.borders import BorderFields
 from hftune.arguments.checkpointing import CheckpointingFields
 from hftune.arguments.given import GIVEN_NAMES
-from hftune.arguments.lengths import PairLengths
 from hftune.arguments.long_context import TilingFields
 from hftune.arguments.measuring import MeasuringFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.precision import PrecisionFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.arguments.reward import RewardFields
 from hftune.arguments.watching import WatchFields
 from hftune.distributed import building, ds_config, ds_keys, launch, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
@@ -281,25 +279,3 @@ class SFTArguments(StageArguments, trl.SFTConfig):
     def flat_batches(self) -> bool:
         """Packed and padding-free ones are."""
         return self.packing or bool(self.padding_free) or bool(self.eval_packing)
-
-
-@dataclass
-class RMArguments(StageArguments, PairLengths, RewardFields, trl.RewardConfig):
-    """Reward model on preference pairs, or on labelled steps."""
-
-    def __post_init__(self) -> None:
-        self.settle_lengths()
-        # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
-        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
-        self.label_smoothing_factor = 0.0
-        super().__post_init__()
-
-    @property
-    def head(self) -> str:
-        """What is trained, in the manifest's word."""
-        return "steps" if self.reward_kind == "process" else "score"
-
-    @property
-    def flat_batches(self) -> bool:
-        """Padding-free ones are."""
-        return bool(self.padding_free)

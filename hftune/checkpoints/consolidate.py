@@ -17,7 +17,7 @@ from torch import Tensor
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
-from hftune.checkpoints.pieces import WEIGHTS, Pieces
+from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
 from hftune.nearby import missing_folder
@@ -118,7 +118,7 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
         (output / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _tensors(pieces: Pieces, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
+def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
     """Shape and reader of each tensor under the name that it is saved by: all, or an adapter's own."""
     read: dict[str, tuple[tuple[int, ...], Read]] = {
         name: (shape, partial(pieces.read, name, WEIGHTS)) for name, shape in pieces.shapes.items()

@@ -1,4 +1,4 @@
-"""The files of DeepSpeed's engine, opened as `Pieces`: ZeRO 1 to 3, and what `ds_to_universal` makes of them."""
+"""The files of DeepSpeed's engine, opened as `ShardedState`: ZeRO 1 to 3, and what `ds_to_universal` makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.pieces import WEIGHTS, Flat, Pieces, numel_of, settings_of, share_of
+from hftune.checkpoints.sharded_state import WEIGHTS, Shard, ShardedState, group_settings, make_shard, numel_of
 from hftune.errors import ManifestError, shown
 from hftune.opening.files import read_bytes
 from hftune.opening.folders import stray
@@ -64,7 +64,7 @@ def _refuse_stray(place: Path) -> None:
         raise problem
 
 
-def open_engine(folder: Path) -> Pieces:
+def open_engine(folder: Path) -> ShardedState:
     """What DeepSpeed's engine wrote in `global_stepN`, under any ZeRO stage above 0, or `ds_to_universal` made of it.
 
     Raises:
@@ -81,7 +81,7 @@ def open_engine(folder: Path) -> Pieces:
         ) from problem
 
 
-def _open(folder: Path) -> Pieces:
+def _open(folder: Path) -> ShardedState:
     if (folder / UNIVERSAL).is_dir():
         return _universal(folder)
     files = {int(match[1]): file for file in folder.glob("*_optim_states.pt") if (match := _RANK.search(file.name))}
@@ -113,7 +113,7 @@ def load(file: Path) -> Any:
     return load_torch(file, allow=DEEPSPEED, mmap=True)
 
 
-def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> Pieces:
+def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> ShardedState:
     shapes = _shapes(about)
     ranks = []
     for state in states:
@@ -127,16 +127,16 @@ def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: l
             held = base["state"].get(group["params"][0], {})
             sizes = {weights.numel(), weights.numel() + padding}
             whole = sum(numel_of(shapes[name]) for name in starts) if group.get("use_muon") else None
-            shares.append(share_of(weights, held, starts, sizes, whole=whole))
+            shares.append(make_shard(weights, held, starts, sizes, whole=whole))
         ranks.append(shares)
     apart = {*shapes, *(about.get("buffer_names") or ()), *(about.get("shared_params") or ())}
     kept = {**(about.get("module") or {}), **(about.get("frozen_param_fragments") or {})}
     frozen = {name: partial(_same, value) for name, value in kept.items() if name not in apart}
     stage = int(states[0].get("zero_stage", 1))
-    return _described(Pieces(stage, shapes, _groups(about), ranks, frozen=frozen), about, states)
+    return _described(ShardedState(stage, shapes, _groups(about), ranks, frozen=frozen), about, states)
 
 
-def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> Pieces:
+def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> ShardedState:
     world, ranks = len(states), []
     for rank, state in enumerate(states):
         shares = []
@@ -149,7 +149,7 @@ def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[P
                 offset += size
             weights = state["fp32_flat_groups"][number].flatten()
             held = state["optimizer_state_dict"]["state"].get(order[number], {})
-            shares.append(share_of(weights, held, starts, {weights.numel()}))
+            shares.append(make_shard(weights, held, starts, {weights.numel()}))
         ranks.append(shares)
     frozen = {}
     if about.get("frozen_param_shapes"):
@@ -158,20 +158,20 @@ def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[P
             name: partial(_joined, [part[name] for part in parts], tuple(shape))
             for name, shape in about["frozen_param_shapes"].items()
         }
-    return _described(Pieces(3, _shapes(about), _groups(about), ranks, frozen=frozen), about, states)
+    return _described(ShardedState(3, _shapes(about), _groups(about), ranks, frozen=frozen), about, states)
 
 
-def _described(pieces: Pieces, about: dict[str, Any], states: list[dict[str, Any]]) -> Pieces:
+def _described(pieces: ShardedState, about: dict[str, Any], states: list[dict[str, Any]]) -> ShardedState:
     pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps") if key in about}
     names = set(about.get("buffer_names") or ())
     pieces.buffers = {name: value for name, value in (about.get("module") or {}).items() if name in names}
     pieces.shared = dict(about.get("shared_params") or {})
     base = states[0].get("base_optimizer_state") or states[0].get("optimizer_state_dict") or states[0]
-    pieces.settings = settings_of(base.get("param_groups", ()))
+    pieces.settings = group_settings(base.get("param_groups", ()))
     return pieces
 
 
-def _universal(folder: Path) -> Pieces:
+def _universal(folder: Path) -> ShardedState:
     """One share a parameter, each with a file a state. Shapes are not in the files of every stage; elements are."""
     common = load(folder / UNIVERSAL / "optimizer_state.pt")
     about = load(next(iter(sorted(folder.glob("*_model_states.pt")))))
@@ -187,11 +187,11 @@ def _universal(folder: Path) -> Pieces:
                 scalars[file.stem] = value
         if place.name in shapes:
             count = numel_of(shapes[place.name])
-            shares.append(Flat(tensors, {place.name: (0, count)}, scalars=scalars or _steps(common)))
+            shares.append(Shard(tensors, {place.name: (0, count)}, scalars=scalars or _steps(common)))
         else:
             frozen[place.name] = partial(_same, tensors[WEIGHTS])
     groups = [[name for name in share.starts] for share in shares]
-    return _described(Pieces(None, shapes, groups, [shares], frozen=frozen), about, [common])
+    return _described(ShardedState(None, shapes, groups, [shares], frozen=frozen), about, [common])
 
 
 def _steps(common: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hftune.arguments.given import given_in_file, given_on_command_line, take_config
 from hftune.arguments.names.table import table
-from hftune.checkpoints.contents import record_input
+from hftune.checkpoints.file_records import record_input
 from hftune.distributed.ds_config import SHIPPED
 
 READ = {

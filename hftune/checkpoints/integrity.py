@@ -47,7 +47,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return record if whole and "files" in record else None
 
 
-def what_is_wrong(folder: Path) -> str | None:
+def checkpoint_fault(folder: Path) -> str | None:
     """Why nothing can go on from a checkpoint; None where it is whole.
 
     One that another tool wrote has no record: its state, its weights and, under DeepSpeed, its tag are looked at.

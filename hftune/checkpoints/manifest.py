@@ -12,7 +12,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.contents import result_files
+from hftune.checkpoints.file_records import result_files
 from hftune.constants import MANIFEST_NAME
 from hftune.opening.model_files import read_checked
 from hftune.publishing.disk import write_file

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hftune.arguments import StageArguments
-from hftune.checkpoints.everywhere import missing_pieces, newest_on_all
-from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, what_is_wrong
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, altered_files, checkpoint_fault
 from hftune.checkpoints.manifest import is_complete
+from hftune.checkpoints.unshared_storage import missing_shards, newest_common_step
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -34,7 +34,7 @@ PARTIAL = ".partial"
 
 
 @dataclass
-class Found:
+class FoundCheckpoint:
     """The newest whole checkpoint of a folder.
 
     Attributes:
@@ -54,11 +54,11 @@ def checkpoints(output_dir: Path) -> list[Path]:
     return [folder for _, folder in sorted(numbered, reverse=True)]
 
 
-def newest_whole(output_dir: Path) -> Found:
+def newest_whole(output_dir: Path) -> FoundCheckpoint:
     """The newest checkpoint that a run can go on from."""
-    found = Found()
+    found = FoundCheckpoint()
     for folder in checkpoints(output_dir):
-        fault = _altered(folder) or what_is_wrong(folder)
+        fault = _altered(folder) or checkpoint_fault(folder)
         if fault is None:
             found.folder = folder
             break
@@ -66,25 +66,25 @@ def newest_whole(output_dir: Path) -> Found:
     return found
 
 
-def newest_on_all_machines(output_dir: Path) -> Found:
+def newest_on_all_machines(output_dir: Path) -> FoundCheckpoint:
     """The newest checkpoint that is whole on every machine; every rank must ask, and gets the same one.
 
     The first process of a machine looks for all of it. Machines that share their files have the same answer.
     """
     looks = ranks.local_rank() == 0
-    own = newest_whole(output_dir) if looks else Found()
+    own = newest_whole(output_dir) if looks else FoundCheckpoint()
     step = steps_done(own.folder)[0] if own.folder else None
-    found, differ = newest_on_all(step, _older_whole(output_dir, step) if looks else [])
+    found, differ = newest_common_step(step, _older_whole(output_dir, step) if looks else [])
     if differ and found is None:
-        return Found(disagreement="; ".join(differ))
+        return FoundCheckpoint(disagreement="; ".join(differ))
     if differ:
         notice(f"machines have different newest checkpoints ({'; '.join(differ)}): all go on from checkpoint-{found}")
-    return Found(output_dir / f"checkpoint-{found}" if found is not None else None, own.skipped)
+    return FoundCheckpoint(output_dir / f"checkpoint-{found}" if found is not None else None, own.skipped)
 
 
 def _older_whole(output_dir: Path, newest: int | None) -> list[int]:
     """Steps of whole checkpoints up to the newest, which was read to the last byte; the others are looked at."""
-    folders = [folder for folder in checkpoints(output_dir) if newest is not None and what_is_wrong(folder) is None]
+    folders = [folder for folder in checkpoints(output_dir) if newest is not None and checkpoint_fault(folder) is None]
     return [step for folder in folders if (step := steps_done(folder)[0]) <= (newest or 0)]
 
 
@@ -94,7 +94,7 @@ def find_checkpoint(args: StageArguments) -> str | None:
     Raises:
         ArgumentError: Nothing can go on from the folder that was named or found.
     """
-    found = asked_for(args)
+    found = requested_checkpoint(args)
     for folder, fault in found.skipped:
         notice(f"{folder} is skipped: {fault}")
     raise_together(resume_problems(found))
@@ -104,27 +104,27 @@ def find_checkpoint(args: StageArguments) -> str | None:
     return str(found.folder) if found.folder else None
 
 
-def asked_for(args: StageArguments) -> Found:
+def requested_checkpoint(args: StageArguments) -> FoundCheckpoint:
     """What `--resume_from_checkpoint` means, in silence; a folder that was named is there, whole or not."""
-    if begins_anew(args):
-        return Found()
+    if starts_fresh(args):
+        return FoundCheckpoint()
     if not _wants_newest(args):
-        return Found(Path(str(args.resume_from_checkpoint)))
+        return FoundCheckpoint(Path(str(args.resume_from_checkpoint)))
     if not ranks.is_distributed():
         return newest_whole(Path(args.output_dir or ""))
     # Asked by a collective, so once only: later some processes may have met a problem that others have not.
-    known: Found | None = vars(args).get("_agreed_checkpoint")
+    known: FoundCheckpoint | None = vars(args).get("_agreed_checkpoint")
     if known is None:
         known = vars(args)["_agreed_checkpoint"] = newest_on_all_machines(Path(args.output_dir or ""))
     return known
 
 
-def resume_problems(found: Found) -> Iterator[UserError]:
+def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
     """Why nothing can go on from what was asked for."""
     if found.folder and not found.folder.is_dir():
         yield missing_folder(found.folder, FLAG, "a checkpoint, or auto for the newest whole one")
         return
-    fault = _altered(found.folder) or what_is_wrong(found.folder) if found.folder else None
+    fault = _altered(found.folder) or checkpoint_fault(found.folder) if found.folder else None
     if found.disagreement:
         yield ArgumentError(
             f"no checkpoint is whole on every machine: {found.disagreement}",
@@ -153,7 +153,7 @@ def resume_problems(found: Found) -> Iterator[UserError]:
             fix=f"start anew from its weights, in another --output_dir: --warm_start {found.folder}",
         )
     elif found.folder:
-        yield from missing_pieces(found.folder)
+        yield from missing_shards(found.folder)
         yield from strays(found.folder)
         yield from _programs(found.folder)
 
@@ -170,7 +170,7 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
         return
     if is_complete(Path(args.output_dir)):
         return  # said by what looks at the folder: there is nothing to resume
-    found = [folder for folder in checkpoints(Path(args.output_dir)) if what_is_wrong(folder) is None]
+    found = [folder for folder in checkpoints(Path(args.output_dir)) if checkpoint_fault(folder) is None]
     if not found:
         return
     anew = f"to begin anew: --resume_from_checkpoint none, which renames them ({found[0].name}{REPLACED})"
@@ -184,7 +184,7 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
     )
 
 
-def set_aside_checkpoints(output_dir: Path) -> None:
+def rename_old_checkpoints(output_dir: Path) -> None:
     """Rename the checkpoints of an earlier run, so that nothing takes them for those of the one that begins."""
     for folder in checkpoints(output_dir):
         kept = free_name(folder.with_name(f"{folder.name}{REPLACED}"))
@@ -205,7 +205,7 @@ def has_weights_only(folder: Path) -> bool:
     return not any(folder.glob("global_step*")) and not any(folder.glob("*optimizer*"))
 
 
-def begins_anew(args: StageArguments) -> bool:
+def starts_fresh(args: StageArguments) -> bool:
     """Whether nothing is to be resumed."""
     return str(args.resume_from_checkpoint or "").lower() in _ANEW
 
@@ -214,7 +214,7 @@ def _wants_newest(args: StageArguments) -> bool:
     return str(args.resume_from_checkpoint).lower() in ("auto", "last", "true")
 
 
-def say_if_done(args: StageArguments, resume: str) -> None:
+def report_nothing_left(args: StageArguments, resume: str) -> None:
     """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
     steps, epochs = steps_done(Path(resume))
     if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
@@ -238,7 +238,9 @@ def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Pa
     """
     if not limit or limit <= 0:
         return []
-    whole = [folder for folder in checkpoints(output_dir) if what_is_wrong(folder) is None and not added_files(folder)]
+    whole = [
+        folder for folder in checkpoints(output_dir) if checkpoint_fault(folder) is None and not added_files(folder)
+    ]
     kept = whole[:1] + [folder for folder in whole[1:] if best and folder.resolve() == Path(best).resolve()]
     others = [folder for folder in whole if folder not in kept]
     doomed = others[max(0, limit - len(kept)) :]
@@ -267,7 +269,7 @@ def remove_leftovers(output_dir: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
         place = output_dir / folder.name.removeprefix(".").removesuffix(".old")
-        if not is_there(place) and what_is_wrong(folder) is None:
+        if not is_there(place) and checkpoint_fault(folder) is None:
             folder.rename(place)  # the run was killed in the middle of an exchange
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import DataArguments, PTArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.data.corpus.schedule import as_shares

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, concatenate_datasets
 
-from hftune.arguments import DataArguments
+from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import Packing, pack_cached
 from hftune.data.readers.columns import parse_columns

@@ -9,7 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
-from hftune.arguments import DataArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import Packing, packing_by_split
 from hftune.data.readers.specs import parse_sources

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from hftune.arguments import DataArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.data.packing.rows import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns

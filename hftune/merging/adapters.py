@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ManifestError, raise_together
 from hftune.nearby import no_adapter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import raise_together
 from hftune.nearby import not_had
 from hftune.weight_files import weight_files

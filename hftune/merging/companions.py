@@ -11,12 +11,12 @@ from hftune.checkpoints.reward_scale import FIELD
 from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.pretrained import pretrained, telling_faults
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.opening.folders import copy_file, copy_folder, strays
 from hftune.opening.json_file import read_json
 
 if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
+    from hftune.models.vocabulary.growth import Growth
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -96,7 +96,7 @@ def describe_tokenizer(folder: Path) -> dict[str, Any] | None:
         return None
     from tokenizers import Tokenizer
 
-    with telling_faults(folder / "tokenizer.json"):
+    with reporting_damage(folder / "tokenizer.json"):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return {
         "fingerprint": text_fingerprint(tokenizer.to_str()),

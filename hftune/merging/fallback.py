@@ -14,7 +14,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.merging.plan import Plan
 from hftune.merging.reference import load_adapter, load_base
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 
 
 def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int:

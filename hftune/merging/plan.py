@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.chain import chain_problems
+from hftune.checkpoints.adapter_chain import chain_problems
 from hftune.checkpoints.reward_scale import FIELD
 from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
@@ -24,13 +24,13 @@ from hftune.merging.resolve import Outputs
 from hftune.merging.settle import settle
 from hftune.merging.skeleton import read_config
 from hftune.merging.tensors import NAMES
-from hftune.models.layers import check_layers
+from hftune.models.loading.layer_numbers import check_layers
 from hftune.preflight.bases import check_recorded_base
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import weight_shapes
 
 if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
+    from hftune.models.vocabulary.growth import Growth
 
 FLAG = "--peft_model_path"
 LARGEST_WEIGHT = 1_000
@@ -78,7 +78,7 @@ class Plan:
         grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
         if not grew:
             return None
-        from hftune.models.vocabulary import recorded_growth  # brings transformers along
+        from hftune.models.vocabulary.growth import recorded_growth  # brings transformers along
 
         return recorded_growth(grew[0])
 

@@ -19,7 +19,7 @@ from hftune.merging.updates import Fold, Recipe, Replace, ReplaceRows, Update
 from hftune.weight_files import StoredTensor
 
 if TYPE_CHECKING:
-    from hftune.models.vocabulary import Growth
+    from hftune.models.vocabulary.growth import Growth
 
 
 class Unknown(Exception):
@@ -227,7 +227,7 @@ def _replace(stored: StoredTensor) -> Spec:
 
 
 def grown(growth: Growth, shape: tuple[int, ...]) -> Spec:
-    """The rows that training gave a weight with a row a token before it began (`hftune.models.vocabulary`)."""
+    """The rows that training gave a weight with a row a token before it began (`hftune.models.vocabulary.growth`)."""
     return Spec(("grow", repr(growth)), lambda piece, before: lambda: Grow(growth), (growth.rows, *shape[1:]))
 
 
@@ -241,7 +241,7 @@ class Grow:
     def __call__(self, block: Tensor | None, start: int, rows: int) -> Tensor:
         """See `Update`."""
         assert block is not None, "only what is there can grow"
-        from hftune.models.vocabulary import resized_rows  # brings transformers along
+        from hftune.models.vocabulary.growth import resized_rows  # brings transformers along
 
         return resized_rows(block, self.growth)
 

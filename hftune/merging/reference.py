@@ -21,9 +21,9 @@ from hftune.errors import ArgumentError, ManifestError
 from hftune.merging.adapters import Adapter
 from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
-from hftune.models.gguf import forget_gguf
-from hftune.models.pretrained import pretrained, telling_faults
-from hftune.models.vocabulary import grow
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
+from hftune.models.loading.gguf import forget_gguf
+from hftune.models.vocabulary.growth import grow
 from hftune.weight_files import weight_shapes
 
 
@@ -118,7 +118,7 @@ def load_adapter(model: Any, folder: Path) -> PeftModel:
         config = PeftConfig.from_pretrained(str(folder))
         if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
             config.task_type = None  # peft's class for causal LMs wants a model that generates
-        with telling_faults(folder):
+        with reporting_damage(folder):
             adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         text = " ".join(str(error).split())

@@ -19,7 +19,7 @@ from hftune.weight_files import StoredTensor, stored_tensors
 
 if TYPE_CHECKING:
     from hftune.merging.plan import Plan
-    from hftune.models.vocabulary import Growth
+    from hftune.models.vocabulary.growth import Growth
 
 
 def settle(plan: Plan) -> Plan:

@@ -17,8 +17,8 @@ import torch
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
-from hftune.models.config_sizes import check_config
-from hftune.models.pretrained import from_config, pretrained
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import from_config, pretrained
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def _tail(name: str, pattern: str) -> str:
 
 
 def quantised_linears(model: Any, *, eight_bit: bool) -> list[str]:
-    """Names of the modules that bitsandbytes quantises when hftune loads a model (`hftune.models.quantization`).
+    """Names of the modules that bitsandbytes quantises when hftune loads a model (`models/loading/quantization`).
 
     transformers keeps heads whole (quantizers.base.get_keys_to_not_convert); in 8 bit hftune names them itself.
     """

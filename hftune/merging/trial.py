@@ -10,7 +10,7 @@ from typing import Any
 from hftune.distributed.launch import prepare_environment
 from hftune.errors import ManifestError
 from hftune.logging import get_logger, notice
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 
 prepare_environment()
 

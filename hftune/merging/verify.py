@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ManifestError
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 
 PROMPTS = (
     "Who are you?",

@@ -19,7 +19,7 @@ SOFTMAX_ROUTERS = ("deepseek_v2",)
 """Those with a softmax of which transformers computes no load-balancing loss itself."""
 
 
-def experts_of(config: PreTrainedConfig) -> int:
+def expert_count(config: PreTrainedConfig) -> int:
     """Experts that a router chooses from; 0 where the model is no mixture of experts."""
     text = config.get_text_config()
     return max((int(getattr(text, name, None) or 0) for name in _COUNTS), default=0)
@@ -27,10 +27,10 @@ def experts_of(config: PreTrainedConfig) -> int:
 
 def is_mixture(config: PreTrainedConfig) -> bool:
     """Whether a model of this config has experts."""
-    return experts_of(config) > 1
+    return expert_count(config) > 1
 
 
-def scores_of(config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Tensor] | None:
+def router_shares(config: PreTrainedConfig) -> Callable[[torch.Tensor], torch.Tensor] | None:
     """From router logits (tokens, experts) to shares of each expert that add up to 1; None where that is not known."""
     text = config.get_text_config()
     if text.model_type in SIGMOID_ROUTERS:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from hftune.arguments import DPOArguments, PTArguments, RLFields, RMArguments, SFTArguments, StageArguments
 from hftune.arguments.checkpointing import FULL
-from hftune.models.configs import row_length
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.models.loading.config import row_length
 
 PER_TOKEN = 34
 """Bytes a token and unit of hidden size that a layer keeps in 16 bit."""

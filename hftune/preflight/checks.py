@@ -7,34 +7,38 @@ from pathlib import Path
 
 import torch
 
-from hftune.arguments import AdapterArguments, DataArguments, ModelArguments, RMArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import is_complete, read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention import attention_for
-from hftune.models.configs import model_config
+from hftune.models.attention.choice import attention_for
+from hftune.models.loading.config import model_config
 from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
-from hftune.preflight.adapter_checks import check_adapters
-from hftune.preflight.content_checks import check_contents
-from hftune.preflight.data_checks import check_data_flags, check_streaming, check_tokenized, check_turn_weights
-from hftune.preflight.expert_checks import check_experts
-from hftune.preflight.hub_checks import check_hub
-from hftune.preflight.kernel_checks import check_device, check_liger
-from hftune.preflight.model_checks import check_model
-from hftune.preflight.node_checks import check_nodes
-from hftune.preflight.optimizer_checks import check_optimizer
-from hftune.preflight.parallel_checks import check_parallel
-from hftune.preflight.preference_checks import check_preferences
-from hftune.preflight.quantisation_checks import check_float8, check_quantisation, check_stored_quantised
-from hftune.preflight.resume_checks import check_resume, check_resumed_groups
-from hftune.preflight.reward_checks import check_reward
-from hftune.preflight.rl_checks import check_rl
-from hftune.preflight.schedule_checks import check_schedule
-from hftune.preflight.sequence_checks import check_sequence
-from hftune.preflight.tracker_checks import check_trackers
-from hftune.preflight.vocabulary_checks import check_vocabulary
+from hftune.preflight.rules.adapters import check_adapters
+from hftune.preflight.rules.contents import check_contents
+from hftune.preflight.rules.data import check_data_flags, check_streaming, check_tokenized, check_turn_weights
+from hftune.preflight.rules.expert_parallel import check_experts
+from hftune.preflight.rules.hub import check_hub
+from hftune.preflight.rules.kernels import check_device, check_liger
+from hftune.preflight.rules.machines import check_nodes
+from hftune.preflight.rules.model import check_model
+from hftune.preflight.rules.optimizer import check_optimizer
+from hftune.preflight.rules.preference import check_preferences
+from hftune.preflight.rules.quantisation import check_float8, check_quantisation, check_stored_quantised
+from hftune.preflight.rules.resume import check_resume, check_resumed_groups
+from hftune.preflight.rules.reward import check_reward
+from hftune.preflight.rules.rl import check_rl
+from hftune.preflight.rules.schedule import check_schedule
+from hftune.preflight.rules.sequence_parallel import check_sequence
+from hftune.preflight.rules.tensor_parallel import check_parallel
+from hftune.preflight.rules.trackers import check_trackers
+from hftune.preflight.rules.vocabulary import check_vocabulary
 from hftune.publishing.disk import free_room, is_there, writing_problem
 from hftune.weight_files import weight_files
 

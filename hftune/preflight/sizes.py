@@ -10,13 +10,16 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments, DPOArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_keys import DsConfig
-from hftune.models.adapter_configs import usable_quantisers
-from hftune.models.adapters import lora_config
-from hftune.models.freezing import plan_freezing
-from hftune.models.loading import weight_dtype
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.preparation import lora_config
+from hftune.models.adapters.saved_config import usable_quantisers
+from hftune.models.loading.causal_lm import weight_dtype
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
 from hftune.weight_files import weight_shapes
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import disable_dropout_in_model
 
-from hftune.arguments import DPOArguments
+from hftune.arguments.preference import DPOArguments
 from hftune.data.splits import Splits
-from hftune.models.answer_head import add_answer_head
-from hftune.models.vocabulary import vocabulary_rows
+from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.references import PRECOMPUTED, References
@@ -36,7 +36,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     Args:
         model: As it is trained.
-        args: Settled by `preflight.preference_checks.settle_rows`.
+        args: Settled by `preflight.rules.preference.settle_rows`.
         ref_model: Another model as reference; None: the model as it is now.
         starts_as_base: Whether the model with its adapter off is what it is with it on.
     """

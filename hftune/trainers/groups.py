@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
 from hftune.trainers.muon import muon_scale
 

@@ -14,7 +14,7 @@ from hftune.data.batches.collators import FlatCollator
 from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
-from hftune.models.float8 import unrounded
+from hftune.models.kernels.float8 import without_float8
 from hftune.models.miniature import decoder_layers
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
@@ -71,7 +71,7 @@ def plainly(model: nn.Module, args: Any) -> Iterator[None]:
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     deep = args.ds_resolved is not None and asks_for_compiling(args.ds_resolved)
     eagerly = args.torch_compile and not deep and attention != "flex_attention"
-    with unrounded(model), torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
+    with without_float8(model), torch.compiler.set_stance("force_eager") if eagerly else nullcontext():
         yield
 
 

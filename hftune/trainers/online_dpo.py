@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hftune.arguments import OnlineDPOArguments
+from hftune.arguments.reinforcement import OnlineDPOArguments
 from hftune.trainers.rollouts import Answers, Batch, RolloutTrainer
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hftune.models.shared_prompts import SharedPrompts
+from hftune.models.attention.shared_prompts import SharedPrompts
 
 NUMBERS = {
     "margin": "differences",

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hftune.arguments import DPOArguments
-from hftune.models.answer_head import AnswerOutput
+from hftune.arguments.preference import DPOArguments
+from hftune.models.kernels.answer_head import AnswerOutput
 from hftune.trainers.features.feature import Inputs, Run
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.references import References

@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from hftune.arguments import PTArguments
+from hftune.arguments.training import PTArguments
 from hftune.data.splits import Splits
 from hftune.trainers import metrics
 from hftune.trainers.features.answer_loss import AnswerLoss

@@ -21,13 +21,13 @@ from torch import Tensor
 from hftune.checkpoints.consolidate import exported_name
 from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.pieces import MUON_MOMENTUM, ROW, WEIGHTS, Pieces, from_optimizer
+from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
 from hftune.distributed import ranks, zero_state
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
-from hftune.models.initialisation import started_from, trained_factors
+from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import opened
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.feature import Run
@@ -57,8 +57,8 @@ def reshard(run: Run, checkpoint: str) -> None:
             setattr(engine, counter, value)
 
 
-def open_pieces(run: Run, checkpoint: str, optimizer: Any, names: dict[Tensor, str]) -> Pieces:
-    """Pieces of ZeRO's, or of a torch optimizer, whose numbers mean the groups that this run has as well."""
+def open_pieces(run: Run, checkpoint: str, optimizer: Any, names: dict[Tensor, str]) -> ShardedState:
+    """ShardedState of ZeRO's, or of a torch optimizer, whose numbers mean the groups that this run has as well."""
     folder = engine_folder(checkpoint)
     if folder is not None and ((folder / UNIVERSAL).is_dir() or any(folder.glob("*_optim_states.pt"))):
         return open_engine(folder)
@@ -116,13 +116,13 @@ def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
         )
 
 
-def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], checkpoint: str) -> None:
+def check_pieces(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str], checkpoint: str) -> None:
     """A checkpoint has all that this run trains, and in a form that can be cut.
 
     Raises:
         ManifestError: It has not.
     """
-    odd = pieces.cannot_be_cut()
+    odd = pieces.unsplittable_states()
     trained = {names[member]: member for group in optimizer_members(optimizer) for member in group}
     shapes = {name: tuple(getattr(member, "ds_shape", member.shape)) for name, member in trained.items()}
     wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
@@ -138,7 +138,7 @@ def check_pieces(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], check
     raise ManifestError(cause, place="--resume_from_checkpoint", fix=fix)
 
 
-def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: list[float]) -> None:
+def deal_out(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str], rates: list[float]) -> None:
     """Fill an optimizer's weights and states from the pieces of a checkpoint; under ZeRO every rank must.
 
     Args:
@@ -156,7 +156,7 @@ def deal_out(pieces: Pieces, optimizer: Any, names: dict[Tensor, str], rates: li
     zero_state.put_back(optimizer, weights, states, Groups(pieces.settings, rates))
 
 
-def _states(pieces: Pieces, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
+def _states(pieces: ShardedState, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
     """The optimizer's states of a slot, as its state dict has them."""
     kept = [name for name in slot.members if len(pieces.states(name)) > 1 or pieces.scalars(name)]
     if not kept:  # no step has touched these
@@ -184,7 +184,7 @@ def _with_rows(states: dict[str, Any]) -> dict[str, Any]:
     return {key: torch.stack(value) if isinstance(value, list) else value for key, value in states.items()}
 
 
-def _reader(pieces: Pieces, key: str) -> Callable[[str, int, int], Tensor]:
+def _reader(pieces: ShardedState, key: str) -> Callable[[str, int, int], Tensor]:
     def read(name: str, begin: int, numel: int) -> Tensor:
         if key not in pieces.states(name):
             return torch.zeros(numel)
@@ -193,7 +193,7 @@ def _reader(pieces: Pieces, key: str) -> Callable[[str, int, int], Tensor]:
     return read
 
 
-def describe(pieces: Pieces) -> str:
+def describe(pieces: ShardedState) -> str:
     """Who wrote a checkpoint, in words."""
     if pieces.stage is None:
         return "processes that held all of it"
@@ -235,8 +235,8 @@ def _exported(checkpoint: str, model: Any, grouped: list[list[str]]) -> dict[str
     """Readers of the weights that were exported with a checkpoint, by the names of the live model."""
     files = {name: file for file in weight_files(checkpoint) for name in read_header(file)}
     readers: dict[str, Callable[[], Tensor]] = {name: partial(_stored, name, file) for name, file in files.items()}
-    if started_from(model):  # saved as an adapter of the whole base
-        readers = _from_module(trained_factors({name: read() for name, read in readers.items()})[0])
+    if initial_factors(model):  # saved as an adapter of the whole base
+        readers = _from_module(split_plain_lora({name: read() for name, read in readers.items()})[0])
     wanted = [name for group in grouped for name in group]
     lost = [name for name in wanted if exported_name(name) not in readers]
     if lost:

@@ -13,10 +13,10 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import RMArguments
+from hftune.arguments.reward import RMArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.models.vocabulary import vocabulary_rows
+from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.score_scale import ScoreScale, numbered
 from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report

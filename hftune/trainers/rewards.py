@@ -13,9 +13,9 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from hftune.arguments import ModelArguments
+from hftune.arguments.model import ModelArguments
 from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
-from hftune.checkpoints.chain import whole_chain
+from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
@@ -23,14 +23,14 @@ from hftune.data.templates.turn_token_guard import mode_for_answers
 from hftune.distributed.zero import not_partitioned
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
-from hftune.models.adapter_configs import read_lora_config
-from hftune.models.agreement import grow_as_recorded
-from hftune.models.config_sizes import check_config
-from hftune.models.folding import fold_adapters
-from hftune.models.pretrained import pretrained
-from hftune.models.stored import check_loaded
+from hftune.models.adapters.folding import fold_adapters
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.builtin_rewards import builtin_reward
 from hftune.trainers.score_batches import StepReward
 from hftune.trainers.text_keeping import keeping_text

@@ -10,13 +10,13 @@ import trl
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.vocabulary import vocabulary_rows
+from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.trainers.dynamic_sampling import DynamicSampling
 from hftune.trainers.online import OnlineTrainer
 from hftune.trainers.online_dpo import OnlineDPOTrainer

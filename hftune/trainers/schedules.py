@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 from transformers.trainer_utils import SchedulerType
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 

@@ -11,7 +11,7 @@ from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments import SFTArguments
+from hftune.arguments.training import SFTArguments
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.data.splits import Splits
 from hftune.trainers.features.answer_loss import AnswerLoss

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import get_last_checkpoint
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.models.vocabulary import vocabulary_rows
+from hftune.models.vocabulary.growth import vocabulary_rows
 from hftune.publishing.uploads import hub_errors
 from hftune.trainers.features.adapter_precision import AdapterPrecision
 from hftune.trainers.features.checkpoints import Checkpoints

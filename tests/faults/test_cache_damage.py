@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
-from hftune.arguments import DataArguments
+from hftune.arguments.data import DataArguments
 from hftune.data.corpus import sources as parts
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents

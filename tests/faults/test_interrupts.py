@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.checkpoints.resume import newest_whole
 from tests.conftest import NETGUARD, ROOT, free_port, without_launcher
 from tests.faults.at_terminal import AtTerminal
@@ -227,4 +227,4 @@ def figures(output: Path) -> list[dict[str, float]]:
 def test_whole_checkpoints_are_told_from_others(tmp_path: Path) -> None:
     """What `stopped_well` relies on."""
     (tmp_path / "checkpoint-3").mkdir()
-    assert what_is_wrong(tmp_path / "checkpoint-3") is not None
+    assert checkpoint_fault(tmp_path / "checkpoint-3") is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.digests import digest
 from hftune.tools.reporting.lineage import trace
 
@@ -55,7 +55,7 @@ def test_a_killed_pipeline_comes_to_the_same(
         assert steps[0] == steps[1], f"{stage} took a step more after its last checkpoint"
     assert answers(tmp_path / "harmed") == answers(tmp_path / "unharmed")
     for checkpoint in (tmp_path / "harmed").glob("*/checkpoint-*"):
-        assert what_is_wrong(checkpoint) is None
+        assert checkpoint_fault(checkpoint) is None
     logs = "".join(log.read_text(errors="replace") for log in (tmp_path / "harmed" / "logs").iterdir())
     assert "is skipped:" not in logs, "something half written was taken for a checkpoint"
     assert trace(tmp_path / "harmed" / f"{stages[-1]}-merged").all_faults() == []

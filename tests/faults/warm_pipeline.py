@@ -20,7 +20,6 @@ from pathlib import Path
 
 import psutil
 
-from hftune.arguments import parse_arguments  # noqa: F401  imported before the fork
 from hftune.checkpoints.manifest import is_complete
 from hftune.cli import dispatch
 from hftune.errors import run_script

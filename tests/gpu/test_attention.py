@@ -10,9 +10,9 @@ import transformers
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from hftune.data.batches.collators import FlatCollator
-from hftune.models.attention import causal_class
-from hftune.models.segments import SEGMENTS
-from hftune.models.varlen import VARLEN, has_varlen
+from hftune.models.attention.choice import causal_class
+from hftune.models.attention.segments import SEGMENTS
+from hftune.models.attention.varlen import VARLEN, has_varlen
 from hftune.trainers.isolation import prove_apart
 
 pytestmark = [

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.checkpointing import Recomputation
 from hftune.distributed.launch import has_async_files
-from hftune.models.checkpointing import recompute
+from hftune.models.kernels.activation_checkpointing import recompute
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hftune.models.answer_head import add_answer_head
-from hftune.models.segments import SEGMENTS
-from hftune.models.varlen import VARLEN, has_varlen
+from hftune.models.attention.segments import SEGMENTS
+from hftune.models.attention.varlen import VARLEN, has_varlen
+from hftune.models.kernels.answer_head import add_answer_head
 from hftune.trainers.pair_batches import PairCollator
 from tests.parity.test_packing import tiny
 from tests.parity.test_pair_layouts import NOT_OF_THE_MODEL, records

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.resume import find_checkpoint
 from hftune.data.splits import Splits
 from hftune.distributed import ranks

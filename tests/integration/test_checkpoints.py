@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.consolidate import consolidate
-from hftune.checkpoints.integrity import read_record, what_is_wrong
+from hftune.checkpoints.integrity import checkpoint_fault, read_record
 
 TWO = "deepspeed --num_gpus 2"
 
@@ -45,7 +45,7 @@ def test_told_to_stop_a_run_saves_and_goes_on(
     assert stopped.code == 75, stopped.output[-3000:]
     assert "SIGUSR1: saving a checkpoint at step 5" in stopped.output
     (checkpoint,) = (tmp_path / "stopped").glob("checkpoint-*")
-    assert what_is_wrong(checkpoint) is None
+    assert checkpoint_fault(checkpoint) is None
     record = read_record(checkpoint)
     assert record is not None and record["world_size"] == 2 and record["zero_stage"] == stage
     assert json.loads((tmp_path / "stopped" / "hftune.json").read_text())["status"] == "interrupted"

@@ -31,7 +31,7 @@ def results(
     run: Callable, tiny_model: Path, tiny_data: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[float]]:
     """Losses of four steps: of each kind alone, and under each of its ZeRO stages on two processes."""
-    from tests.unit.models.test_loading import write_gguf
+    from tests.unit.models.loading.test_config import write_gguf
 
     folder = tmp_path_factory.mktemp("cells")
     models = {name: tiny_model for name in KINDS}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 from tests.conftest import CHATS, ROOT, Finished, _write_jsonl, tiny_tokenizer

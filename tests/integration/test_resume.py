@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from hftune.checkpoints.engine_files import open_engine
-from hftune.checkpoints.pieces import WEIGHTS
+from hftune.checkpoints.sharded_state import WEIGHTS
 
 # Three steps an epoch, of which the last has two records; stopped in the second epoch, ended in the third.
 RECORDS, BATCH, STEPS, STOP = 10, 4, 7, 4

@@ -9,12 +9,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset

@@ -10,13 +10,13 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
-from hftune.models.adapters import add_adapter
-from hftune.models.answer_head import add_answer_head
-from hftune.models.loading import load_causal_lm
-from hftune.models.segments import SEGMENTS
-from hftune.preflight.preference_checks import settle_rows
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.attention.segments import SEGMENTS
+from hftune.models.kernels.answer_head import add_answer_head
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.losses.table import LOSSES
 from hftune.trainers.pair_batches import PairCollator

@@ -9,15 +9,15 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import LOSS_TYPES
 from hftune.data.preferences.labelled import preference_encoder
 from hftune.data.splits import load_splits
 from hftune.errors import UserError
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm
-from hftune.models.reference import load_reference
-from hftune.preflight.preference_checks import check_preferences, settle_rows
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reference_model import load_reference
+from hftune.preflight.rules.preference import check_preferences, settle_rows
 from hftune.trainers.dpo import DPOTrainer
 
 ERNIEKIT = {

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.sft import SFTTrainer
 
 IDS = torch.arange(3, 19)[None]

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from hftune.arguments import DataArguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder

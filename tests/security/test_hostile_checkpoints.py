@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.consolidate import consolidate
 from hftune.checkpoints.engine_files import engine_folder, open_engine
-from hftune.checkpoints.resume import Found, resume_problems
+from hftune.checkpoints.resume import FoundCheckpoint, resume_problems
 from hftune.errors import UserError, raise_together
 from tests.security.pickles import FORMS
 from tests.unit.checkpoints.zero_files import write
@@ -33,7 +33,7 @@ def consolidates(checkpoint: Path, output: Path) -> None:
 
 def resumes(checkpoint: Path, output: Path) -> None:
     """What preflight asks before a model loads."""
-    raise_together(resume_problems(Found(checkpoint)))
+    raise_together(resume_problems(FoundCheckpoint(checkpoint)))
 
 
 def opens(checkpoint: Path, output: Path) -> None:

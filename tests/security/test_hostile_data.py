@@ -22,15 +22,16 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from hftune.arguments import DataArguments, bounded_yaml
+from hftune.arguments import bounded_yaml
+from hftune.arguments.data import DataArguments
 from hftune.arguments.given import given_in_file
-from hftune.checkpoints.contents import record_input
+from hftune.checkpoints.file_records import record_input
 from hftune.data.readers import compressed
 from hftune.data.readers.base import MAX_RECORD_BYTES
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.preflight.data_checks import check_sources
+from hftune.preflight.rules.data import check_sources
 from hftune.tools.pipeline.placed import read_yaml
 
 FLAG = "--train_file_dir"

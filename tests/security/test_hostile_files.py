@@ -21,14 +21,14 @@ from transformers import AutoModelForCausalLM
 
 from hftune.arguments.export import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.arguments.vocabulary import VocabArguments
-from hftune.checkpoints.contents import record_result
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.file_records import record_result
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.errors import UserError, raise_together
-from hftune.models.vocabulary import new_tokens, recorded_growth
+from hftune.models.vocabulary.growth import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
-from hftune.preflight.content_checks import check_contents
+from hftune.preflight.rules.contents import check_contents
 from hftune.tools.export.run import export
 from hftune.tools.vocabulary.build import load_base_tokenizer
 from tests.unit.merging.models import make_adapter, merge

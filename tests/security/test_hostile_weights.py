@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hftune.errors import UserError
 from hftune.merging.companions import describe_tokenizer
 from hftune.merging.reference import load_adapter as load_to_merge
-from hftune.models.folding import load_adapter
-from hftune.models.pretrained import pretrained
+from hftune.models.adapters.folding import load_adapter
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.tools.vocabulary.domain import domain_tokens
 from tests.security.pickles import FORMS
 from tests.unit.merging.models import make_adapter

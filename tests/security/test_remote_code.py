@@ -17,18 +17,18 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.stages import parse_vocab_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
-from hftune.models import configs
-from hftune.models import skeleton as planned
-from hftune.models.loading import load_causal_lm, load_reward_model
-from hftune.models.pretrained import from_config, pretrained
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.loading import config as configs
+from hftune.models.loading import skeleton as planned
+from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask
 from hftune.tools.vocabulary import build, domain
@@ -328,7 +328,7 @@ def test_nothing_is_loaded_another_way() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr in ("from_pretrained", "from_config") and ast.unparse(node.func.value) not in CODELESS
     ]
-    assert {*direct} == {"hftune/models/pretrained.py"}
+    assert {*direct} == {"hftune/models/loading/from_pretrained.py"}
 
 
 def test_nobody_reads_an_answer_from_the_standard_input() -> None:

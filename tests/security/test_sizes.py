@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.asking import AskArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.vocabulary import VocabArguments
@@ -25,8 +25,8 @@ from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.plan import plan_merge
 from hftune.merging.skeleton import read_config
-from hftune.models.config_sizes import LIMITS, check_config, check_sizes
-from hftune.models.skeleton import skeleton_of
+from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
+from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.checks import check_run
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load

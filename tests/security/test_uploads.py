@@ -18,7 +18,7 @@ from hftune.arguments.merging import MergeArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
-from hftune.preflight.hub_checks import check_hub
+from hftune.preflight.rules.hub import check_hub
 from hftune.publishing.uploads import choose, push_folder
 from hftune.tools.export import hub
 from hftune.trainers.stage_trainer import StageTrainer

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.logging import get_logger
 from hftune.preflight.checks import check_run

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.data.folder_splits import open_tokenized
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.loading.tokenizer import load_tokenizer
 
 RECORDS = [
     {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"n {n}"}]} for n in range(20)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.distributed import launch, ranks
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from hftune import stage
-from hftune.arguments import parse_arguments
 from hftune.arguments.defaults.recipe import recipe
+from hftune.arguments.entry import parse_arguments
 
 
 def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    for name in ("settle_warm_start", "hold_output", "_complete_chain", "follow_adapter"):
+    for name in ("apply_warm_start", "hold_output", "_complete_chain", "follow_adapter"):
         monkeypatch.setattr(stage, name, lambda *_, **__: None)
-    for name in ("settle_batches", "set_seed"):
+    for name in ("decide_padding_free", "set_seed"):
         monkeypatch.setattr(stage, name, lambda *_: None)
     monkeypatch.setattr(stage.watchdog, "start", lambda *_: None)
     monkeypatch.setattr(stage, "check_run", lambda *_: said.append("checked"))

@@ -1,7 +1,7 @@
 """Which documents share a row: pure functions on lengths, which never see a token.
 
-A document is one segment or is cut into several, and segments go into bins. All of it is numpy, so that millions of documents take
-seconds, and all of it is deterministic.
+A document is one segment or is cut into several, and segments go into bins. All of it is numpy, so that millions of
+documents take seconds, and all of it is deterministic.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     """Longest first, each into the fullest bin that still has room for it, else into a new one.
 
     Bins are numbered by their first segment, so that the order of the data survives as far as it can. A length goes
-    into all bins of one room at a time, which costs time in the number of different lengths and not of documents (but for
-    sorting): a bin that took one segment is the fullest with room for the next one of that length, too.
+    into all bins of one room at a time, which costs time in the number of different lengths and not of documents (but
+    for sorting): a bin that took one segment is the fullest with room for the next one of that length, too.
 
     Args:
         lengths: int64, shape (segments,), each from 1 to `capacity`.

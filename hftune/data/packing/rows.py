@@ -1,7 +1,7 @@
 """Several documents in a row of `max_length` tokens, none of which sees or predicts another.
 
 A packed row says where its documents begin (`position_ids` start again at 0, `seq_lengths` are their lengths), and the
-first label of each is masked. The collator hands the boundaries to the attention (see `models/attention.py`).
+first label of each is masked. The collator hands the boundaries to the attention (see `models/attention/choice.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 from datasets import Dataset, Features, List, Value
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.bins import (
     Bins,

@@ -13,7 +13,8 @@ import pyarrow as pa
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import DataArguments, DPOArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.preference import DPOArguments
 from hftune.data.preferences.pairs import PairEncoder, answer_characters, answer_text
 from hftune.data.preferences.truncation import Pair, truncated_pair
 from hftune.data.readers.files import Row, chunks

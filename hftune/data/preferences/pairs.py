@@ -32,7 +32,8 @@ from hftune.errors import DataError
 from hftune.logging import notice
 
 if TYPE_CHECKING:
-    from hftune.arguments import DPOArguments, RMArguments
+    from hftune.arguments.preference import DPOArguments
+    from hftune.arguments.reward import RMArguments
 
 SAME = "chosen and rejected are equal after truncation"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import RMArguments
+from hftune.arguments.reward import RMArguments
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.tokenizing.encoder import Encoder

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import RMArguments
+from hftune.arguments.reward import RMArguments
 from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row

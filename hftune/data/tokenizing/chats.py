@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import SFTArguments
+from hftune.arguments.training import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
 from hftune.data.records.schemas import to_conversation

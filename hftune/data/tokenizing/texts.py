@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments import PTArguments
+from hftune.arguments.training import PTArguments
 from hftune.data.readers.files import Row
 from hftune.data.records.schemas import to_text
 from hftune.data.templates.rendering import Renderer

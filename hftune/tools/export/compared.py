@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from hftune.errors import UserError
 from hftune.logging import notice
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 
 TEXTS = ("Who are you?", "The capital of France is", "为什么天空是蓝色的？", "def add(a, b):\n    return")
 # Of the logits' standard deviation. Rounding to 8 bits costs a few hundredths.

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.safetensors_file import opened
 from hftune.weight_files import read_header, weight_files, weight_shapes
 

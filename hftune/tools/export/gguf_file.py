@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoTokenizer
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.merging.shards import parse_size
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.safetensors_file import opened
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture

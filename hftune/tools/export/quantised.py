@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from hftune.arguments.export import QuantisedArguments
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 
 
 def write_quantised(folder: Path, output: Path, args: QuantisedArguments) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from hftune.arguments.export import (
     ServingArguments,
 )
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.models.config_sizes import check_config
-from hftune.models.layers import check_layers
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.layer_numbers import check_layers
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import without_secrets

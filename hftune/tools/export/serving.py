@@ -15,7 +15,7 @@ from hftune.arguments.export import ServingArguments
 from hftune.logging import notice
 from hftune.merging.shards import parse_size
 from hftune.merging.tensors import FLOATS
-from hftune.models.pretrained import pretrained
+from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import opened
 from hftune.tools.export.turns import terminator

@@ -87,8 +87,10 @@ def _group_problems(
     entries: list[Any], places: dict[str, str], processes: tuple[int, int] | None
 ) -> Iterator[UserError]:
     """What the adapter's and the data's own classes, and the DeepSpeed config, say of their arguments together."""
-    from hftune.arguments import AdapterArguments, DataArguments, ModelArguments
+    from hftune.arguments.adapter import AdapterArguments
+    from hftune.arguments.data import DataArguments
     from hftune.arguments.given import joined
+    from hftune.arguments.model import ModelArguments
     from hftune.arguments.parser import HftuneParser
     from hftune.distributed.ds_config import check_ds_config, read_ds_config
     from hftune.distributed.ds_features import Setting

@@ -10,7 +10,7 @@ from typing import Any
 import hftune
 from hftune.arguments.given import given_on_command_line
 from hftune.arguments.merging import parse_merge_arguments
-from hftune.checkpoints.contents import changed_input
+from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.inputs import paths_of
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files

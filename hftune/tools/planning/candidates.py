@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hftune.arguments import AdapterArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.checkpointing import Recomputation
 from hftune.distributed import ds_config
 from hftune.preflight.memory import Setup

@@ -6,16 +6,17 @@ import json
 import math
 from dataclasses import dataclass
 
-from hftune.arguments import RMArguments, parse_arguments
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.reward import RMArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
-from hftune.models.attention import causal_class
-from hftune.models.configs import model_config
-from hftune.models.skeleton import skeleton
+from hftune.models.attention.choice import causal_class
+from hftune.models.loading.config import model_config
+from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.checks import check_model_folder
 from hftune.preflight.devices import Cluster, cluster_here, cluster_of
 from hftune.preflight.memory import Free
-from hftune.preflight.quantisation_checks import check_quantisation
+from hftune.preflight.rules.quantisation import check_quantisation
 from hftune.tools.planning.candidates import combinations, single_changes, ways
 from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.planner import Choice, Planner

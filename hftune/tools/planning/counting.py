@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from hftune.arguments import DataArguments, PTArguments, StageArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import PTArguments, StageArguments
 from hftune.data.readers.files import find_files
 from hftune.errors import UserError
 

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hftune.compat.transformers_patches import attention_registered
 from hftune.distributed.sequence_parallel import SequenceGroup, shares
-from hftune.models.ulysses import over_whole_rows
+from hftune.models.attention.ulysses import over_whole_rows
 
 COUNTED = "hftune_counted_attention"
 

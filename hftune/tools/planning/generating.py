@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hftune.models.adapter_configs import read_lora_config
+from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.memory import ModelSize, estimate
 from hftune.tools.planning.losses import scores_of_words
 from hftune.tools.planning.plan import Moment

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import UserError
 from hftune.preflight.memory import Free, ModelSize
 from hftune.tools.planning.planner import Planner

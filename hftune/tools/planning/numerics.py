@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
-from hftune.models.loading import weight_dtype
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.models.loading.causal_lm import weight_dtype
 from hftune.preflight.memory import Setup
 
 

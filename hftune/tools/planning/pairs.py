@@ -1,9 +1,10 @@
-"""Head and loss of DPO: only tokens of answers are projected, a chunk at a time (`models/answer_projection.py`)."""
+"""Head and loss of DPO: only answer tokens are projected, a chunk at a time (`models/kernels/answer_projection.py`)."""
 
 from __future__ import annotations
 
-from hftune.arguments import DPOArguments, StageArguments
-from hftune.models.answer_projection import CHUNK_BYTES, KEPT_BYTES
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.training import StageArguments
+from hftune.models.kernels.answer_projection import CHUNK_BYTES, KEPT_BYTES
 from hftune.tools.planning.losses import Head, HeadSizes
 
 CHUNKS_FROZEN = 2

@@ -14,20 +14,22 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
-from hftune.arguments import AdapterArguments, ModelArguments, StageArguments
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
 from hftune.distributed.ds_keys import DsConfig
-from hftune.models.adapter_configs import read_lora_config
-from hftune.models.attention import attention_for, causal_class
-from hftune.models.freezing import plan_freezing
-from hftune.models.fused_lora import fuse_lora
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.lora_config import inject, lora_config
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.attention.choice import attention_for, causal_class
 from hftune.models.heads import head_of
-from hftune.models.loading import weight_dtype
-from hftune.models.lora import inject, lora_config
+from hftune.models.kernels.fused_lora import fuse_lora
+from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.models.loading.causal_lm import weight_dtype
 from hftune.models.miniature import Miniature, cut_down, decoder_layers, materialise
-from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 from hftune.tools.planning import generating, recomputing, scans

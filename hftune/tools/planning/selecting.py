@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.logging import get_logger
 from hftune.preflight.memory import GIB, Free

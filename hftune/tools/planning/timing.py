@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hftune.models.experts import experts_of
+from hftune.models.experts import expert_count
 from hftune.preflight.devices import Cluster
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.tools.planning.planner import Choice
@@ -53,7 +53,7 @@ class Time:
 def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float]:
     """Weights that a token is multiplied with: of the layers and of the head. Of experts those that it is sent to."""
     config: Any = bare.config.get_text_config()
-    experts, chosen = experts_of(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+    experts, chosen = expert_count(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
     routed = sum(one.numel() for one in bare.parameters() if one.dim() == 3)
     embeddings = sum(one.numel() for one in bare.get_input_embeddings().parameters())
     head = bare.get_output_embeddings()

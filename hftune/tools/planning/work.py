@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hftune.arguments import (
-    DPOArguments,
-    PTArguments,
-    RLFields,
-    RMArguments,
-    SFTArguments,
-    StageArguments,
-)
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.distributed import ranks
-from hftune.models.configs import row_length
+from hftune.models.loading.config import row_length
 from hftune.tools.planning.pairs import compares_while_training
 
 FULL_LOGITS, FUSED, ANSWERS, WEIGHTED, SCORE = "full logits", "fused", "answers", "weighted", "score"

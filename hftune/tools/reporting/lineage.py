@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.contents import changed_input
+from hftune.checkpoints.file_records import changed_input
 from hftune.checkpoints.manifest import COMPLETE, Manifest, read_manifest
 from hftune.digests import changed_files
 from hftune.errors import ManifestError

@@ -20,8 +20,8 @@ from transformers.utils import logging as transformers_logging
 
 from hftune.arguments.asking import AskArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.chain import whole_chain
-from hftune.checkpoints.contents import is_model
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.scoring import ScoringEncoder
@@ -39,11 +39,11 @@ from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
 from hftune.digests import record_files
 from hftune.errors import ArgumentError, DataError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger, notice, notices
-from hftune.models.adapter_configs import read_lora_config
-from hftune.models.agreement import grow_as_recorded
-from hftune.models.config_sizes import check_config
-from hftune.models.folding import fold_adapters
-from hftune.models.pretrained import pretrained
+from hftune.models.adapters.folding import fold_adapters
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
 from hftune.nearby import not_had
 from hftune.opening.json_file import LARGE, read_json
 from hftune.publishing.disk import disk_errors, write_file

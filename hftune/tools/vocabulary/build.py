@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.intact import folder_problems
+from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import get_logger, notice
-from hftune.models.config_sizes import check_config
-from hftune.models.pretrained import pretrained
-from hftune.models.vocabulary import describe_vocabulary, grow, plan_growth, vocabulary_rows
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.vocabulary.growth import describe_vocabulary, grow, plan_growth, vocabulary_rows
 from hftune.publishing.folder import published_folder
 from hftune.secrets import without_secrets
 from hftune.tools.vocabulary.model_file import NAME, grow_model_file

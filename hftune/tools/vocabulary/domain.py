@@ -7,7 +7,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hftune.errors import ArgumentError
-from hftune.models.pretrained import pretrained, telling_faults
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.opening.json_file import LARGE, read_json
 from hftune.tools.vocabulary.kinds import SPACE, kind_of
 from hftune.tools.vocabulary.train import read_sentencepiece
@@ -48,7 +48,7 @@ def _fast(file: Path) -> PreTrainedTokenizerBase:
     content = read_json(file, limit=LARGE, error=ArgumentError, fix=f"give {FLAG} a tokenizer.json")
     if "model" not in content:
         raise ArgumentError(f"{file} is no tokenizer.json", place=FLAG, fix="give a file that `tokenizers` wrote")
-    with telling_faults(file, descriptions=True):
+    with reporting_damage(file, descriptions=True):
         return PreTrainedTokenizerFast(tokenizer_file=str(file))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.tiling import plain_model
 

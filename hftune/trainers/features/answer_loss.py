@@ -10,7 +10,7 @@ import torch
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.sequence_slices import shifted
 from hftune.distributed import ranks
-from hftune.models.answer_head import AnswerOutput, add_answer_head
+from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
 from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.features.tiling import plain_model
 
@@ -45,7 +45,7 @@ class TokenSums:
 class AnswerLoss(Feature):
     """For trainers whose loss is the mean negative log-likelihood of labelled tokens.
 
-    The model is called with the places of the labels (`models/answer_head.py`). A batch may have `loss_weights`
+    The model is called with the places of the labels (`models/kernels/answer_head.py`). A batch may have `loss_weights`
     (batch, length), a factor of each label. What needs logits (label smoothing, a loss of one's own) keeps to the
     trainer's own way.
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hftune.checkpoints.consolidate import exported_name
-from hftune.checkpoints.everywhere import send_common_files
-from hftune.checkpoints.integrity import TRAINER_STATE, added_files, what_is_wrong, write_record
+from hftune.checkpoints.integrity import TRAINER_STATE, added_files, checkpoint_fault, write_record
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
+from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
 from hftune.distributed.tensor_parallel import own_part
 from hftune.logging import get_logger, notice
-from hftune.models.initialisation import started_from, trained_factors
+from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, is_there
 from hftune.publishing.folder import make_work
@@ -99,8 +99,8 @@ class Checkpoints(Feature):
         best = Path(str(run.state.best_model_checkpoint))
         get_logger().info("going back to the best weights, %s", best)
         tensors = {name: tensor for file in weight_files(best) for name, tensor in load_tensors(file).items()}
-        if started_from(run.model):  # saved as an adapter of the whole base
-            tensors, _ = trained_factors(tensors)
+        if initial_factors(run.model):  # saved as an adapter of the whole base
+            tensors, _ = split_plain_lora(tensors)
         missing = load_exported(run.model, tensors)
         if missing:
             notice(f"{best} lacks {len(missing)} trained tensors ({missing[0]}, ...): those stay as they are")
@@ -205,7 +205,7 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
 def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
     """Give a checkpoint its name once it is whole; what had that name before is replaced, or kept if it is not ours."""
     write_record(aside, about)
-    fault = what_is_wrong(aside)
+    fault = checkpoint_fault(aside)
     assert fault is None, f"the checkpoint just written is not whole: {fault}"
     if is_there(final):  # the same step again after resuming, or another tool's checkpoint
         foreign = added_files(final)

@@ -6,9 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.logging import notice
-from hftune.models.dropout import Dropouts, Probabilities, find_dropouts, to_place
+from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, outside_config
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.tiling import plain_model
 
@@ -49,7 +49,7 @@ class DropoutSettings(Feature):
             return
         notice(describe(run.args))
         plain = plain_model(run.model)
-        if left := to_place(plain.config, run.args):
+        if left := outside_config(plain.config, run.args):
             run.add_callback(DropoutWarmup(find_dropouts(plain, left), left, run.args))
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 
 Inputs = dict[str, Any]
 """A micro batch: names and tensors."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hftune.arguments import StageArguments
 from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero_groups import optimizer_members

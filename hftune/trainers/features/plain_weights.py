@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from hftune.models.adapters.initialisation import initial_factors, load_plain_lora, rewrite_as_plain
 from hftune.models.heads import without_tied
-from hftune.models.initialisation import load_trained, rewrite_as_plain, started_from
 from hftune.trainers.features.feature import Feature, Run
 
 
@@ -20,19 +20,19 @@ class PlainWeights(Feature):
 
     def after_weights(self, run: Run, folder: Path) -> None:
         """An adapter that began with a part of the base as one of it all."""
-        if started_from(run.model):
+        if initial_factors(run.model):
             rewrite_as_plain(run.model, str(folder))
 
     def load_weights(self, run: Run, checkpoint: str) -> bool:
         """For runs without DeepSpeed; the inverse of saving."""
-        if started_from(run.model):
-            load_trained(run.model, checkpoint)
+        if initial_factors(run.model):
+            load_plain_lora(run.model, checkpoint)
             return True
         return False
 
     def load_best(self, run: Run) -> bool:
         """Likewise."""
-        if run.is_deepspeed_enabled or not started_from(run.model):
+        if run.is_deepspeed_enabled or not initial_factors(run.model):
             return False
-        load_trained(run.model, str(run.state.best_model_checkpoint))
+        load_plain_lora(run.model, str(run.state.best_model_checkpoint))
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.errors import ArgumentError
 from hftune.trainers.features.feature import Epoch, Feature, Run

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from hftune.arguments import StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.experts import is_mixture, routers_of, scores_of
+from hftune.models.experts import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.sequence_parallel import SequenceParallel
 from hftune.trainers.features.tiling import plain_model
@@ -47,7 +47,7 @@ class RouterListener:
         self.passes: list[_Pass] | None = None
         config: Any = model.config
         self.top_k = int(config.get_text_config().num_experts_per_tok)
-        shares = scores_of(config)
+        shares = router_shares(config)
         assert shares is not None, "preflight refuses routers that are not known"
         self.shares = shares
         model.register_forward_pre_hook(self._begin, with_kwargs=True)

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hftune.distributed import zero
-from hftune.models.experts import experts_of
+from hftune.models.experts import expert_count
 from hftune.preflight.devices import known_gpu
 from hftune.trainers.features.feature import Feature, Inputs, Run
 from hftune.trainers.progress import peak_memory
@@ -36,7 +36,7 @@ class Cost:
         """Of a model, with an adapter around it or not."""
         plain: PreTrainedModel = model.get_base_model() if hasattr(model, "peft_config") else model
         config: Any = plain.config.get_text_config()
-        experts, chosen = experts_of(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
+        experts, chosen = expert_count(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
         head = plain.get_output_embeddings()
         words = {id(one) for one in plain.get_input_embeddings().parameters()}
         words -= {id(one) for one in head.parameters()} if head is not None else set()

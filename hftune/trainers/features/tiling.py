@@ -7,8 +7,8 @@ from typing import Any
 from peft import PeftModel
 
 from hftune.logging import notice
-from hftune.models.configs import row_length
-from hftune.models.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
+from hftune.models.loading.config import row_length
 from hftune.trainers.features.feature import Feature, Run
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hftune.arguments import PPOArguments
+from hftune.arguments.reinforcement import PPOArguments
 from hftune.distributed import ranks
 from hftune.logging import notice
-from hftune.models.checkpointing import recompute
+from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.ppo.critic import Critic, attach, detached
 from hftune.trainers.ppo.maths import (

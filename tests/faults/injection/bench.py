@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hftune.checkpoints.integrity import what_is_wrong
+from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.digests import changed_files, digest
 from hftune.publishing.ownership import strangers
 from tests.faults.injection.server import KILL, Injector
@@ -251,7 +251,7 @@ class Stage(Bench):
     def judge(self, out: Path, before: dict[str, str], start: str) -> str:
         self.others_untouched(out.parent)
         for checkpoint in out.glob("checkpoint-*"):
-            assert what_is_wrong(checkpoint) is None, f"{checkpoint.name}: {what_is_wrong(checkpoint)}"
+            assert checkpoint_fault(checkpoint) is None, f"{checkpoint.name}: {checkpoint_fault(checkpoint)}"
         if not is_complete(out):
             assert start != OLD or self.is_whole(out), "the old result is gone before the new one is whole"
             return "none" if not contents(out) else "interrupted"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 
 

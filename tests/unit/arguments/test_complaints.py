@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.complaints import of_a_class
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.given import take_config
 from hftune.errors import ArgumentError
 

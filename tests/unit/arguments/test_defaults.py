@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.defaults.choosing import hftunes
 from hftune.arguments.defaults.own import OWN, SAME
 from hftune.arguments.defaults.page import PAGE, measured_section, page
 from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.defaults.subject import KINDS, subject_of
 from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
-from hftune.arguments.entry import help_page
+from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.names.explain import explain
 from hftune.arguments.stages import ALGORITHMS, stage_parser
 

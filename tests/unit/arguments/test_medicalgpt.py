@@ -9,8 +9,8 @@ import pytest
 from transformers import TrainingArguments
 
 from hftune import logging
-from hftune.arguments import parse_arguments
 from hftune.arguments.defaults import medicalgpt
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names import table as names
 from hftune.errors import ArgumentError
 from tests.unit.arguments.medicalgpt_lists import COMMANDS, DEFAULTS

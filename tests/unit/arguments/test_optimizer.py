@@ -8,7 +8,7 @@ import pytest
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hftune import logging
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.stages import stage_parser
 

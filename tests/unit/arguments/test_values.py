@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names.row import Ask, Translation
 from hftune.arguments.names.translators import data, models, runs, sharding, training
 from hftune.distributed import ranks

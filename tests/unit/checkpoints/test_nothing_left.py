@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hftune import logging
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import TRAINER_STATE
-from hftune.checkpoints.resume import say_if_done
+from hftune.checkpoints.resume import report_nothing_left
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_a_run_that_is_done_is_said(
     monkeypatch.setattr(logging, "_notices", [])
     (tmp_path / TRAINER_STATE).write_text(json.dumps({"global_step": 10, "epoch": 2.0}))
     *_, args = parse_arguments("pt", ["--output_dir", str(tmp_path), "--use_cpu", "True", *flags])
-    say_if_done(args, str(tmp_path))
+    report_nothing_left(args, str(tmp_path))
     said = [f"nothing is left to train: {tmp_path} has 10 steps (2 epochs) behind it; raise {raise_}"]
     assert logging.notices() == (said if raise_ else [])

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, read_record, what_is_wrong, write_record
+from hftune.checkpoints.integrity import RECORD_NAME, TRAINER_STATE, checkpoint_fault, read_record, write_record
 from hftune.checkpoints.resume import (
     PARTIAL,
-    Found,
+    FoundCheckpoint,
     newest_whole,
     remove_leftovers,
     remove_old,
+    rename_old_checkpoints,
     resume_problems,
-    set_aside_checkpoints,
     steps_done,
 )
 from hftune.constants import MANIFEST_NAME
@@ -43,7 +43,7 @@ def make(output: Path, step: int, *, record: bool = True, engine: bool = False) 
 @pytest.mark.parametrize("engine", [True, False])
 def test_whole(tmp_path: Path, record: bool, engine: bool) -> None:
     folder = make(tmp_path, 5, record=record, engine=engine)
-    assert what_is_wrong(folder) is None
+    assert checkpoint_fault(folder) is None
     assert steps_done(folder) == (5, 0.5)
 
 
@@ -87,13 +87,13 @@ def test_faults(tmp_path: Path, fault: str) -> None:
     damage, record, says = FAULTS[fault]
     folder = make(tmp_path, 5, record=record)
     damage(folder)
-    assert says in str(what_is_wrong(folder))
+    assert says in str(checkpoint_fault(folder))
 
 
 def test_an_engine_that_had_not_finished(tmp_path: Path) -> None:
     folder = make(tmp_path, 5, record=False, engine=True)
     (folder / "latest").unlink()
-    assert "DeepSpeed had not finished" in str(what_is_wrong(folder))
+    assert "DeepSpeed had not finished" in str(checkpoint_fault(folder))
 
 
 def test_the_newest_whole_one_by_number_not_by_name(tmp_path: Path) -> None:
@@ -172,11 +172,11 @@ def test_a_checkpoint_in_the_middle_of_an_exchange_comes_back(tmp_path: Path) ->
     shutil.copytree(tmp_path / "checkpoint-3", tmp_path / ".checkpoint-3.old")
     remove_leftovers(tmp_path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
-    assert what_is_wrong(tmp_path / "checkpoint-1") is None
+    assert checkpoint_fault(tmp_path / "checkpoint-1") is None
 
 
 def said(folder: Path) -> str:
-    return "\n".join(str(problem) for problem in resume_problems(Found(folder)))
+    return "\n".join(str(problem) for problem in resume_problems(FoundCheckpoint(folder)))
 
 
 def test_an_output_folder_is_no_checkpoint(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_checkpoints_of_an_earlier_run_are_renamed(tmp_path: Path) -> None:
     """Nothing is lost, and `auto` does not take them for those of the run that begins."""
     folders = [make(tmp_path, step) for step in (5, 20)]
     (tmp_path / "checkpoint-5.replaced").mkdir()
-    set_aside_checkpoints(tmp_path)
+    rename_old_checkpoints(tmp_path)
     assert not any(folder.exists() for folder in folders) and newest_whole(tmp_path).folder is None
-    assert what_is_wrong(tmp_path / "checkpoint-20.replaced") is None
+    assert checkpoint_fault(tmp_path / "checkpoint-20.replaced") is None
     assert len(list(tmp_path.glob("checkpoint-5.replaced*"))) == 2, "one that was there already stays"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import DataArguments
+from hftune.arguments.data import DataArguments
 from hftune.data.folder_splits import find_folders, open_tokenized, read_weights
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import ArgumentError, DataError

@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.distributed.ds_config import check_ds_config, read_ds_config, resolve_ds_config
 from hftune.distributed.ds_features import Setting
 from hftune.errors import ArgumentError

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 
 IDS = torch.arange(3, 35).reshape(2, 16)
 

@@ -23,7 +23,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("opening/json_file.py", "orjson.loads"): "the same for vocabularies",
     ("opening/torch_file.py", "torch.load"): "the one reader of torch files",
     ("opening/torch_file.py", "pickle"): "the name of an error",
-    ("models/pretrained.py", "pickle"): "the name of an error",
+    ("models/loading/from_pretrained.py", "pickle"): "the name of an error",
     ("opening/safetensors_file.py", "safe_open"): "the one reader of safetensors",
     ("trainers/reference.py", "np.load"): "numbers of the cache, without pickles",
     ("tools/vocabulary/extend.py", "json.loads"): OWN_WORDS,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
-from hftune.preflight.rl_checks import check_rewards
+from hftune.preflight.rules.rl import check_rewards
 
 GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
 ZERO3 = '{"zero_optimization": {"stage": 3}}'

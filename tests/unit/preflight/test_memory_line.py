@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from hftune.arguments import parse_arguments
-from hftune.preflight import memory_line, model_checks
+from hftune.arguments.entry import parse_arguments
+from hftune.preflight import memory_line
 from hftune.preflight.activations import activation_bytes, layer_bytes
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup
 from hftune.preflight.memory_line import say_memory
-from hftune.preflight.model_checks import check_model
+from hftune.preflight.rules import model as model_rules
+from hftune.preflight.rules.model import check_model
 
 CONFIG = LlamaConfig(
     vocab_size=100, hidden_size=8, intermediate_size=32, num_hidden_layers=6, num_attention_heads=2, head_dim=4
@@ -115,7 +116,7 @@ def test_a_model_that_takes_no_adapter(tmp_path: Path, said: list[str], monkeypa
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True", "--bf16", "False"]
     )
     assert list(check_model(model_args, adapter_args, args)) == [] and len(said) == 1
-    monkeypatch.setattr(model_checks, "free_memory", lambda **_: Free(device=1e3, host=1e3))
+    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(device=1e3, host=1e3))
     (problem,) = check_model(model_args, adapter_args, args)
     assert "the model does not fit" in str(problem) and "--use_peft" not in str(problem)
 
@@ -135,7 +136,7 @@ def test_before_a_run(
     assert len(said) == 1 and said[0].startswith("memory: about 0.0")
     # 100k weights take 2 MB, and the activations of 4 rows of 512 tokens some 20.
     small = Free(device=8e6, host=8e6)
-    monkeypatch.setattr(model_checks, "free_memory", lambda **_: small)
+    monkeypatch.setattr(model_rules, "free_memory", lambda **_: small)
     said.clear()
     assert list(check_model(model_args, adapter_args, args)) == []
     assert len(said) == 2 and said[1].startswith("this will probably run out of memory at its peak.")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.manifest import read_manifest, write_manifest
 from hftune.errors import ArgumentError
 from hftune.publishing import into

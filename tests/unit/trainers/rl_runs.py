@@ -9,11 +9,11 @@ from typing import Any
 
 from datasets import Dataset
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.rl import rl_trainer
 
 PROMPTS = ["What is 2 plus 3?", "Hello", "Why?", "Name it"]

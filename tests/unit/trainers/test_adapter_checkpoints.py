@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel
 from transformers import Trainer
 
-from hftune.arguments import parse_arguments
-from hftune.models.adapters import add_adapter
+from hftune.arguments.entry import parse_arguments
+from hftune.models.adapters.preparation import add_adapter
 from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load, logits
 

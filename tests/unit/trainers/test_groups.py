@@ -17,7 +17,7 @@ from transformers import (
     Trainer,
 )
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.trainers.groups import Layers, folded, group_table, layerwise_rate, parameter_groups
 from hftune.trainers.muon import muon_scale
 

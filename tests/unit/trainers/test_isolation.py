@@ -22,11 +22,11 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
-from hftune.models.segments import SEGMENTS
+from hftune.models.attention.segments import SEGMENTS
 from hftune.trainers.isolation import layers_of_each_kind, plainly, prove_apart
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset

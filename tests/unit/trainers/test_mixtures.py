@@ -13,7 +13,7 @@ from datasets import Dataset
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError

@@ -70,7 +70,7 @@ def test_no_step_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_has_all_its_steps_goes_on_to_its_end(tiny_model: Path, tmp_path: Path) -> None:
-    """Nothing is left to train, which `say_if_done` says: it has steps behind it."""
+    """Nothing is left to train, which `report_nothing_left` says: it has steps behind it."""
     first = stage_trainer("sft", tiny_model, tmp_path, "--max_steps", "2", "--save_strategy", "steps")
     first.train()
     checkpoint = str(tmp_path / "checkpoint-2")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hftune.errors import ArgumentError
-from hftune.models.shared_prompts import SharedPrompts
+from hftune.models.attention.shared_prompts import SharedPrompts
 from hftune.trainers.pair_batches import PairCollator
 from hftune.trainers.pair_metrics import PairMetrics
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import Trainer, TrainerCallback
 
-from hftune.arguments import parse_arguments
-from hftune.checkpoints.integrity import what_is_wrong
+from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.trainers.features import checkpoints
 from hftune.trainers.publisher import Publisher
 from hftune.trainers.stage_trainer import StageTrainer
@@ -61,7 +61,7 @@ def test_training_goes_on_while_a_checkpoint_is_published(
     trainer.train()
     assert waited == [True], "the third step ended before the second's checkpoint was published"
     assert [folder.name for folder in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
-    assert what_is_wrong(tmp_path / "checkpoint-4") is None and not list(tmp_path.glob(".*"))
+    assert checkpoint_fault(tmp_path / "checkpoint-4") is None and not list(tmp_path.glob(".*"))
 
 
 def test_without_it_training_waits(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

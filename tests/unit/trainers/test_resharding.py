@@ -10,7 +10,7 @@ import transformers.trainer
 from torch import nn
 
 from hftune.checkpoints.engine_files import engine_folder, open_engine
-from hftune.checkpoints.pieces import from_optimizer
+from hftune.checkpoints.sharded_state import from_optimizer
 from hftune.distributed.zero_state import Part, Slot, filled, filled_whole
 from hftune.errors import ManifestError
 from hftune.trainers.resharding import check_pieces, deal_out

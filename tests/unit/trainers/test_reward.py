@@ -12,13 +12,13 @@ import torch
 import trl
 from transformers import AutoModelForSequenceClassification
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_reward_model
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.held_out import pair_figures, pair_report
 from hftune.trainers.reward import RewardTrainer
 

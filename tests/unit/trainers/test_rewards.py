@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.models.adapters import add_adapter
-from hftune.models.initialisation import rewrite_as_plain
-from hftune.models.loading import load_reward_model as load_base
-from hftune.models.tokenizer import load_tokenizer
+from hftune.models.adapters.initialisation import rewrite_as_plain
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_reward_model as load_base
+from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.trainers.rewards import load_reward_model, load_rewards, log_names
 from tests.unit.models.adapting import arguments, load, train
 from tests.unit.trainers.rl_runs import logged, make_trainer

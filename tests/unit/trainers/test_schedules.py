@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.trainers.schedules import learning_rate_factor, make_schedule, wsd_factor
 

@@ -10,7 +10,7 @@ import pytest
 import trl
 from transformers import AutoConfig, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.trainers.tools import load_tools
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer

@@ -10,11 +10,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.errors import DataError
-from hftune.preflight.data_checks import check_turn_weights
+from hftune.preflight.rules.data import check_turn_weights
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import assistant, make_tokenizer, row, tokenize_chat, user
 

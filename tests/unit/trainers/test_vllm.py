@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer, rloo_trainer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 from tests.unit.trainers.rl_runs import logged, make_trainer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from examples.base_model import prepare_base
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
 from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packing_by_split

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder, preference_encoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.tokenizing.encoder import tokenise_rows

@@ -8,7 +8,7 @@ import pytest
 import trl
 
 from hftune.errors import UserError
-from hftune.models.tokenizer import read_chat_template
+from hftune.models.loading.tokenizer import read_chat_template
 from hftune.tools.export.ollama import go_template, modelfile
 from hftune.tools.export.turns import Turns, terminator, turns_of
 from tests.conftest import tiny_tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hftune
-from hftune.checkpoints.contents import record_result
+from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.manifest import COMPLETE, read_manifest, write_manifest
 from hftune.tools.pipeline.spec import read_spec

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments import DataArguments, parse_arguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError

@@ -11,9 +11,9 @@ import torch
 from transformers import JambaConfig, LlamaConfig, MambaConfig, PreTrainedConfig
 from transformers.models.mamba import modeling_mamba
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
+from hftune.models.loading.skeleton import skeleton
 from hftune.models.miniature import Miniature
-from hftune.models.skeleton import skeleton
 from hftune.tools.planning import scans
 from hftune.tools.planning.planner import Planner
 from hftune.tools.planning.tracing import Batch, Part, Profile

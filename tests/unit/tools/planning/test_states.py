@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.distributed import ranks
 from hftune.distributed.ds_config import read_ds_config
 from hftune.preflight.memory import ModelSize, Setup, estimate

@@ -11,11 +11,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2Config, PreTrainedModel
 
-from hftune.arguments import parse_arguments
 from hftune.arguments.checkpointing import Recomputation
-from hftune.models.adapters import add_adapter
-from hftune.models.checkpointing import recompute
-from hftune.models.skeleton import skeleton
+from hftune.arguments.entry import parse_arguments
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.kernels.activation_checkpointing import recompute
+from hftune.models.loading.skeleton import skeleton
 from hftune.tools.planning.planner import Choice, Planner
 from hftune.tools.planning.tracing import backward_peaks, base_of, forward_levels
 from hftune.tools.planning.tracker import Tracker

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.corpus.blocks import BlockDataset, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.data.splits import Splits

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune import logging
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import UserError
 from hftune.trainers.pt import PTTrainer

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.trainers.features.optimizers import is_8bit, lost_groups
 from hftune.trainers.groups import Group

@@ -10,13 +10,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hftune.arguments import parse_arguments
+from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
-from hftune.models.adapters import add_adapter
-from hftune.models.loading import load_causal_lm, load_reward_model
-from hftune.models.tokenizer import load_tokenizer
-from hftune.preflight.preference_checks import settle_rows
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward_trainers import reward_trainer

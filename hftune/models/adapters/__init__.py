@@ -1,0 +1,1 @@
+"""What of a model is trained: all, some parameters, or a LoRA adapter."""

@@ -1,0 +1,216 @@
+"""Which parameters are trained: by prefix, regex, share from the bottom, or layer; and a word about the outcome.
+
+Names, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Layers are
+LLaMA-Factory's freeze tuning. Unlike there, a name that matches nothing is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+import torch
+from transformers import PreTrainedModel
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.distributed import zero
+from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+
+# The first that is found in a name says what kind of parameter it is.
+_KINDS = {
+    "adapter": r"\.lora_|trainable_tokens_delta",
+    "head": r"(^|\.)(lm_head|score)\.",
+    "embeddings": r"embed|(^|\.)wte\.|(^|\.)wpe\.",
+    "norms": r"norm|(^|\.)ln_",
+    "experts": r"expert",
+    "attention": r"attn|attention",
+    "mlp": r"mlp|feed_forward|ffn",
+}
+
+
+def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
+    """Set `requires_grad` of every parameter as the arguments say. Tied parameters are one.
+
+    Raises:
+        ArgumentError: As `plan_freezing`.
+    """
+    trained = plan_freezing(model, args)
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in trained)
+
+
+def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
+    """Ids of the parameters that are trained. Reads names and sizes only, so that a model on the meta device will do.
+
+    Raises:
+        ArgumentError: A prefix, regex, layer or module that matches nothing, or nothing that is left to train.
+    """
+    trained = {id(parameter) for parameter in model.parameters()}
+    if args.freeze_trainable_layers is not None:
+        trained = set(_ids(_of_layers(model, args)))
+    trained -= set(_ids(_first(model, args.freeze_parameters_ratio)))
+    problems: list[ArgumentError] = []
+    frozen = _named(model, args.freeze_parameters, args.freeze_parameters_regex, "freeze", problems)
+    wanted = _named(model, args.trainable_parameters, args.trainable_parameters_regex, "trainable", problems)
+    raise_together(problems)
+    trained = (trained - set(_ids(frozen))) | set(_ids(wanted))
+    if not trained:
+        raise ArgumentError(
+            "every parameter is frozen",
+            place="--freeze_parameters / --freeze_parameters_ratio",
+            fix="name what is trained: --trainable_parameters lm_head",
+        )
+    return trained
+
+
+def modules_to_unfreeze(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
+    """Whole names of the modules that `--trainable_parameters*` mean beside an adapter.
+
+    An adapter's base is frozen, and its file holds no parameters of the base but those of whole modules.
+
+    Raises:
+        ArgumentError: A name that matches nothing, or a part of a module only.
+    """
+    if not args.unfreezes:
+        return []
+    problems: list[ArgumentError] = []
+    wanted = _named(model, args.trainable_parameters, args.trainable_parameters_regex, "trainable", problems)
+    raise_together(problems)
+    owners = list(dict.fromkeys(name.rpartition(".")[0] for name in wanted))
+    owners = [owner for owner in owners if not any(owner.startswith(f"{other}.") for other in owners)]
+    for owner in owners:
+        inside = [name for name, _ in _all(model) if name.startswith(f"{owner}.")]
+        left_out = [name for name in inside if name not in wanted]
+        if not owner or left_out:
+            raise ArgumentError(
+                f"an adapter saves whole modules, and {', '.join(left_out or inside)[:80]} of {owner or 'the model'} "
+                "would be left out",
+                place="--trainable_parameters",
+                fix=f"name all of {owner}., or train without --use_peft" if owner else "train without --use_peft",
+            )
+    return owners
+
+
+def report_trained_parameters(model: torch.nn.Module) -> None:
+    """Say how many parameters are trained and how many are left as they are, by kind."""
+    trained, left = Counter[str](), Counter[str]()
+    for name, parameter in model.named_parameters():
+        (trained if parameter.requires_grad else left)[kind_of(name)] += zero.full_numel(parameter)
+    some, every = trained.total(), trained.total() + left.total()
+    kept = f"; left as they are: {_listed(left)}" if left else ""
+    notice(f"trained: {some:,} of {every:,} parameters ({some / every:.2%}): {_listed(trained)}{kept}")
+
+
+def kind_of(name: str) -> str:
+    """adapter, head, embeddings, norms, experts, attention, mlp or other: what a parameter of this name is."""
+    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "other")
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
+
+
+def _all(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """Every name, also the second one of a tied parameter."""
+    return list(model.named_parameters(remove_duplicate=False))
+
+
+def _ids(parameters: dict[str, torch.nn.Parameter]) -> Iterator[int]:
+    return map(id, parameters.values())
+
+
+def _first(model: torch.nn.Module, ratio: float) -> dict[str, torch.nn.Parameter]:
+    """The first parameters, in the model's order, that together hold no more than this share of all elements."""
+    named = list(model.named_parameters())
+    sizes = list(accumulate(zero.full_numel(parameter) for _, parameter in named))
+    return dict(named[: bisect_right(sizes, int(sizes[-1] * ratio))]) if ratio > 0 else {}
+
+
+def _named(
+    model: torch.nn.Module,
+    prefixes: Iterable[str] | None,
+    regex: str | None,
+    what: str,
+    problems: list[ArgumentError],
+) -> dict[str, torch.nn.Parameter]:
+    """Parameters whose name begins with one of the prefixes, or contains a match of the regex (`re.search`)."""
+    named = _all(model)
+    chosen: dict[str, torch.nn.Parameter] = {}
+    for prefix in prefixes or []:
+        found = {name: parameter for name, parameter in named if name.startswith(prefix)}
+        if not found:
+            problems.append(_no_match(f"--{what}_parameters {prefix}", "begins with it", named))
+        _say_longer_numbers(f"--{what}_parameters", prefix, found)
+        chosen |= found
+    if regex is not None:
+        flag = f"--{what}_parameters_regex {regex}"
+        try:
+            found = {name: parameter for name, parameter in named if re.search(regex, name)}
+        except re.error as error:
+            problems.append(
+                ArgumentError(
+                    f"no regular expression: {error}",
+                    place=flag,
+                    fix="write one as Python's re takes it, such as '.*layers.[0-3].*'",
+                )
+            )
+            return chosen
+        if not found:
+            problems.append(_no_match(flag, "holds a match of it", named))
+        chosen |= found
+    return chosen
+
+
+def _no_match(flag: str, how: str, named: list[tuple[str, torch.nn.Parameter]]) -> ArgumentError:
+    middle = named[len(named) // 2][0]
+    return ArgumentError(
+        f"no parameter's name {how}", place=flag, fix=f"names look like {named[0][0]}, {middle}, {named[-1][0]}"
+    )
+
+
+def _say_longer_numbers(flag: str, prefix: str, found: Iterable[str]) -> None:
+    """`model.layers.1` also begins the names of layers 10 to 19: meant or not, it is said."""
+    longer = [name for name in found if prefix[-1:].isdigit() and name[len(prefix) :][:1].isdigit()]
+    if longer:
+        notice(f"{flag} {prefix} also means {longer[0]} and others like it; write {prefix}. to mean that one alone")
+
+
+def _of_layers(model: PreTrainedModel, args: AdapterArguments) -> dict[str, torch.nn.Parameter]:
+    """Parameters of the last N decoder layers (the first N for -N), and of the extra modules."""
+    named, asked = _all(model), args.freeze_trainable_layers
+    count = model.config.get_text_config().num_hidden_layers
+    if not asked or abs(asked) > count:
+        raise ArgumentError(
+            f"the model has {count} layers",
+            place=f"--freeze_trainable_layers {asked}",
+            fix=f"give 1 to {count}, or -1 ...",
+        )
+    layers = range(count - asked, count) if asked > 0 else range(-asked)
+    inside = {
+        name: parameter for name, parameter in named if (found := _LAYER.search(name)) and int(found[1]) in layers
+    }
+    outside = {name: parameter for name, parameter in named if not _LAYER.search(name)}
+    return _having(inside, args.freeze_trainable_modules, "--freeze_trainable_modules") | _having(
+        outside, args.freeze_extra_modules or [], "--freeze_extra_modules"
+    )
+
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+def _having(named: dict[str, torch.nn.Parameter], modules: list[str], flag: str) -> dict[str, torch.nn.Parameter]:
+    """Parameters that have one of the module names among the parts of theirs."""
+    if modules == ["all"]:
+        return named
+    chosen: dict[str, torch.nn.Parameter] = {}
+    for module in modules:
+        found = {name: parameter for name, parameter in named.items() if f".{module}." in f".{name}"}
+        if not found:
+            parts = sorted({part for name in named for part in name.split(".")[:-1] if not part.isdigit()})
+            raise ArgumentError(f"there is no {module} here", place=flag, fix="use some of: " + ", ".join(parts))
+        chosen |= found
+    return chosen

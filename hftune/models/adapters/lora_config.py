@@ -1,0 +1,327 @@
+"""From what was asked to peft's config: which modules get an adapter, which are trained whole, and how it begins."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
+from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+from peft.utils.other import AuxiliaryTrainingWrapper
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.constants import TASK_TYPES
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.adapters.freezing import modules_to_unfreeze
+from hftune.models.adapters.new_token_rows import new_rows_with_lora
+from hftune.models.adapters.saved_config import usable_quantisers
+from hftune.models.heads import head_of
+
+LINEAR = (torch.nn.Linear, Conv1D)
+ADAPTABLE = (*LINEAR, torch.nn.Embedding)
+
+
+def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraConfig:
+    """The peft config for what was asked; `all` is every linear but the head; a reward model's head is trained whole.
+
+    Only names and shapes of the model are read, so that a model on the meta device will do.
+
+    Raises:
+        ArgumentError: A module, parameter, layer or token that this model does not have.
+    """
+    to_save, targets = modules_to_save(model, adapter_args), target_modules(model, adapter_args)
+    if isinstance(targets, list) and _share_a_matrix(model, targets):
+        raise ArgumentError(
+            "embeddings and head are one matrix, and low-rank changes of both could not be folded into it",
+            place="--lora_target_modules / --target_regex",
+            fix="train it whole with --lora_modules_to_save embed_tokens, or some rows with --trainable_token_indices",
+        )
+    with warnings.catch_warnings():
+        # True of peft's own conversion of PiSSA, not of `initialisation`.
+        warnings.filterwarnings("ignore", message="Using Rank-Stabilized LoRA with rank_pattern")
+        config = _config(model, adapter_args, targets, to_save)
+    _check_patterns(model, config)
+    return config
+
+
+def _config(
+    model: PreTrainedModel, adapter_args: AdapterArguments, targets: str | list[str], to_save: list[str]
+) -> LoraConfig:
+    return LoraConfig(
+        r=adapter_args.lora_r,
+        lora_alpha=adapter_args.lora_alpha,
+        lora_dropout=adapter_args.lora_dropout,
+        target_modules=targets,
+        exclude_modules=excluded_modules(model, adapter_args.exclude_modules),
+        target_parameters=target_parameters(model, adapter_args.lora_target_parameters),
+        modules_to_save=to_save or None,
+        trainable_token_indices=new_rows_with_lora(
+            model, to_save, _token_indices(model, adapter_args.trainable_token_indices)
+        ),
+        bias=_bias(model, adapter_args.lora_bias),
+        use_rslora=adapter_args.use_rslora,
+        use_dora=adapter_args.use_dora,
+        init_lora_weights=True if adapter_args.init_lora_weights == "true" else adapter_args.init_lora_weights,
+        rank_pattern=adapter_args.patterns("rank_pattern"),
+        alpha_pattern=adapter_args.patterns("alpha_pattern"),
+        # One matrix in training stays one matrix: without it the head would keep the old embeddings.
+        ensure_weight_tying=_share_a_matrix(model, to_save),
+        task_type=TASK_TYPES[head_of(model)],
+    )
+
+
+def inject(model: PreTrainedModel, config: LoraConfig, *, autocast_adapter_dtype: bool = True) -> PeftModel:
+    """`get_peft_model`, without its words about what hftune has checked or says itself.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
+    """
+    with warnings.catch_warnings(), usable_quantisers():
+        # Patterns are checked below; for fused experts peft adds some that it then does not find (peft 0.21).
+        warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
+        return get_peft_model(model, config, autocast_adapter_dtype=autocast_adapter_dtype)
+
+
+def adapted_parameters(model: torch.nn.Module) -> list[str]:
+    """Names of the parameters that an adapter changes and that are no linear module: experts and routers."""
+    return [
+        name.replace(".base_layer", "") + "." + module.parameter_name
+        for name, module in model.named_modules()
+        if isinstance(module, ParamWrapper)
+    ]
+
+
+def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
+    """Say what `all` means for this model where it is not every linear module but the head.
+
+    The experts of a mixture were linear modules once (transformers 4). peft adapts the parameters that they have become
+    and the router under the names of those modules, and then no other module of these names (peft 0.21).
+    """
+    parameters = sorted({_below_layer(name) for name in adapted_parameters(adapted.base_model.model)})
+    if parameters:
+        notice("parameters adapted besides linear modules: " + ", ".join(parameters))
+    if args.lora_target_modules != ["all"] or args.target_regex is not None or args.layers_to_transform is not None:
+        return
+    left = [name for name in _all_linear(adapted.base_model.model) if not _is_part_of_adapter(adapted, name)]
+    left = [name for name in left if not any(ends_with(name, out) for out in args.exclude_modules or [])]
+    if left:
+        names = sorted({re.sub(r"\.\d+\.", ".*.", name) for name in left})
+        notice(f"{len(left)} linear modules get no adapter: " + ", ".join(names))
+
+
+def _is_part_of_adapter(adapted: PeftModel, name: str) -> bool:
+    parts = name.split(".")
+    owners = (adapted.base_model.model.get_submodule(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+    return any(isinstance(owner, (BaseTunerLayer, AuxiliaryTrainingWrapper)) for owner in owners)
+
+
+def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list[str]:
+    """What peft should adapt: "all-linear", a regex, or names.
+
+    Layers are picked here and not by peft, which takes neither `all` nor a regex together with layers.
+    """
+    asked = args.lora_target_modules
+    if args.target_regex is not None:
+        chosen = _by_regex(model, args.target_regex)
+    elif asked == ["none"]:
+        return []
+    elif asked == ["default"]:
+        chosen = _of_architecture(model)
+    elif asked in (["all"], ["all-linear"]):
+        if args.layers_to_transform is None:
+            return "all-linear"
+        chosen = _all_linear(model)
+    else:
+        chosen = [name for name in _known(model, asked, "--lora_target_modules", ADAPTABLE)]
+        if args.layers_to_transform is None:
+            return asked
+    return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
+
+
+def _of_architecture(model: PreTrainedModel) -> list[str]:
+    """The modules that peft adapts in models of this type where none are named.
+
+    Raises:
+        ArgumentError: peft knows none for it.
+    """
+    known = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(model.config.model_type)
+    if not known:
+        raise ArgumentError(
+            f"peft has no modules of its own choice for models of type {model.config.model_type}",
+            place="--lora_target_modules default",
+            fix="use all, or name some",
+        )
+    return _known(model, known, "--lora_target_modules", ADAPTABLE)
+
+
+def excluded_modules(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:
+    """Names of `--exclude_modules`, each of which must be there."""
+    if asked:
+        _known(model, asked, "--exclude_modules", torch.nn.Module)
+    return asked
+
+
+def target_parameters(model: PreTrainedModel, asked: list[str] | None) -> list[str] | None:
+    """Names of `--lora_target_parameters`: matrices, or experts of shape (experts, in, out) or (experts, out, in)."""
+    for wanted in asked or []:
+        found = {name: parameter for name, parameter in model.named_parameters() if ends_with(name, wanted)}
+        if not found or any(len(_shape(parameter)) not in (2, 3) for parameter in found.values()):
+            stacked = sorted({_below_layer(name) for name in experts(model)})
+            raise ArgumentError(
+                f"the model has no parameter {wanted} of 2 or 3 dimensions",
+                place="--lora_target_parameters",
+                fix="name experts: " + ", ".join(stacked) if stacked else "use --lora_target_modules",
+            )
+    return asked
+
+
+def modules_to_save(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
+    """Modules trained in full and saved with the adapter: those asked for, a reward head, and unfrozen ones.
+
+    peft compares the ends of names (`norm` would also be every `input_layernorm`), so a short name becomes the whole
+    names of the modules that it means where it would catch others.
+    """
+    asked = list(args.lora_modules_to_save or [])
+    if hasattr(model, "score") and "score" not in asked:
+        asked.append("score")
+    every = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    names: list[str] = []
+    for wanted in asked:
+        meant = _known(model, [wanted], "--lora_modules_to_save", torch.nn.Module)
+        catches = [name for name in every if name.endswith(wanted)]
+        names += [wanted] if catches == meant else meant
+    return list(dict.fromkeys([*names, *modules_to_unfreeze(model, args)]))
+
+
+def _share_a_matrix(model: PreTrainedModel, names: list[str]) -> bool:
+    """Whether an embedding or a head that is one matrix with the other is among the modules."""
+    tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
+    ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
+    meant = [id(module) for name, module in model.named_modules() if any(ends_with(name, wanted) for wanted in names)]
+    return tied and not ends.isdisjoint(meant)
+
+
+def experts(model: PreTrainedModel) -> list[str]:
+    """Names of parameters that stack the experts of a mixture: three dimensions, the first one the expert."""
+    return [name for name, parameter in model.named_parameters() if len(_shape(parameter)) == 3]
+
+
+def ends_with(name: str, wanted: str) -> bool:
+    """Whether `wanted` is the name, or its last parts."""
+    return name == wanted or name.endswith(f".{wanted}")
+
+
+def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def _known(model: PreTrainedModel, asked: Iterable[str], flag: str, kind: Any) -> list[str]:
+    """Whole names of the modules that are meant; each name must mean one at least."""
+    modules = [(name, module) for name, module in model.named_modules(remove_duplicate=False) if name]
+    meant, missing = [], []
+    for wanted in asked:
+        found = [name for name, module in modules if ends_with(name, wanted) and isinstance(module, kind)]
+        meant += found
+        missing += [] if found else [wanted]
+    if missing:
+        leaves = {name.rsplit(".", 1)[-1] for name, module in modules if isinstance(module, ADAPTABLE)}
+        raise ArgumentError(
+            f"the model has no module {', '.join(missing)}",
+            place=flag,
+            fix="use "
+            + ("all, or " if flag == "--lora_target_modules" else "")
+            + "some of: "
+            + ", ".join(sorted(leaves)),
+        )
+    return meant
+
+
+def _by_regex(model: PreTrainedModel, regex: str) -> list[str]:
+    """Modules that can be adapted and whose whole name matches, as peft and Megatron-SWIFT match a regex."""
+    pattern = compiled(regex, "--target_regex")
+    chosen = [
+        name for name, module in model.named_modules() if isinstance(module, ADAPTABLE) and pattern.fullmatch(name)
+    ]
+    if not chosen:
+        linear = [name for name, module in model.named_modules() if isinstance(module, LINEAR)]
+        raise ArgumentError(
+            f"no linear module or embedding has a name that {regex!r} matches as a whole",
+            place="--target_regex",
+            fix=f"names look like {linear[0]}, {linear[-1]}" if linear else "use --lora_target_modules all",
+        )
+    return chosen
+
+
+def compiled(regex: str, flag: str) -> re.Pattern[str]:
+    """The regex, or a word about what is wrong with it."""
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        fix = "write one as Python's re takes it, such as '.*(q|v)_proj'"
+        raise ArgumentError(f"{regex!r} is no regular expression: {error}", place=flag, fix=fix) from error
+
+
+def _all_linear(model: PreTrainedModel) -> list[str]:
+    head = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
+    return [name for name, module in model.named_modules() if isinstance(module, LINEAR) and id(module) not in head]
+
+
+def _in_layers(model: PreTrainedModel, names: list[str], layers: list[int]) -> list[str]:
+    there = {layer_of(name) for name, _ in model.named_modules()} - {None}
+    missing = sorted(set(layers) - there)
+    chosen = [name for name in names if layer_of(name) in layers]
+    if missing or not chosen:
+        raise ArgumentError(
+            f"the model has no layer {', '.join(map(str, missing))}"
+            if missing
+            else "no module in these layers is meant",
+            place="--layers_to_transform",
+            fix=f"layers are counted from 0 to {max((layer for layer in there if layer is not None), default=0)}",
+        )
+    return chosen
+
+
+def layer_of(name: str) -> int | None:
+    """The decoder layer that a module or parameter lies in: the first number in its name."""
+    found = re.search(r"\.(\d+)(?:\.|$)", name)
+    return int(found.group(1)) if found else None
+
+
+def _below_layer(name: str) -> str:
+    return re.sub(r"^.*?\.\d+\.", "", name)
+
+
+def _token_indices(model: PreTrainedModel, asked: list[int] | None) -> list[int] | None:
+    rows = _shape(model.get_input_embeddings().weight)[0]
+    wrong = [index for index in asked or [] if not 0 <= index < rows]
+    if wrong:
+        raise ArgumentError(
+            f"{wrong[0]} is no token id of a model with {rows} embeddings",
+            place="--trainable_token_indices",
+            fix=f"give ids from 0 to {rows - 1}",
+        )
+    return sorted(set(asked)) if asked else None
+
+
+def _bias(model: PreTrainedModel, asked: str) -> str:
+    if asked != "none" and not any(name.endswith(".bias") for name, _ in model.named_parameters()):
+        raise ArgumentError("the model has no biases to train", place=f"--lora_bias {asked}", fix="leave it out")
+    return asked
+
+
+def _check_patterns(model: PreTrainedModel, config: LoraConfig) -> None:
+    """peft passes over a pattern that means no module; here it is an error."""
+    names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    for flag, patterns in (("--rank_pattern", config.rank_pattern), ("--alpha_pattern", config.alpha_pattern)):
+        for key in patterns:
+            pattern = compiled(rf"(.*\.)?({key})$", flag)
+            if not any(pattern.match(name) for name in names):
+                raise ArgumentError(f"{key!r} matches no module", place=flag, fix="name modules as in the target flags")

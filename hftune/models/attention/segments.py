@@ -1,0 +1,277 @@
+"""Attention over documents that lie one after the other in a row, without a mask of tokens by tokens.
+
+transformers lets an attention bring its own kind of mask. Ours is a list of borders, found once a batch by asking
+transformers' own mask function whether neighbouring tokens see each other. Packed rows, padding-free rows, padded rows
+(left or right) and chunked attention all come out as runs of tokens that see only themselves. What does not (a cache, a
+prefix that is seen both ways, holes in the padding) gets the usual dense mask and the usual attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from hftune.models.attention.shared_prompts import SharedPrompts
+
+SEGMENTS = "hftune_segments"
+"""SDPA a document, on any device."""
+
+MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Runs of tokens that attend to themselves only, causally, over all rows of a batch, one row after the other.
+
+    Args:
+        borders: IntTensor of shape (runs + 1,): where each begins, and the end of the last; on the model's device.
+        lengths: Tokens of each run.
+        window: A token sees this many tokens, itself included; None: all before it.
+    """
+
+    borders: torch.Tensor
+    lengths: tuple[int, ...]
+    window: int | None = None
+
+    def band(self, length: int) -> torch.Tensor | None:
+        """Which token (row) sees which (column) in a run, bool (length, length); None where causal says it all."""
+        if self.window is None or length <= self.window:
+            return None
+        seen = torch.ones(length, length, dtype=torch.bool, device=self.borders.device)
+        return seen.tril().triu(1 - self.window)
+
+    def dense(self, rows: int, tokens: int) -> torch.Tensor:
+        """The same as a mask of tokens by tokens: bool, (rows, 1, tokens, tokens)."""
+        lengths = self.borders.diff()
+        run = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths).view(rows, 1, tokens)
+        place = torch.arange(tokens, device=lengths.device)
+        distance = place[:, None] - place[None, :]
+        near = (distance >= 0) & (distance < (self.window or tokens))
+        return (run[..., :, None] == run[..., None, :]) & near
+
+    def cut_at(self, borders: torch.Tensor | None) -> Segments:
+        """These runs, cut at the borders of documents that the batch came with, too.
+
+        They are the same, unless a model keeps its position ids from its mask function.
+        """
+        if borders is None or len(borders) == len(self.borders):
+            return self
+        return _from_borders(torch.unique(torch.cat([self.borders, borders.to(self.borders)])), self.window)
+
+
+def segments_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    *,
+    mask_function: MaskFunction,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Segments | torch.Tensor | None:
+    """A mask of transformers' `AttentionMaskInterface`: borders where they say all, else what SDPA takes.
+
+    Args:
+        mask_function: (batch, head, query, key) indices to whether the query sees the key; without padding.
+        attention_mask: Bool (batch, tokens), False where padded.
+        local_size: Tokens of a sliding window or a chunk.
+    """
+    whole = q_length == kv_length and isinstance(q_offset, int) and q_offset == kv_offset == 0
+    if whole and not use_vmap and (attention_mask is None or attention_mask.shape == (batch_size, q_length)):
+        linked = _linked(mask_function, batch_size, q_length, torch.device(device), attention_mask)
+        if linked is not None:
+            starts = pad(~linked, (1, 0), value=True).flatten().nonzero().flatten()
+            return _from_borders(pad(starts, (0, 1), value=batch_size * q_length).int(), local_size)
+    return sdpa_mask(
+        batch_size,
+        q_length,
+        kv_length,
+        q_offset,
+        kv_offset,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        use_vmap=use_vmap,
+        device=device,
+        **kwargs,
+    )
+
+
+def _from_borders(borders: torch.Tensor, window: int | None) -> Segments:
+    return Segments(borders, tuple(borders.diff().tolist()), window)
+
+
+def _linked(
+    mask_function: MaskFunction, rows: int, length: int, device: torch.device, attention_mask: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Bool (rows, length - 1), whether a token sees the one before it; None where runs cannot tell the whole mask."""
+    row, head, here = _places(rows, length, device)
+    linked = mask_function(row, head, here, here - 1).expand(rows, length - 1)
+    if looks_ahead(mask_function, rows, length, device):
+        return None
+    if attention_mask is None:
+        return linked
+    changes = attention_mask[:, 1:] != attention_mask[:, :-1]
+    begins = (changes & attention_mask[:, 1:]).sum(1) + attention_mask[:, 0]
+    # Real tokens on both sides of padding see each other across it.
+    return None if (begins > 1).any() else linked & ~changes
+
+
+def looks_ahead(mask_function: MaskFunction, rows: int, length: int, device: torch.device) -> bool:
+    """Whether some token sees the one after it."""
+    row, head, here = _places(rows, length, device)
+    return bool(mask_function(row, head, here - 1, here).any())
+
+
+def _places(rows: int, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Indices of rows (rows, 1), of a head (), and of all tokens but the first (1, length - 1)."""
+    row, head = torch.arange(rows, device=device)[:, None], torch.zeros((), dtype=torch.long, device=device)
+    return row, head, torch.arange(1, length, device=device)[None, :]
+
+
+def segments_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Segments | torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    shared_prompts: SharedPrompts | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention of transformers' `AttentionInterface`, a run of tokens at a time.
+
+    Args:
+        query: (batch, heads, tokens, head size); key and value may have fewer heads, each for a group of queries.
+        attention_mask: From `segments_mask`.
+        softcap: Scores become softcap * tanh(scores / softcap).
+        s_aux: (heads,), a score a head that takes part in the softmax and gives nothing (attention sinks).
+        shared_prompts: How the row is made up, where several answers share a prompt.
+
+    Returns:
+        (batch, tokens, heads, head size), and no weights.
+
+    Raises:
+        ArgumentError: Shared prompts in a model whose mask is more than runs of tokens.
+    """
+    # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    softmax = _Softmax(dropout, scaling, softcap, s_aux)
+    if isinstance(attention_mask, Segments):
+        runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q"))
+        if kwargs.get("position_bias") is None:
+            return _by_runs(query, key, value, runs, softmax, shared_prompts), None
+        attention_mask = runs.dense(query.shape[0], query.shape[2])
+    if shared_prompts is not None:
+        shared_prompts.check(())
+    if softmax.plain:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+        )
+    assert kwargs.get("position_bias") is None, "no model has both a bias by position and a cap or sinks"
+    return softmax.of(query, key, value, attention_mask).transpose(1, 2), None
+
+
+def _by_runs(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    runs: Segments,
+    softmax: _Softmax,
+    shared: SharedPrompts | None,
+) -> torch.Tensor:
+    """(batch, tokens, heads, size), a run of tokens at a time."""
+    if shared is None:
+        parts = zip(_runs(query, runs), _runs(key, runs), _runs(value, runs), strict=True)
+        out = [softmax.of(*part, seen=runs.band(part[0].shape[2])) for part in parts]
+    else:
+        shared.check(runs.lengths)
+        queries = query.split(shared.runs, dim=2)
+        both = zip(queries, shared.with_prompts(key, 2), shared.with_prompts(value, 2), strict=True)
+        out = [
+            softmax.of(*part, seen=shared.seen(part[0].shape[2], part[1].shape[2], runs.window, query.device))
+            for part in both
+        ]
+    return _rows(out, query.shape[0], query.shape[2])
+
+
+@dataclass(frozen=True)
+class _Softmax:
+    """What happens between queries times keys and the values; see `segments_attention`."""
+
+    dropout: float
+    scaling: float | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+
+    @property
+    def plain(self) -> bool:
+        """Whether SDPA has an argument for all of it."""
+        return self.softcap is None and self.sinks is None
+
+    def of(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Attention of (batch, heads, tokens, size); `seen` is a bool mask, None: causal."""
+        if not self.plain:
+            return self._by_formula(query, key, value, seen)
+        # `enable_gqa` costs nothing where the numbers of heads agree. Of a GPU's kernels only FlashAttention has it,
+        # which takes neither masks nor float32: the rest would write all scores.
+        if query.is_cuda and (seen is not None or query.dtype == torch.float32):
+            groups = query.shape[1] // key.shape[1]
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        return scaled_dot_product_attention(
+            query, key, value, seen, self.dropout, is_causal=seen is None, scale=self.scaling, enable_gqa=True
+        )
+
+    def _by_formula(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor | None
+    ) -> torch.Tensor:
+        queries, keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+        scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
+        if self.softcap is not None:
+            scores = self.softcap * torch.tanh(scores / self.softcap)
+        if seen is None:  # the queries are the last ones
+            seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+        if self.sinks is not None:
+            sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sink], dim=-1)
+        weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+        return drop(weights[..., :keys], self.dropout) @ value
+
+
+def _runs(states: torch.Tensor, runs: Segments) -> tuple[torch.Tensor, ...]:
+    """(batch, heads, tokens, size) as one (1, heads, run, size) a run, or all at once where they are equally long."""
+    heads, size = states.shape[1], states.shape[3]
+    flat = states.transpose(1, 2)
+    if len(set(runs.lengths)) == 1:
+        return (flat.reshape(-1, runs.lengths[0], heads, size).transpose(1, 2),)
+    # Split, not sliced: the backward of slices would fill a tensor of zeros for each of them.
+    return flat.reshape(1, -1, heads, size).transpose(1, 2).split(runs.lengths, dim=2)
+
+
+def _rows(out: list[torch.Tensor], batch: int, tokens: int) -> torch.Tensor:
+    """What `_runs` took apart, as (batch, tokens, heads, size)."""
+    flat = [part.transpose(1, 2).reshape(-1, part.shape[1], part.shape[3]) for part in out]
+    return torch.cat(flat).view(batch, tokens, *flat[0].shape[1:])
+
+
+AttentionInterface.register(SEGMENTS, segments_attention)
+AttentionMaskInterface.register(SEGMENTS, segments_mask)

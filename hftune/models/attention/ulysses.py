@@ -1,0 +1,197 @@
+"""Attention of a model whose processes hold slices of a row: over the whole row, for a share of the heads.
+
+The documents of the row come with the batch, as the borders that FlashAttention takes (`cu_seq_lens_q`), of the whole
+row and not of a slice. What the model makes of its slice alone (its mask) is only asked for the width of a window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+
+from hftune.distributed import sequence_parallel
+from hftune.distributed.sequence_parallel import Heads, SequenceGroup, shares
+from hftune.errors import ArgumentError
+from hftune.models.attention.segments import SEGMENTS, MaskFunction, Segments, looks_ahead, segments_attention
+from hftune.models.attention.varlen import VARLEN, has_varlen, varlen_attention
+
+ULYSSES = "hftune_ulysses"
+"""For slices of a row, shared by the processes of a sequence-parallel group."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """In place of a mask: how many tokens a token sees, itself included; None: all before it in its document."""
+
+    width: int | None = None
+
+
+def ulysses_mask(
+    batch_size: int,
+    q_length: int,
+    *_: Any,
+    mask_function: MaskFunction,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> Window:
+    """A mask of transformers' `AttentionMaskInterface` for a slice; arguments as of `segments_mask`.
+
+    Raises:
+        ArgumentError: Tokens see what comes after them.
+    """
+    assert attention_mask is None, "slices are of rows without padding"
+    if looks_ahead(mask_function, 1, q_length, torch.device(device)):
+        raise ArgumentError(
+            "this model's tokens see those after them", place="--sequence_parallel_size", fix="leave it out"
+        )
+    return Window(local_size)
+
+
+def ulysses_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Window,
+    s_aux: torch.Tensor | None = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """An attention of transformers' `AttentionInterface`; all processes of the group must call.
+
+    Args:
+        query: (1, heads, tokens of this process, head size); key and value may have fewer heads.
+        attention_mask: From `ulysses_mask`.
+        s_aux: (heads,), scores of attention sinks.
+        cu_seq_lens_q: IntTensor (documents + 1,): where the documents of the whole row begin, and its end.
+
+    Returns:
+        (1, tokens of this process, heads, head size), and no weights.
+    """
+    group = sequence_parallel.active()
+    assert cu_seq_lens_q is not None and isinstance(attention_mask, Window), "a batch of a sequence-parallel trainer"
+    assert kwargs.get("shared_prompts") is None and kwargs.get("position_bias") is None, "refused in preflight"
+    documents = _documents(cu_seq_lens_q)
+    tokens = shares(sum(documents.lengths), group.size)
+    assert query.shape[2] == tokens[group.rank], "a slice of the row whose documents were given"
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    attention = varlen_attention if has_varlen() else segments_attention
+    whole = dataclasses.replace(documents, window=attention_mask.width)
+
+    def inner(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: range) -> torch.Tensor:
+        sinks = None if s_aux is None else s_aux[heads.start : heads.stop]
+        return attention(module, query, key, value, whole, s_aux=sinks, **kwargs)[0]
+
+    return over_whole_rows(group, tokens, query, key, value, inner), None
+
+
+def over_whole_rows(
+    group: SequenceGroup,
+    tokens: tuple[int, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    inner: Callable[..., torch.Tensor],
+) -> torch.Tensor:
+    """Exchange heads for tokens, attend, and back.
+
+    Args:
+        tokens: Of the slice of each process.
+        query: (1, heads, tokens of this process, head size); key and value may have fewer heads.
+        inner: From query, key and value of whole rows and the heads of the queries to (1, tokens, heads, size).
+
+    Returns:
+        (1, tokens of this process, heads, head size).
+    """
+    heads = Heads(query.shape[1], key.shape[1], group.size)
+    whole_query = group.to_heads(query, heads.query_shares, tokens)
+    whole_key, whole_value = (_keys_of(part, heads, group, tokens) for part in (key, value))
+    out = inner(whole_query, whole_key, whole_value, heads.query_range(group.rank))
+    return group.to_tokens(out, heads.query_shares, tokens)
+
+
+def _keys_of(states: torch.Tensor, heads: Heads, group: SequenceGroup, tokens: tuple[int, ...]) -> torch.Tensor:
+    """(1, heads, tokens of this process, size) to the heads of all tokens that this process's queries need."""
+    if list(heads.keys_sent) != list(range(heads.keys)):
+        states = states[:, heads.keys_sent]
+    whole = group.to_heads(states, heads.key_shares, tokens)
+    places = heads.key_of_query(group.rank)
+    return whole if places is None else whole[:, places]
+
+
+_last: tuple[torch.Tensor, Segments] | None = None
+
+
+def _documents(borders: torch.Tensor) -> Segments:
+    """The borders with their lengths, which are read from the device once a batch, not once a layer."""
+    global _last
+    if _last is None or _last[0] is not borders:
+        _last = borders, Segments(borders, tuple(borders.diff().tolist()))
+    return _last[1]
+
+
+def inner_name() -> str:
+    """The attention that is used over the whole row."""
+    return VARLEN if has_varlen() else SEGMENTS
+
+
+def why_not_shareable(config: PreTrainedConfig, size: int) -> str | None:
+    """Why the tokens of a row of this model cannot be shared by `size` processes; None where nothing is known."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if isinstance(heads, int) and heads < size:
+        return f"its {heads} heads of attention do not suffice for {size} processes"
+    chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())
+    if chunked or getattr(text, "attention_chunk_size", None):
+        return "its chunked attention is laid out from the beginning of a slice, not of a document"
+    return None
+
+
+_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary positions that stretch as far as the longest document of a row needs."""
+
+
+def stretch_by_whole_rows(model: torch.nn.Module) -> int:
+    """Let such rotary positions know of the whole row, not of a slice; returns how many modules there are.
+
+    transformers looks at the largest position that it is given (`dynamic_rope_update`, 5.23): each process would
+    stretch by its own slice, and their queries and keys would not belong together. So the largest position of the row
+    is put after those of the slice, and what is computed of it is cut off. All processes of the group must call.
+    """
+    found = [module for module in model.modules() if _stretches_by_length(module)]
+    for module in found:
+        module.register_forward_pre_hook(_with_last_position, with_kwargs=True)
+        module.register_forward_hook(_without_last_position)
+    return len(found)
+
+
+def _stretches_by_length(module: Any) -> bool:
+    kinds = getattr(module, "rope_type", None)
+    each = kinds.values() if isinstance(kinds, dict) else [kinds]
+    return any(isinstance(kind, str) and any(name in kind for name in _BY_LENGTH) for kind in each)
+
+
+def _with_last_position(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    named = "position_ids" in kwargs
+    here = kwargs["position_ids"] if named else args[1]
+    last = sequence_parallel.active().largest(here.max()).expand(*here.shape[:-1], 1)
+    whole = torch.cat([here, last], dim=-1)
+    return (args, kwargs | {"position_ids": whole}) if named else ((args[0], whole, *args[2:]), kwargs)
+
+
+def _without_last_position(module: Any, args: Any, output: Any) -> Any:
+    """Cosines and sines, (..., tokens, size) each, or both as one complex tensor."""
+    if isinstance(output, torch.Tensor):
+        return output[..., :-1, :]
+    return tuple(part[..., :-1, :] for part in output)
+
+
+AttentionInterface.register(ULYSSES, ulysses_attention)
+AttentionMaskInterface.register(ULYSSES, ulysses_mask)

@@ -1,0 +1,1 @@
+"""Parts of a model computed in another way: less memory, fewer passes, other precision."""

@@ -1,0 +1,223 @@
+"""Activation checkpointing at one place for all stages: whole layers, or parts of them, some layers or all.
+
+transformers and TRL switch checkpointing on and off in many places (before training, around sampling, around reference
+passes), and TRL does so with options that torch's `checkpoint` does not know. All of them end in one method of the
+model, which is replaced here, on the model itself: it knows what was asked for and needs no options.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.compat.installing import replace_method, require
+from hftune.compat.transformers_patches import replace_attention
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.kernels.dropout import decoder_layers
+
+_CHILDREN = {
+    ATTENTION: ("self_attn", "attention", "attn", "self_attention", "linear_attn"),
+    MLP: ("mlp", "feed_forward", "block_sparse_moe", "moe"),
+}
+_CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+_KEEP_NO_SCORES = ("sdpa", "flash", "flex", "hftune")
+
+
+def recompute(
+    model: PreTrainedModel | PeftModel, plan: Recomputation, *, reentrant: bool = False, on_cpu: bool = True
+) -> None:
+    """Have `model` recompute what the plan says, from the moment that checkpointing is enabled on it.
+
+    Args:
+        model: As it will be trained, the adapter included.
+        plan: What, in which layers, and where the inputs of recomputing are kept.
+        reentrant: Use torch's older way, which adapters under ZeRO-3 need; the plan's own choice counts for more.
+        on_cpu: Whether training runs on the CPU, where nothing can be offloaded.
+
+    Raises:
+        ArgumentError: The architecture does not let the parts be recomputed, or has no such layer.
+    """
+    plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    problem = not_recomputable(plain, plan)
+    if problem is not None:
+        raise problem
+    if plan.offload and on_cpu:
+        notice("--activation_checkpointing_offload has no effect: on a CPU all activations are in its memory")
+    _say_what_is_idle(plain, plan)
+    plain.recomputing = Recomputing(plain, plan, reentrant=reentrant, offload=plan.offload and not on_cpu)
+    plain.recomputing.switch(plain, on=False)
+    require("transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing")
+    replace_method(plain, "_set_gradient_checkpointing", _switch)
+
+
+def not_recomputable(model: PreTrainedModel, plan: Recomputation) -> ArgumentError | None:
+    """Why this architecture cannot recompute what the plan says; None where it can. Needs no weights."""
+    name, place = type(model).__name__, "--activation_checkpointing"
+    off = "use --activation_checkpointing full or none"
+    if not model.supports_gradient_checkpointing:
+        return ArgumentError(f"{name} cannot recompute activations", place=place, fix=f"add {place} none")
+    layers = decoder_layers(model)
+    try:
+        chosen = plan.layers(len(layers))
+    except ArgumentError as problem:
+        return problem
+    if plan.parts == (FULL,) and len(chosen) == len(layers):
+        return None
+    if not layers or not all(isinstance(layer, GradientCheckpointingLayer) for layer in layers):
+        return ArgumentError(f"{name} recomputes all of its layers as a whole, or none", place=place, fix=off)
+    for part in plan.parts:
+        if not all(list(_members(layers[number], part)) for number in chosen):
+            return ArgumentError(f"hftune finds no {part} in the layers of {name}", place=place, fix=off)
+    return None
+
+
+class Recomputing:
+    """What a model recomputes; it is off until `switch`.
+
+    Args:
+        model: The plain model, not an adapter around it.
+        plan: See `recompute`.
+        reentrant: See `recompute`.
+        offload: Whether inputs of recomputing go to pinned memory of the machine.
+    """
+
+    def __init__(self, model: nn.Module, plan: Recomputation, *, reentrant: bool, offload: bool) -> None:
+        layers = decoder_layers(model)
+        chosen = [layers[number] for number in plan.layers(len(layers))]
+        self.options = {"use_reentrant": reentrant, **plan.options}
+        self.offload = offload
+        self.whole = chosen if plan.parts == (FULL,) else []
+        self.in_layers = all(isinstance(layer, GradientCheckpointingLayer) for layer in layers) and bool(layers)
+        self.parts = [module for layer in chosen for part in plan.parts for module in _parts(layer, part)]
+
+    def switch(self, model: nn.Module, *, on: bool) -> None:
+        """Recompute from the next forward pass on, or no more."""
+        flagged: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+        for module in flagged:
+            # Models carry the flag beside their layers, and then drop their cache in training; old ones it alone.
+            self._set(module, on=on and (isinstance(module, PreTrainedModel) or not self.in_layers))
+        for module in [*self.whole, *self.parts]:
+            self._set(module, on=on)
+
+    def _set(self, module: Any, *, on: bool) -> None:
+        module.gradient_checkpointing = on
+        module._gradient_checkpointing_func = self
+
+    def __call__(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """`function(*inputs)`, of which only the inputs are kept for the backward pass."""
+        with self._kept():
+            return checkpoint(function, *inputs, **self.options)
+
+    def _kept(self) -> AbstractContextManager[Any]:
+        if not self.offload:
+            return nullcontext()
+        device = torch.accelerator.current_accelerator()
+        return save_on_cpu(pin_memory=device is not None, device_type=device.type if device else "cpu")
+
+
+def _switch(self: Any, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1) -> None:
+    """Takes the place of a model's `_set_gradient_checkpointing`; how and where is known already."""
+    self.recomputing.switch(self, on=enable)
+
+
+def _members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
+    """The modules of a layer that a part is: the layer itself, or the children of its attention or MLP."""
+    if part == FULL:
+        yield layer
+        return
+    for name in _CHILDREN[MLP if part == MLP else ATTENTION]:
+        child = getattr(layer, name, None)
+        if isinstance(child, nn.Module) and (part != CORE_ATTENTION or _asks_for_function(child)):
+            yield child
+
+
+def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
+    """The modules of a part, prepared; whole layers need nothing."""
+    members: list[Any] = [] if part == FULL else list(_members(layer, part))
+    for module in members:
+        if part == CORE_ATTENTION:
+            module.recomputes_core = True
+            _wrap_attention(module)
+        else:
+            _wrap_forward(module)
+        yield module
+
+
+def _wrap_forward(module: Any) -> None:
+    """Recompute `forward`, not `__call__`: the module's hooks, ZeRO's among them, then run once and outside."""
+    if not hasattr(module, "forward_as_it_was"):
+        module.forward_as_it_was = module.forward
+        replace_method(module, "forward", _recomputed_forward)
+
+
+def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
+        return self.forward_as_it_was(*args, **kwargs)
+    for name in _CACHES:  # would be written a second time
+        if kwargs.get(name) is not None:
+            kwargs[name] = None
+    if not args:  # reentrant checkpointing passes gradients through positional arguments only
+        args = (kwargs.pop("hidden_states"),)
+    return self._gradient_checkpointing_func(partial(self.forward_as_it_was, **kwargs), *args)
+
+
+def _asks_for_function(attention: nn.Module) -> bool:
+    """Whether a module takes its attention function from transformers' table, where it can be found."""
+    forward: Any = inspect.unwrap(type(attention).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
+
+
+def _wrap_attention(attention: Any) -> None:
+    """Put `_recomputed_core` around the attention function that a module takes, once a process."""
+    name = attention.config._attn_implementation
+    if name in ALL_ATTENTION_FUNCTIONS and isinstance(ALL_ATTENTION_FUNCTIONS[name], _CoreAttention):
+        return
+    # Eager attention is no entry of the table but a function beside the module's class.
+    found = None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+    replace_attention(name, _CoreAttention(found))
+
+
+class _CoreAttention:
+    """An attention function that is recomputed for the modules that ask for it.
+
+    Args:
+        function: The one around which it stands; None: the eager one of each module's own file.
+    """
+
+    def __init__(self, function: Callable[..., Any] | None) -> None:
+        self.function = function
+
+    def __call__(self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        """As transformers calls it: query (batch, heads, length, head size), key and value likewise."""
+        function = partial(self.function or _eager(module), module, **kwargs)
+        asked = getattr(module, "recomputes_core", False) and module.gradient_checkpointing
+        if not (asked and module.training and torch.is_grad_enabled()):
+            return function(query, key, value, attention_mask)
+        return module._gradient_checkpointing_func(function, query, key, value, attention_mask)
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    return inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]  # type: ignore[no-any-return]
+
+
+def _say_what_is_idle(model: Any, plan: Recomputation) -> None:
+    kernel = model.config._attn_implementation or ""
+    if CORE_ATTENTION in plan.parts and kernel.startswith(_KEEP_NO_SCORES):
+        notice(
+            f"core_attention saves next to nothing here: {kernel} keeps no matrix of scores and recomputes it itself; "
+            "--activation_checkpointing none is faster, attention or full saves memory"
+        )

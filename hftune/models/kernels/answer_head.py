@@ -1,0 +1,84 @@
+"""Log-probabilities of answers without logits of anything else, and without logits in the backward pass.
+
+`model(..., answer_at=places, answer_ids=tokens)` runs the decoder, picks the hidden states that predict an answer's
+tokens, and projects those alone, a chunk at a time (`models/kernels/answer_projection.py`). With a factor for each
+token, the output has the weighted loss, and even a head that is trained computes its logits once.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from hftune.compat.installing import replace_method
+from hftune.models.kernels.answer_projection import LogitShape, answer_log_probs, weighted_loss
+
+
+@dataclass
+class AnswerOutput(ModelOutput):
+    """Of each answer token, (tokens,), in the order of `answer_ids`; only the first has a gradient.
+
+    Args:
+        log_probs: log pi(token | what is before it), nats, float32. Where there is a `loss`, that has the gradient.
+        entropy: Of the distribution over the vocabulary, nats.
+        is_top1: Whether the token was the most likely one, bool.
+        mean_logits: Mean logit over the vocabulary.
+        log_sum_sq: log of the sum of squared probabilities (WPO).
+        loss: Where factors were given: -sum of factor * log_probs, a scalar.
+    """
+
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    is_top1: torch.Tensor | None = None
+    mean_logits: torch.Tensor | None = None
+    log_sum_sq: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+
+
+def add_answer_head(model: PreTrainedModel) -> None:
+    """Teach a model (without an adapter around it) the arguments `answer_at` and `answer_ids`.
+
+    `answer_at` (tokens,) are places in the flattened (batch * length) input whose hidden state predicts a token,
+    `answer_ids` (tokens,) those tokens. Without them the model does what it did. Where an adapter prepends virtual
+    tokens, `answer_width` is the length of a row without them. `answer_factors` (tokens,), float32, ask for the loss;
+    `answer_dft` scales it by each token's own probability, held constant (arXiv:2508.05629, eq. 9). `answer_detail`:
+    0 log-probabilities alone, 1 entropy and `is_top1` as well, 2 all.
+    """
+    original = model.forward
+    shape = LogitShape.of(model.config)
+
+    @functools.wraps(type(model).forward)
+    def forward(
+        self: Any,
+        *args: Any,
+        answer_at: Any = None,
+        answer_ids: Any = None,
+        answer_factors: Any = None,
+        answer_dft: bool = False,
+        answer_detail: int = 2,
+        **kwargs: Any,
+    ) -> Any:
+        width = kwargs.pop("answer_width", None)
+        if answer_at is None:
+            return original(*args, **kwargs)
+        none = answer_factors is not None and not len(answer_ids)
+        if none:  # a token that counts nothing: every process has to use the head
+            answer_at, answer_ids, answer_factors = (
+                one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
+            )
+        hidden = self.base_model(*args, **{**kwargs, "use_cache": False}).last_hidden_state
+        if width is not None:
+            hidden = hidden[:, -width:]
+        picked = hidden.reshape(-1, hidden.shape[-1]).index_select(0, answer_at)
+        head = self.get_output_embeddings()
+        if answer_factors is None:
+            return AnswerOutput(*answer_log_probs(head, picked, answer_ids, shape, answer_detail))
+        loss, columns = weighted_loss(head, picked, answer_ids, shape, answer_detail, answer_factors, dft=answer_dft)
+        return AnswerOutput(*(column[:0] if none else column for column in columns), loss=loss)
+
+    replace_method(model, "forward", forward)

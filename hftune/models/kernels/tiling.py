@@ -1,0 +1,75 @@
+"""MLPs that are computed a piece of the row at a time: their wide activations exist for one piece only.
+
+After the TiledMLP of ALST (arXiv:2506.13996, section 3.1.1). The number of pieces is the same for every batch and on
+every process, also where rows are shorter: under ZeRO-3 each piece gathers weights, and all processes must take part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hftune.arguments.training import StageArguments
+from hftune.compat.installing import replace_method
+from hftune.models.experts import routers_of
+from hftune.models.kernels.dropout import decoder_layers
+
+_NAMES = ("mlp", "feed_forward")
+
+
+def tileable(model: nn.Module) -> list[nn.Module]:
+    """The MLPs of the decoder layers whose tokens do not know of each other: all but mixtures of experts."""
+    found = [getattr(layer, name, None) for layer in decoder_layers(model) for name in _NAMES]
+    routed = {id(router) for router in routers_of(model)}
+    return [
+        module
+        for module in found
+        if isinstance(module, nn.Module) and not any(id(part) in routed for part in module.modules())
+    ]
+
+
+def tiles_for(tokens: int, hidden_size: int) -> int:
+    """Pieces in which the activations of an MLP are about as large as its weights: ALST's ceil(tokens / hidden size).
+
+    Args:
+        tokens: Of the longest batch of a process.
+    """
+    return max(1, math.ceil(tokens / hidden_size))
+
+
+def longest_batch(training_args: StageArguments, longest: int) -> int:
+    """Tokens of the longest batch of a process, in training or evaluation.
+
+    Args:
+        longest: Tokens of the longest row.
+    """
+    rows = max(training_args.per_device_train_batch_size, training_args.per_device_eval_batch_size)
+    return -(-rows * longest // training_args.sequence_parallel_size)
+
+
+def tile_mlps(model: nn.Module, tiles: int) -> int:
+    """Have the MLPs of a model computed in so many pieces; returns how many MLPs there are.
+
+    Args:
+        model: The plain model, with its adapter's layers inside where it has one.
+    """
+    modules: list[Any] = tileable(model)
+    for module in modules:
+        module.tiles, module.forward_of_a_tile = tiles, module.forward
+        replace_method(module, "forward", _tiled)
+    return len(modules)
+
+
+def _tiled(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """(batch, tokens, size) to the same."""
+    flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+    parts = flat.tensor_split(self.tiles)
+    if self.training and torch.is_grad_enabled():
+        done = [checkpoint(self.forward_of_a_tile, part, use_reentrant=False) for part in parts]
+    else:
+        done = [self.forward_of_a_tile(part) for part in parts]
+    return torch.cat(done).view(hidden_states.shape)

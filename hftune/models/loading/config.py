@@ -1,0 +1,112 @@
+"""The config that a model is built from: the checkpoint's own, with what was asked to be otherwise."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants, try_to_load_from_cache
+from transformers import AutoConfig, PreTrainedConfig
+
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.logging import notice
+from hftune.models.kernels.dropout import set_dropout_fields
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.rope import scale_rope
+from hftune.nearby import not_had
+
+_PROBE_SECONDS = 5.0
+
+
+def model_config(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedConfig:
+    """The config of `--model_name_or_path` with rope scaling and dropout as asked for. A new one each time.
+
+    Raises:
+        ArgumentError: There is none, it cannot be read, says what no model has, or has no room for what was asked.
+    """
+    check_config(model_args.model_name_or_path)
+    try:
+        config = pretrained(
+            AutoConfig,
+            model_args.model_name_or_path,
+            trust_remote_code=training_args.trust_remote_code,
+            **file_options(model_args),
+        )
+    except (OSError, ValueError) as error:
+        name = str(model_args.model_name_or_path)
+        raise not_had(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
+    scale_rope(config, model_args, row_length(training_args))
+    set_dropout_fields(config, training_args)
+    return config
+
+
+def file_options(model_args: ModelArguments, name: str | None = None) -> dict[str, Any]:
+    """What `from_pretrained` of a config, a tokenizer or a model needs to find its files.
+
+    Args:
+        model_args: Revision, cache, offline, GGUF file.
+        name: A folder or Hub name other than the model's, where a tokenizer comes from one.
+    """
+    model = str(model_args.model_name_or_path)
+    name = name or model
+    found: dict[str, Any] = {"revision": model_args.model_revision, "cache_dir": model_args.cache_dir}
+    if model_args.gguf_file and name == model:
+        found["gguf_file"] = model_args.gguf_file
+    if from_cache_only(model_args, name):
+        found["local_files_only"] = True
+    return found
+
+
+def from_cache_only(model_args: ModelArguments, name: str) -> bool:
+    """Whether names on the Hub are taken from the cache: asked for, or because the Hub does not answer.
+
+    The Hub's own client tries again for about a minute before it says so.
+
+    Raises:
+        ArgumentError: The Hub does not answer, and the model is not in the cache.
+    """
+    if Path(name).is_dir():
+        return False
+    if model_args.offline or constants.HF_HUB_OFFLINE:
+        return True
+    if hub_answers(constants.ENDPOINT):
+        return False
+    kept = (
+        try_to_load_from_cache(name, file, cache_dir=model_args.cache_dir, revision=model_args.model_revision)
+        for file in ("config.json", "tokenizer_config.json")
+    )
+    if not any(isinstance(path, str) for path in kept):
+        flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
+        raise not_had(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
+    notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
+    return True
+
+
+@functools.cache
+def hub_answers(endpoint: str) -> bool:
+    """Whether something listens at the Hub's address; taken for granted behind a proxy. Asked once a process."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    address = urlsplit(endpoint)
+    try:
+        port = address.port or (80 if address.scheme == "http" else 443)
+        socket.create_connection((address.hostname or "", port), timeout=_PROBE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def row_length(training_args: StageArguments) -> int | None:
+    """Tokens of the longest row that a run may train on; None where nothing bounds it."""
+    if hasattr(training_args, "block_size"):
+        return int(training_args.block_size)
+    if getattr(training_args, "max_length", None):
+        return int(training_args.max_length)
+    parts = [getattr(training_args, name, None) for name in ("max_prompt_length", "max_completion_length")]
+    return sum(parts) if all(parts) else None  # type: ignore[arg-type]

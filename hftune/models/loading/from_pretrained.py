@@ -1,0 +1,89 @@
+"""Models, configs and tokenizers by name, for all of hftune: code that comes with a model runs by its flag alone.
+
+transformers asks on the standard input where nobody has said whether such code may run, and a piped `y` is an answer.
+Here everybody has to say, and nobody is asked, not by a library on its own either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from hftune.compat.transformers_patches import never_ask_about_code
+from hftune.errors import ArgumentError, ManifestError, shown
+
+_FIX = "copy or download it again; weights that are a program (a pickle) are not loaded: save them as safetensors"
+_DESCRIPTIONS = ("AutoConfig", "AutoTokenizer", "GenerationConfig")
+"""Classes that make nothing but objects of what files say."""
+_REFUSED = ("trust_remote_code=True", "execute custom code")
+"""What transformers' errors say where code was not allowed to run."""
+
+
+@contextmanager
+def reporting_damage(name: str | Path | None, *, descriptions: bool = False) -> Iterator[None]:
+    """Around a library that reads somebody's files: what it raises of damaged ones becomes the one message.
+
+    Args:
+        name: Of the folder or file.
+        descriptions: Only configs and tokenizers are read, whose values of other kinds end in errors of Python's.
+
+    Raises:
+        ManifestError: The files are damaged, or weights are a program.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from safetensors import SafetensorError
+
+    damaged: tuple[type[Exception], ...] = (EOFError, SafetensorError, StrictDataclassError, UnpicklingError)
+    if descriptions:
+        damaged += (TypeError, LookupError, AttributeError)
+    try:
+        yield
+    except Exception as error:
+        # The tokenizers package, written in Rust, has one exception for everything: Exception itself.
+        if type(error) is not Exception and not isinstance(error, damaged):
+            raise
+        said = shown(error, 160) or type(error).__name__
+        raise ManifestError(f"{name} cannot be read: {said}", place=str(name), fix=_FIX) from error
+
+
+def pretrained(auto: Any, name: str | Path | None, *, trust_remote_code: bool, **given: Any) -> Any:
+    """`auto.from_pretrained(name, ...)`.
+
+    Args:
+        auto: `AutoTokenizer`, `AutoConfig`, `AutoModelForCausalLM` or their like.
+        name: A folder or a name of the Hub.
+        trust_remote_code: As the flag of that name says.
+
+    Raises:
+        ArgumentError: It cannot be loaded without running its own code.
+        ManifestError: Its files are damaged.
+    """
+    never_ask_about_code()
+    try:
+        with reporting_damage(name, descriptions=getattr(auto, "__name__", "") in _DESCRIPTIONS):
+            return auto.from_pretrained(name, trust_remote_code=bool(trust_remote_code), **given)
+    except ValueError as error:
+        _explain(error, name)
+        raise
+
+
+def from_config(auto: Any, config: Any, *, trust_remote_code: bool, **given: Any) -> Any:
+    """`auto.from_config(config, ...)`, likewise."""
+    never_ask_about_code()
+    try:
+        return auto.from_config(config, trust_remote_code=bool(trust_remote_code), **given)
+    except ValueError as error:
+        _explain(error, getattr(config, "_name_or_path", "") or "the config")
+        raise
+
+
+def _explain(error: ValueError, name: str | Path | None) -> None:
+    if any(sign in str(error) for sign in _REFUSED):
+        raise ArgumentError(
+            f"{name} cannot be loaded without running Python code that comes with it",
+            place="--trust_remote_code",
+            fix="read that code, and add --trust_remote_code True if you trust whoever wrote it; or name another model",
+        ) from error

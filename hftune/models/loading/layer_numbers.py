@@ -1,0 +1,68 @@
+"""Whether the decoder layers that are stored are those that config.json says: by names alone, without transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hftune.errors import ArgumentError
+
+_LAYER = re.compile(
+    r"^(?:model\.(?:language_model\.)?|language_model\.(?:model\.)?|transformer\.|gpt_neox\.|backbone\.|model\.decoder\.)?"
+    r"(?:layers|h|blocks)\.(\d+)\."
+)
+_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_MTP = ("eh_proj", "enorm", "hnorm", "shared_head", "mtp")
+"""Parts of a layer that predicts a token further on (DeepSeek-V3's `num_nextn_predict_layers`), which is not loaded."""
+
+
+def mismatch_error(what: str, folder: str, flag: str) -> ArgumentError:
+    """The error for weights that are not those of the config beside them."""
+    return ArgumentError(
+        f"config.json and the weights of {folder} are of different models: {what}",
+        place=flag,
+        fix="copy or download config.json and weights of one model, all files of it",
+    )
+
+
+def layer_count(config: Mapping[str, Any]) -> int:
+    """Decoder layers that a config.json says; 0 where it says none."""
+    text = config.get("text_config")
+    said: Mapping[str, Any] = text if isinstance(text, Mapping) else config
+    return next((said[name] for name in _COUNTS if isinstance(said.get(name), int)), 0)
+
+
+def beyond_last(config: Mapping[str, Any], stored: Iterable[str]) -> list[str]:
+    """Stored tensors of decoder layers beyond the last that a config.json says.
+
+    A layer that predicts a token further on is stored behind the others, and is none of them.
+    """
+    text = config.get("text_config")
+    said: Mapping[str, Any] = text if isinstance(text, Mapping) else config
+    count = layer_count(config)
+    further = {int(match[1]) for name in stored if any(part in name for part in _MTP) and (match := _LAYER.match(name))}
+    end = count + int(said.get("num_nextn_predict_layers") or 0)
+    numbers = ((name, int(match[1])) for name in stored if (match := _LAYER.match(name)))
+    return sorted(name for name, number in numbers if count and number >= end and number not in further)
+
+
+def missing_layers(config: Mapping[str, Any], stored: Iterable[str]) -> list[int]:
+    """Numbers of layers that a config.json says and of which nothing is stored."""
+    there = {int(match[1]) for name in stored if (match := _LAYER.match(name))}
+    return [number for number in range(layer_count(config)) if number not in there] if there else []
+
+
+def check_layers(config: Mapping[str, Any], stored: Iterable[str], folder: str, flag: str) -> None:
+    """Count decoder layers; names of an architecture that is not known here are not counted.
+
+    Raises:
+        ArgumentError: There are others than config.json says.
+    """
+    stored = list(stored)
+    beyond, missing = beyond_last(config, stored), missing_layers(config, stored)
+    said = f"config.json says {layer_count(config)} layers"
+    if beyond:
+        raise mismatch_error(f"{said}, and {beyond[0]} is stored", folder, flag)
+    if missing:
+        raise mismatch_error(f"{said}, and nothing is stored of layer {missing[0]}", folder, flag)

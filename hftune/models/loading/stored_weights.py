@@ -1,0 +1,185 @@
+"""Whether stored weights and config.json are of one model: by names and shapes alone, before a weight is read.
+
+transformers draws at random what a checkpoint lacks, leaves out what the model has no place for, and says so in a
+table that nobody reads. Its own rules say under which names a parameter may be stored (conversion_mapping) and which
+names may be left out or lacking (`_keys_to_ignore_on_load_*`), so that a checkpoint which it loads whole is never
+refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+from hftune.logging import notice
+from hftune.models.loading.layer_numbers import beyond_last, mismatch_error
+from hftune.weight_files import weight_shapes
+
+Shape = tuple[int, ...]
+
+NEW_HEADS = ("score.", "classifier.")
+"""Heads that a reward model gets; the language model that it begins as has another one."""
+OLD_HEADS = ("lm_head.", "embed_out.", "cls.", *NEW_HEADS)
+
+
+@dataclass
+class Mismatch:
+    """Where stored weights and a model differ.
+
+    Args:
+        lacking: Parameters that are not stored.
+        beyond: Stored tensors that belong to a module which the model has otherwise, or to a layer beyond its last.
+        shapes: Parameters that are stored in another shape, with both.
+        aside: Other stored tensors without a place: of vision towers, of heads.
+    """
+
+    lacking: list[str] = field(default_factory=list)
+    beyond: list[str] = field(default_factory=list)
+    shapes: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    aside: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.lacking or self.beyond or self.shapes)
+
+    def describe(self) -> str:
+        """Each kind with its first names."""
+        parts = []
+        if self.lacking:
+            parts.append(f"{_some(self.lacking)} of the model {_are(self.lacking)} not stored")
+        if self.beyond:
+            parts.append(f"{_some(self.beyond)} {_are(self.beyond)} stored and no part of the model")
+        for name, (stored, wanted) in list(self.shapes.items())[:2]:
+            parts.append(f"{name} is stored as {_product(stored)} and {_product(wanted)} in the model")
+        if len(self.shapes) > 2:
+            parts.append(f"{len(self.shapes) - 2} more have other shapes")
+        return "; ".join(parts)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
+    return f"{len(names)} tensors ({shown})" if len(names) > 1 else names[0]
+
+
+def _are(names: list[str]) -> str:
+    return "are" if len(names) > 1 else "is"
+
+
+def _product(shape: Shape) -> str:
+    return " x ".join(map(str, shape))
+
+
+def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, scores: bool = False) -> None:
+    """Hold the safetensors of a local folder against the model that its config.json builds.
+
+    Args:
+        model: On the meta device.
+        folder: A name on the Hub, and weights in another format, are held against it when they have loaded.
+        flag: What named the folder.
+        scores: The model has a head for scores, which need not be stored.
+
+    Raises:
+        ArgumentError: They are of different models.
+    """
+    stored = weight_shapes(folder) if folder and getattr(model.config, "quantization_config", None) is None else {}
+    if not stored:
+        return
+    found = find_mismatch(model, stored, scores=scores)
+    if found:
+        raise mismatch_error(found.describe(), str(folder), flag)
+    if found.aside:
+        notice(f"{_some(found.aside)} of {Path(str(folder)).name} have no place in {type(model).__name__}: not loaded")
+
+
+def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, flag: str, scores: bool) -> None:
+    """Look at what transformers says of a load; for weights that `check_stored` could not read before.
+
+    Args:
+        info: Of `from_pretrained(..., output_loading_info=True)`.
+        model: As it has loaded.
+        name: What was loaded.
+        flag: What named it.
+        scores: The model has a head for scores, which need not be stored.
+
+    Raises:
+        ArgumentError: Weights are drawn at random, or layers are left out.
+    """
+    found = Mismatch(
+        lacking=sorted(key for key in info["missing_keys"] if not (scores and key.startswith(NEW_HEADS))),
+        beyond=beyond_last(model.config.to_dict(), info["unexpected_keys"]),
+    )
+    if found:
+        raise mismatch_error(found.describe(), name, flag)
+
+
+def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores: bool = False) -> Mismatch:
+    """Where the tensors of a checkpoint differ from the parameters of a model.
+
+    Args:
+        model: On the meta device.
+        stored: Names and shapes on disk.
+        scores: The model has a head for scores: it may lack, and the head of the language model may be left over.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    whole, parts, unplaced = _place(model, stored)
+    incomplete = [name for name, (here, needed) in parts.items() if here != needed]
+    tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    there = {*whole, *parts} | {tied.get(name, name) for name in whole}
+    there |= {name for name, source in tied.items() if source in there}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys=set(unplaced))
+    model._adjust_missing_and_unexpected_keys(left)
+    lacking = [name for name in left.missing_keys if not (scores and name.startswith(NEW_HEADS))]
+    found = Mismatch(
+        lacking=sorted([*lacking, *(f"{name} ({parts[name][0]} of {parts[name][1]} parts)" for name in incomplete)]),
+        shapes={name: (shape, wanted[name]) for name, shape in sorted(whole.items()) if shape != wanted[name]},
+    )
+    modules = {name for name, _ in model.named_modules() if name}
+    modules |= {name.removeprefix(f"{model.base_model_prefix}.") for name in modules}
+    behind = {*beyond_last(model.config.to_dict(), left.unexpected_keys)}
+    for name in sorted(left.unexpected_keys):
+        module, _, kind = name.rpartition(".")
+        of_module = kind in ("weight", "bias") and module in modules and not name.startswith(OLD_HEADS)
+        (found.beyond if of_module or name in behind else found.aside).append(name)
+    if scores:
+        found.aside = [name for name in found.aside if not name.startswith(OLD_HEADS)]
+    return found
+
+
+def _place(
+    model: PreTrainedModel, stored: Mapping[str, Shape]
+) -> tuple[dict[str, Shape], dict[str, tuple[int, int]], list[str]]:
+    """By transformers' rules: parameters that are stored as they are; those made from several tensors; the rest.
+
+    Of the second kind the number of tensors, and how many there should be: one an expert and a matrix.
+    """
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    parameters = model.state_dict()
+    whole: dict[str, Shape] = {}
+    parts: dict[str, tuple[int, int]] = {}
+    unplaced = []
+    for name, shape in stored.items():
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
+        if target not in parameters:
+            unplaced.append(name)
+        elif pattern is None:
+            whole[target] = shape
+        else:
+            here = parts.get(target, (0, 0))[0] + 1
+            rule = next(rule for rule in converters if pattern in rule.source_patterns)
+            parts[target] = here, _needed(rule, parameters[target].shape) or here
+    return whole, parts, unplaced
+
+
+def _needed(rule: WeightConverter, shape: Shape) -> int | None:
+    """Stored tensors that a parameter is made of; None where the rule is of another kind than experts'."""
+    merges = any(type(operation).__name__ == "MergeModulelist" for operation in rule.operations)
+    return shape[0] * len(rule.source_patterns) if merges and len(rule.target_patterns) == 1 else None

@@ -1,0 +1,1 @@
+"""Embeddings and head that grow with the tokenizer."""

@@ -1,0 +1,249 @@
+"""Rules about adapters and freezing, one function each; each yields the problems that it finds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from peft import LoraConfig
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.adapter_chain import chain_problems, whole_chain
+from hftune.constants import TASK_TYPES
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+from hftune.models.adapters.preparation import fuses_lora
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.rules.named_modules import check_names
+
+_BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
+# peft also knows beginnings that are computed from data or gradients before training.
+_NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
+
+
+def check_adapters(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Every rule about adapters and freezing. Names are only looked up where the flags make sense by themselves."""
+    say_idle_flags(adapter_args)
+    found = [*check_freezing_flags(adapter_args), *check_lora_numbers(adapter_args)]
+    if adapter_args.use_peft:
+        found += [
+            *check_init(adapter_args),
+            *check_lora_variants(adapter_args, training_args),
+            *check_fused(adapter_args, training_args),
+            *check_reference(adapter_args, training_args),
+            *check_chain(model_args, adapter_args, training_args),
+        ]
+    yield from found
+    if not found:
+        yield from check_names(model_args, adapter_args, training_args)
+
+
+def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """The patterns hold numbers that mean something."""
+    for name in ("rank_pattern", "alpha_pattern"):
+        try:
+            adapter_args.patterns(name)
+        except ArgumentError as problem:
+            yield problem
+
+
+def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """The beginning is one that peft knows, and that base and modules allow."""
+    flag, init = f"--init_lora_weights {adapter_args.init_lora_weights}", adapter_args.init_lora_weights
+    if init in _NEED_DATA:
+        yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
+    elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
+        yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
+    if adapter_args.changes_base and adapter_args.quantised:
+        yield ArgumentError(
+            "it takes a part out of the base, which would be quantised anew and no longer be the base on disk",
+            place=f"{flag}, --load_in_4bit / --load_in_8bit",
+            fix="leave out one of the two",
+        )
+    if init in ("orthogonal", "mica") and adapter_args.quantised:
+        yield ArgumentError(
+            "peft computes it in the dtype of the weights, which are packed (peft 0.21)",
+            place=f"{flag}, --load_in_4bit / --load_in_8bit",
+            fix="use --init_lora_weights true or gaussian",
+        )
+    if init not in ("true", "gaussian") and adapter_args.lora_target_parameters:
+        yield ArgumentError(
+            "only modules can begin so, not parameters",
+            place=f"{flag}, --lora_target_parameters",
+            fix="use --init_lora_weights true or gaussian",
+        )
+    ranks = {adapter_args.lora_r, *_values(adapter_args, "rank_pattern")}
+    if init == "orthogonal" and any(rank % 2 for rank in ranks):
+        yield ArgumentError("its rank must be even", place=f"{flag}, --lora_r", fix="use an even --lora_r")
+
+
+def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """DoRA, dropout, adapters of parameters and trainable tokens, as far as peft can do them together."""
+    if adapter_args.lora_target_parameters:
+        for flag, given in (("--use_dora", adapter_args.use_dora), ("--lora_dropout", adapter_args.lora_dropout)):
+            if given:
+                yield ArgumentError(
+                    "adapters of parameters have neither DoRA nor dropout",
+                    place=f"--lora_target_parameters, {flag}",
+                    fix=f"leave out {flag}",
+                )
+    if adapter_args.lora_target_modules == ["none"] and not adapter_args.lora_target_parameters:
+        yield ArgumentError(
+            "nothing is adapted", place="--lora_target_modules none", fix="name --lora_target_parameters, or use all"
+        )
+    if adapter_args.target_regex is not None and adapter_args.lora_target_modules != ["all"]:
+        yield ArgumentError("modules are named twice", place="--target_regex, --lora_target_modules", fix="choose one")
+    if adapter_args.use_dora and adapter_args.init_lora_weights == "mica":
+        yield ArgumentError("peft has no such pair", place="--use_dora, --init_lora_weights mica", fix="choose one")
+    if adapter_args.use_dora and adapter_args.load_in_8bit and training_args.use_cpu:
+        yield ArgumentError(
+            "DoRA reads the weights of its base, and loses the scales of 8-bit ones on a CPU (peft 0.21)",
+            place="--use_dora, --load_in_8bit",
+            fix="leave out --use_dora, use --load_in_4bit, or quantise on a GPU",
+        )
+    if adapter_args.use_dora and adapter_args.load_in_4bit and training_args.zero_stage == 3 and training_args.use_cpu:
+        yield ArgumentError(
+            "peft puts 4-bit weights anew in each pass of DoRA on a CPU, and ZeRO-3 loses track of them (peft 0.21)",
+            place="--use_dora, --load_in_4bit",
+            fix="leave out --use_dora, use --deepspeed zero2, or quantise on a GPU",
+        )
+
+
+def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """What is asked for by name is done or refused."""
+    if adapter_args.fused_lora and not fuses_lora(adapter_args, training_args):
+        which = "ZeRO-3 gathers weights" if training_args.zero_stage == 3 else "torch.compile sees operators"
+        yield ArgumentError(
+            f"{which} module by module, and fused LoRA layers do not call theirs",
+            place="--fused_lora True",
+            fix="leave it out",
+        )
+
+
+def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """What is frozen or trained beside the rest fits the way of training."""
+    if adapter_args.use_peft and adapter_args.freezes:
+        yield ArgumentError(
+            "the base of an adapter is frozen as a whole",
+            place="--freeze_*, --use_peft",
+            fix="adapt fewer modules with --exclude_modules or --layers_to_transform, or train without an adapter",
+        )
+    if adapter_args.unfreezes and not adapter_args.use_peft and not adapter_args.freezes:
+        yield ArgumentError(
+            "everything is trained already",
+            place="--trainable_parameters / --trainable_parameters_regex",
+            fix="add --freeze_parameters_ratio 1 to train nothing else",
+        )
+    outside = adapter_args.freeze_extra_modules or adapter_args.freeze_trainable_modules != ["all"]
+    if outside and adapter_args.freeze_trainable_layers is None:
+        yield ArgumentError(
+            "no layers are named",
+            place="--freeze_extra_modules / --freeze_trainable_modules",
+            fix="add --freeze_trainable_layers 2",
+        )
+
+
+def check_chain(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Adapters to continue or to fold are there, were made for this base in this order, and go on at this stage."""
+    folders = whole_chain(adapter_args.adapter_chain)
+    if adapter_args.create_new_adapter and not folders:
+        yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
+    if not folders or not model_args.model_name_or_path:
+        return
+    for folder in folders:
+        yield from check_adapter_fits(model_args.model_name_or_path, folder, flag="--peft_path")
+    if not all((Path(folder) / "adapter_config.json").is_file() for folder in folders):
+        return
+    yield from chain_problems(folders, "--peft_path")
+    folded = folders if adapter_args.create_new_adapter else folders[:-1]
+    if folded and adapter_args.quantised:
+        yield ArgumentError(
+            "a quantised base would be rounded again for every adapter that is folded into it",
+            place="--peft_path, --load_in_4bit / --load_in_8bit",
+            fix=f"merge {', '.join(folded)} first with merge_peft_adapter.py, and start from the result",
+        )
+    for folder in folders:
+        yield from _check_config(folder, adapter_args, training_args, goes_on=folder not in folded)
+
+
+def _check_config(
+    folder: str, adapter_args: AdapterArguments, training_args: StageArguments, *, goes_on: bool
+) -> Iterator[UserError]:
+    try:
+        config = read_lora_config(folder)
+    except ArgumentError as problem:
+        yield problem
+        return
+    if goes_on:
+        yield from _check_goes_on(folder, config, adapter_args, training_args)
+    elif config.task_type in ("SEQ_CLS", "TOKEN_CLS") and not isinstance(training_args, RMArguments):
+        yield ArgumentError(
+            f"the adapter in {folder} has a score head, and this stage trains a model without one",
+            place="--peft_path",
+            fix="fold adapters of causal LMs only",
+        )
+
+
+def _check_goes_on(
+    folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """The adapter has all that this stage trains; peft would leave a new head as it was drawn."""
+    wanted = training_args.head if isinstance(training_args, RMArguments) else "causal_lm"
+    has = next((head for head, task in TASK_TYPES.items() if task == config.task_type), "causal_lm")
+    if wanted != has:
+        heads = {"causal_lm": "no score head", "score": "a score head", "steps": "a head that scores steps"}
+        yield ArgumentError(
+            f"the adapter in {folder} has {heads[has]}"
+            + (f", and {heads[wanted]} is trained here" if "causal_lm" not in (has, wanted) else ""),
+            place="--peft_path",
+            fix="add --create_new_adapter: it is folded into the base and a fresh one is trained",
+        )
+    saved = set(config.modules_to_save or [])
+    more = [name for name in adapter_args.lora_modules_to_save or [] if name not in saved]
+    if more or adapter_args.unfreezes:
+        yield ArgumentError(
+            f"the adapter that goes on trains {', '.join(sorted(saved)) or 'no modules'} in full, and no others",
+            place="--peft_path, " + ("--lora_modules_to_save" if more else "--trainable_parameters"),
+            fix="leave it out, or add --create_new_adapter",
+        )
+
+
+def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """The reference of DPO and RL is the model with its adapter off: biases of the base that are trained stay on."""
+    compares = getattr(training_args, "beta", 0) and not getattr(training_args, "precompute_ref_log_probs", False)
+    if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
+        yield ArgumentError(
+            "the reference would be trained as well: it shares the biases of the base",
+            place=f"--lora_bias {adapter_args.lora_bias}",
+            fix="use --lora_bias none" + (", or --precompute_ref_log_probs" if _precomputes(training_args) else ""),
+        )
+
+
+def say_idle_flags(adapter_args: AdapterArguments) -> None:
+    """Say which flags of adapters mean nothing because there is no adapter."""
+    if adapter_args.use_peft:
+        return
+    defaults = AdapterArguments()
+    for name in ("target_regex", "exclude_modules", "layers_to_transform", "lora_target_parameters", "use_dora"):
+        if getattr(adapter_args, name) != getattr(defaults, name):
+            notice(f"--{name} has no effect without --use_peft")
+
+
+def _precomputes(training_args: StageArguments) -> bool:
+    return hasattr(training_args, "precompute_ref_log_probs")
+
+
+def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
+    try:
+        return list(adapter_args.patterns(name).values())
+    except ArgumentError:
+        return []

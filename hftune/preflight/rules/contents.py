@@ -1,0 +1,42 @@
+"""Folders of weights that a run begins with hold what hftune wrote, and files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.folder_checks import folder_problems
+from hftune.distributed import ranks
+from hftune.errors import UserError
+
+
+def check_contents(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Damaged, exchanged and linked files, looked for once a machine.
+
+    Adapters are read whole, which takes milliseconds. Of full models only files whose size or time has changed are.
+    """
+    if ranks.local_rank() != 0:
+        return
+    adapters = {"--peft_path": adapter_args.adapter_chain, "--ref_adapters": _asked(training_args, "ref_adapters")}
+    models = {
+        "--model_name_or_path": model_args.model_name_or_path,
+        "--tokenizer_name_or_path": model_args.tokenizer_name_or_path,
+        "--ref_model": _asked(training_args, "ref_model"),
+        "--reward_model_path": _asked(training_args, "reward_model_path"),
+    }
+    seen = set()
+    for flag, named in (*adapters.items(), *models.items()):
+        for folder in named if isinstance(named, list) else [named]:
+            if folder and folder not in seen:
+                seen.add(folder)
+                yield from folder_problems(folder, flag, whole=flag in adapters)
+
+
+def _asked(training_args: StageArguments, name: str) -> Any:
+    """Arguments that some stages have."""
+    return getattr(training_args, name, None)

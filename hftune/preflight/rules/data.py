@@ -1,0 +1,182 @@
+"""Rules about the data of a run; each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.data.readers.columns import parse_columns
+from hftune.data.readers.files import find_files
+from hftune.data.readers.hub import may_exist
+from hftune.data.readers.specs import parse_sources, path_exists
+from hftune.errors import ArgumentError, DataError, UserError
+from hftune.nearby import way_out
+
+
+def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Files are named and there, and evaluation has something to evaluate on."""
+    kinds = ("train_file_dir", "dataset_name", "dummy_data", "tokenized_dir")
+    given = [name for name in kinds if getattr(data_args, name) is not None]
+    given = given or (["datasets"] if data_args.tokenized else [])
+    if len(given) != 1:
+        cause = f"{len(given)} kinds of training data at once" if given else "no training data was named"
+        flags = ", ".join(f"--{name}" for name in given) or "--train_file_dir"
+        fix = "keep one of them" if given else "add --train_file_dir with a file or folder of records, or a Hub name"
+        yield ArgumentError(cause, place=flags, fix=fix)
+    yield from check_sources(data_args)
+    held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized
+    evaluates = training_args.eval_strategy != "no" or not training_args.do_train
+    if evaluates and not held_out:
+        yield ArgumentError(
+            "evaluation was asked for, but no records are held out",
+            place="--eval_strategy" if training_args.do_train else "--do_eval, without --do_train",
+            fix="give --validation_file_dir, or --validation_split_percentage 5",
+        )
+
+
+def check_sources(data_args: DataArguments) -> Iterator[UserError]:
+    """Each source is a path that is there or may be a Hub name; weights and columns are well formed."""
+    weights = {"train_file_dir": data_args.train_dataset_prob, "validation_file_dir": None}
+    for name, weight in weights.items():
+        flag, text = f"--{name}", getattr(data_args, name)
+        try:
+            specs = parse_sources(text, weight, flag=flag) if text is not None else []
+        except ArgumentError as problem:
+            yield problem
+            continue
+        for spec in specs:
+            if not may_exist(spec.path):
+                cause = f"there is no file or folder {spec.path}"
+                yield ArgumentError(cause, place=flag, fix=way_out(spec.path, "a file or a folder of records"))
+            elif path_exists(spec.path):
+                yield from _unusable_files(spec.path, flag)
+    try:
+        parse_columns(data_args.columns)
+    except ArgumentError as problem:
+        yield problem
+
+
+def _unusable_files(path: str, flag: str) -> Iterator[UserError]:
+    """What is wrong with the files of a source before anything in them is read."""
+    try:
+        find_files(path, flag, say=False)
+    except DataError as problem:
+        yield problem
+
+
+def check_turn_weights(training_args: StageArguments) -> Iterator[UserError]:
+    """Weights of turns go with rows of one record each, and with a loss that is a sum over tokens."""
+    if not getattr(training_args, "turn_weights", False):
+        return
+    if training_args.packing or training_args.eval_packing:
+        yield ArgumentError(
+            "packed rows do not carry the weights of turns",
+            place="--turn_weights, --packing",
+            fix="use --padding_free in place of --packing",
+        )
+    if training_args.loss_type != "nll":
+        yield ArgumentError(
+            f"the loss {training_args.loss_type} is no plain sum over tokens",
+            place="--turn_weights, --loss_type",
+            fix="use --loss_type nll",
+        )
+
+
+def check_streaming(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """A stream has no length, no weights, and no records to hold out."""
+    if not data_args.streaming:
+        return
+    if not isinstance(training_args, (PTArguments, SFTArguments)):
+        yield ArgumentError("only text and conversations are streamed", place="--streaming", fix="leave it out")
+    if training_args.max_steps <= 0:
+        yield ArgumentError("a stream has no length", place="--streaming", fix="say how long to train: --max_steps")
+    clashing = [
+        *(name for name in ("tokenized_dir", "dummy_data", "train_dataset_prob") if getattr(data_args, name)),
+        *(["num_samples_each_epoch"] if data_args.num_samples_each_epoch else []),
+        *(["max_train_samples"] if data_args.max_train_samples > 0 else []),
+        *(["validation_split_percentage"] if data_args.validation_split_percentage > 0 else []),
+    ]
+    for name in clashing:
+        yield ArgumentError(
+            "it needs the records to be known before training",
+            place=f"--{name}, --streaming",
+            fix=f"leave --streaming out, or --{name}; held-out records come from --validation_file_dir",
+        )
+    if training_args.train_sampling_strategy != "random":
+        yield ArgumentError(
+            "a stream has an order of its own", place="--train_sampling_strategy, --streaming", fix="leave it out"
+        )
+    strategy = getattr(training_args, "packing_strategy", "wrapped")
+    if getattr(training_args, "packing", False) and strategy != "wrapped":
+        yield ArgumentError(
+            f"--packing_strategy {strategy} looks at all records to find those that fit together",
+            place="--packing, --streaming",
+            fix="use --packing_strategy wrapped or --padding_free with a stream",
+        )
+
+
+def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """Tokenised folders stand alone; several with weights are for pre-training, and need batches of a known size."""
+    if not data_args.tokenized:
+        idle = [name for name in ("weights", "validation_tokenized_dir") if getattr(data_args, name)]
+        for name in idle:
+            yield ArgumentError("it goes with --tokenized_dir", place=f"--{name}", fix="give --tokenized_dir, too")
+        return
+    for name in ("validation_file_dir", "validation_split_percentage"):
+        if getattr(data_args, name):
+            yield ArgumentError(
+                "files and tokenised folders at once",
+                place=f"--{name}, --tokenized_dir",
+                fix="give it to `hftune tokenize`, so that held-out records are tokenised, too",
+            )
+    if isinstance(training_args, PTArguments):
+        yield from _check_blocks(data_args, training_args)
+        return
+    for name in ("datasets", "weights", "validation_tokenized_dir"):
+        if getattr(data_args, name):
+            yield ArgumentError(
+                "mixing tokenised folders is for pre-training",
+                place=f"--{name}",
+                fix="give the files with --train_file_dir a,b --train_dataset_prob 2,1, or use run_pt.py",
+            )
+
+
+def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    if not training_args.packing:
+        yield ArgumentError(
+            "tokenised documents are joined into blocks",
+            place="--packing False, --tokenized_dir",
+            fix="leave --packing out; documents in a block do not see each other",
+        )
+    for name in ("max_train_samples", "max_eval_samples"):
+        if getattr(data_args, name) > 0:
+            yield ArgumentError(
+                "tokenised folders are used whole",
+                place=f"--{name}",
+                fix="limit the records when they are tokenised, or give --max_steps or --num_samples_each_epoch",
+            )
+    yield from _check_loader_settings(data_args, training_args)
+
+
+def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    accelerate = training_args.accelerator_config
+    for name in ("split_batches", "dispatch_batches"):
+        if getattr(accelerate, name, False):
+            yield ArgumentError(
+                f"{name} deals batches out in another way, and documents would come twice",
+                place="--accelerator_config",
+                fix=f"leave {name} out",
+            )
+    if training_args.auto_find_batch_size:
+        yield ArgumentError(
+            "the position in tokenised data is counted in batches of one size",
+            place="--auto_find_batch_size",
+            fix="leave it out, and lower --per_device_train_batch_size",
+        )
+    if training_args.train_sampling_strategy != "random":
+        yield ArgumentError(
+            "blocks are all of one length, in an order of their own",
+            place="--train_sampling_strategy",
+            fix="leave it out; --shuffle_buffer 0 keeps the order of the files",
+        )

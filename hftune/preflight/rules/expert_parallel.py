@@ -1,0 +1,162 @@
+"""Rules of expert parallelism: where its losses, gradients and saved weights were found right, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.checkpointing import MLP
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
+from hftune.distributed.ds_config import offload_device
+from hftune.distributed.expert_parallel import ACTIVATION, FLAG, PRESETS
+from hftune.errors import ArgumentError, UserError
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.experts import expert_count
+from hftune.models.loading.skeleton import skeleton_of
+from hftune.preflight.rules.sharing import (
+    EXPERT,
+    OTHERWISE,
+    check_features,
+    check_flags,
+    check_full,
+    check_kernels,
+    check_stage,
+    check_trains,
+    config_of,
+    zero_features,
+)
+
+_REASON = "AutoEP deals out experts that are trained in full, not quantised ones or those with adapters"
+_LOST = "does not reach, or does not know, experts that are dealt out"
+
+
+def check_experts(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """What does not go together with experts that are dealt out to processes."""
+    if training_args.expert_parallel_size == 1:
+        yield from check_expert_config(training_args)
+        return
+    yield from check_stage(EXPERT, training_args)
+    yield from check_trains(EXPERT, training_args)
+    yield from check_full(EXPERT, adapter_args, {"quantised": _REASON, "adapted": _REASON})
+    yield from check_expert_engine(training_args)
+    yield from check_kernels(EXPERT, training_args)
+    yield from check_flags(EXPERT, _lost(training_args), _LOST)
+    yield from check_expert_model(model_args, training_args)
+    yield from check_trained_experts(model_args, adapter_args, training_args)
+
+
+def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
+    """A config that asks for AutoEP by itself would have it deal out experts after the optimizer was made."""
+    block = (training_args.ds_resolved or {}).get("expert_parallel")
+    if block and (not isinstance(block, dict) or block.get("enabled")):
+        yield ArgumentError(
+            "the DeepSpeed config deals out experts, which hftune does itself",
+            place="--deepspeed: expert_parallel",
+            fix=f"remove the block and use {FLAG}",
+        )
+
+
+def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
+    """DeepSpeed at ZeRO 1 to 3, without what shares weights in another way."""
+    config = training_args.ds_resolved
+    if config is None or training_args.zero_stage == 0:
+        why = "DeepSpeed deals out experts, and no config for it was given"
+        if config is not None:
+            why = "without ZeRO, DeepSpeed (0.19.8) measures and clips the gradients of each process's experts alone"
+        yield ArgumentError(why, place=f"{FLAG}, --deepspeed", fix="use --deepspeed zero1, zero2 or zero3")
+        return
+    features = {name: asked for name, asked in zero_features(config).items() if not name.startswith("offload")}
+    more = {
+        "offload_param": offload_device(config, "param") is not None,
+        "offload_optimizer": offload_device(config, "optimizer") is not None,
+        "expert_parallel": "expert_parallel" in config,
+        "use_data_before_expert_parallelism": bool(config.get("use_data_before_expert_parallelism")),
+    }
+    yield from check_features(EXPERT, features | more)
+
+
+def _lost(training_args: StageArguments) -> dict[str, bool]:
+    """What would be lost with the layers that AutoEP replaces."""
+    plan = training_args.recomputation
+    return {
+        f"--optim {MUON}": training_args.optim_name == MUON,
+        "--hidden_dropout_prob": bool(training_args.hidden_dropout_prob),
+        "--activation_checkpointing mlp": bool(plan and MLP in plan.parts),
+        "--load_best_model_at_end": bool(training_args.load_best_model_at_end),
+    }
+
+
+def check_expert_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """AutoEP computes the model's layers as transformers does, and the experts come out even."""
+    config = config_of(model_args, training_args)
+    if config is None:
+        return
+    config = config.get_text_config()
+    if config.model_type not in PRESETS:
+        yield ArgumentError(
+            f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
+            place=FLAG,
+            fix=f"leave it out, {OTHERWISE}; known are {', '.join(PRESETS)}",
+        )
+        return
+    yield from _uneven(config, training_args.expert_parallel_size)
+    yield from _odd(config)
+
+
+def _uneven(config: Any, size: int) -> Iterator[UserError]:
+    experts = expert_count(config)
+    if experts % size:
+        fitting = ", ".join(str(number) for number in range(2, experts + 1) if experts % number == 0)
+        yield ArgumentError(
+            f"{experts} experts cannot be shared evenly by {size} processes",
+            place=f"{FLAG} {size}",
+            fix=f"use one of {fitting}",
+        )
+
+
+def _odd(config: Any) -> Iterator[UserError]:
+    if getattr(config, "router_jitter_noise", 0.0):
+        yield ArgumentError(
+            f"the model's routers add noise (router_jitter_noise {config.router_jitter_noise}), AutoEP's do not",
+            place=f"{FLAG}, config.json: router_jitter_noise",
+            fix="set it to 0",
+        )
+    if config.hidden_act not in (ACTIVATION, "swish"):
+        yield ArgumentError(
+            f"the model's experts compute {config.hidden_act}, AutoEP's {ACTIVATION}",
+            place=f"{FLAG}, config.json: hidden_act",
+            fix=f"leave it out, {OTHERWISE}",
+        )
+
+
+def check_trained_experts(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """DeepSpeed (0.19.8): ZeRO-1 and 2 want some in the optimizer, ZeRO-3 leaves frozen ones out of checkpoints."""
+    if not adapter_args.freezes or training_args.zero_stage not in (1, 2, 3):
+        return
+    bare = skeleton_of(model_args, training_args, scores=False)
+    if bare is None:
+        return  # said by check_model
+    try:
+        trained = plan_freezing(bare, adapter_args)
+    except UserError:
+        return  # said by check_names
+    experts = [id(one) in trained for name, one in bare.named_parameters() if ".experts." in name]
+    if training_args.zero_stage == 3 and not all(experts):
+        yield ArgumentError(
+            "experts are frozen, which DeepSpeed's ZeRO-3 leaves out of checkpoints",
+            place=f"{FLAG}, --freeze_parameters*",
+            fix="use --deepspeed zero2 and train some of them, or leave one of the flags out",
+        )
+    elif experts and not any(experts):
+        yield ArgumentError(
+            "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 deal out only those that are trained",
+            place=f"{FLAG}, --freeze_parameters*",
+            fix="train some of them, or leave one of the flags out",
+        )

@@ -1,0 +1,22 @@
+"""What may be uploaded while a run is at work: nothing but its finished result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transformers.trainer_utils import HubStrategy
+
+from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError, UserError
+
+
+def check_hub(training_args: StageArguments) -> Iterator[UserError]:
+    """Checkpoints stay here: they hold optimizer states, pickles and the run's settings."""
+    strategy = HubStrategy(training_args.hub_strategy)
+    if training_args.push_to_hub and strategy != HubStrategy.END:
+        yield ArgumentError(
+            "checkpoints are not uploaded: they hold optimizer states and settings, which do not belong on the Hub",
+            place=f"--hub_strategy {strategy.value}",
+            fix="leave it out, so that --push_to_hub uploads the finished result; for another folder: "
+            "hftune export hub --model_name_or_path FOLDER --hub_model_id OWNER/NAME",
+        )

@@ -1,0 +1,303 @@
+"""Rules about the model and how it is built, looked up on its config and on a copy without weights."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import partial
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GenericForTokenClassification
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import StageArguments
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+from hftune.models.attention.choice import causal_class
+from hftune.models.attention.reward_padding import reward_class
+from hftune.models.experts import is_mixture, router_shares
+from hftune.models.kernels.activation_checkpointing import not_recomputable
+from hftune.models.kernels.dropout import find_dropouts, outside_config
+from hftune.models.loading.config import model_config
+from hftune.models.loading.skeleton import skeleton
+from hftune.models.loading.stored_weights import check_stored
+from hftune.preflight.activations import activation_bytes
+from hftune.preflight.free_memory import free_memory
+from hftune.preflight.memory import ModelSize, estimate, shortfall, table
+from hftune.preflight.memory_line import say_memory
+from hftune.preflight.rules.references import check_adapter_rope, check_reference
+from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
+
+EXPERTS = ("eager", "batched_mm", "grouped_mm")
+
+
+def check_model(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """All rules that need the model's config, which is read once; a config that cannot be read is the one problem."""
+    yield from check_from_config(model_args, adapter_args)
+    try:
+        config = model_config(model_args, training_args)
+    except UserError as problem:
+        yield problem
+        return
+    scores = isinstance(training_args, RMArguments)
+    yield from check_attention_supported(config, model_args)
+    yield from check_experts(config, model_args)
+    yield from check_latent_attention(config, adapter_args, training_args)
+    yield from check_router_losses(config, adapter_args, training_args)
+    yield from check_dropout(training_args)
+    if causal_class(config) is None:
+        notice("the model's code comes with it: its memory and its parts are not checked before it is loaded")
+        return
+    if scores and (problems := list(check_score_head(config, training_args))):
+        yield from problems
+        return
+    yield from check_reference(config, model_args, adapter_args, training_args)
+    yield from check_adapter_rope(config, adapter_args)
+    bare = skeleton(config, training_args, scores=scores)
+    if not model_args.from_config:
+        yield from check_weights(bare, model_args, training_args)
+    yield from check_dropout_places(bare, training_args)
+    yield from check_recomputation(bare, training_args)
+    yield from check_packed(bare, adapter_args)
+    yield from check_memory(bare, model_args, adapter_args, training_args)
+
+
+def check_weights(
+    bare: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """The weights beside a config are those of the model that it builds."""
+    try:
+        scores = isinstance(training_args, RMArguments)
+        check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=scores)
+    except UserError as problem:
+        yield problem
+
+
+def check_from_config(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """Weights that were drawn are trained in full: they are kept nowhere else."""
+    if not model_args.from_config:
+        return
+    if adapter_args.use_peft:
+        yield ArgumentError(
+            "an adapter on weights drawn at random, which are not saved with it",
+            place="--from_config",
+            fix="train in full first (leave out --use_peft), then adapt the result",
+        )
+    if model_args.gguf_file:
+        yield ArgumentError(
+            "weights from a file and from the config at once", place="--from_config, --gguf_file", fix="choose one"
+        )
+
+
+def check_attention_supported(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
+    """The attention asked for is one that this architecture has."""
+    asked, model_class = model_args.attn_implementation or "", causal_class(config)
+    kinds = {"sdpa": "_supports_sdpa", "flash": "_supports_flash_attn", "flex": "_supports_flex_attn"}
+    for kind, attribute in kinds.items():
+        if asked.startswith(kind) and model_class is not None and not getattr(model_class, attribute, False):
+            yield ArgumentError(
+                f"{config.model_type} has no {asked}",
+                place="--attn_implementation",
+                fix="leave it out, or use eager",
+            )
+
+
+def check_latent_attention(
+    config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """bitsandbytes 0.50's 8-bit kernel for CPUs takes matrices, where latent attention hands it a tensor of 4 sizes."""
+    if adapter_args.load_in_8bit and training_args.use_cpu and getattr(config, "kv_lora_rank", None):
+        yield ArgumentError(
+            f"{config.model_type} cannot be evaluated with 8-bit weights on a CPU",
+            place="--load_in_8bit",
+            fix="use --load_in_4bit",
+        )
+
+
+def check_experts(config: PreTrainedConfig, model_args: ModelArguments) -> Iterator[UserError]:
+    """An implementation of experts is one that there is, for a model that has experts and lets it be chosen."""
+    asked = model_args.experts_implementation
+    if asked is None:
+        return
+    model_class = causal_class(config)
+    if asked not in EXPERTS:
+        yield ArgumentError(
+            f"there is no implementation {asked!r} of experts",
+            place="--experts_implementation",
+            fix=f"use {', '.join(EXPERTS)}",
+        )
+    elif not is_mixture(config):
+        yield ArgumentError(
+            f"{config.model_type} is no mixture of experts", place="--experts_implementation", fix="leave it out"
+        )
+    elif model_class is None or not model_class._can_set_experts_implementation():
+        yield ArgumentError(
+            f"{config.model_type} computes its experts in its own way",
+            place="--experts_implementation",
+            fix="leave it out",
+        )
+
+
+def check_router_losses(
+    config: PreTrainedConfig, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Losses of routers need routers whose scores are known, and a gradient through them."""
+    place = "--router_aux_loss_coef / --moe_z_loss_coef"
+    if not (training_args.router_aux_loss_coef or training_args.moe_z_loss_coef):
+        return
+    if not is_mixture(config):
+        yield ArgumentError(f"{config.model_type} is no mixture of experts", place=place, fix="leave both out")
+    elif router_shares(config) is None:
+        yield ArgumentError(
+            f"how the routers of {config.model_type} score experts is not known to hftune",
+            place=place,
+            fix="leave both out: the experts are trained by the loss of the tokens alone",
+        )
+    elif recomputes_reentrantly(adapter_args, training_args):
+        yield ArgumentError(
+            "reentrant checkpointing, which adapters need under ZeRO-3, gives routers no gradient of their own losses",
+            place=place,
+            fix="add --gradient_checkpointing False, use ZeRO-2, or set both to 0",
+        )
+
+
+def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageArguments) -> bool:
+    """Whether the first forward pass runs without gradients, so that nothing heard on the way has one."""
+    plan = training_args.recomputation
+    if plan is None:
+        return False
+    asked = plan.options.get("use_reentrant", adapter_args.use_peft and training_args.zero_stage == 3)
+    return bool(asked) and plan.takes_routers
+
+
+def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
+    """Its warm-up warms something up, and the trainer does not switch dropout off again."""
+    asked = {
+        "--hidden_dropout_prob": training_args.hidden_dropout_prob,
+        "--attention_probs_dropout_prob": training_args.attention_probs_dropout_prob,
+    }
+    given = {flag: value for flag, value in asked.items() if value is not None}
+    if training_args.dropout_warmup_steps and not any(given.values()):
+        yield ArgumentError(
+            "a warm-up of no dropout",
+            place="--dropout_warmup_steps",
+            fix="add --hidden_dropout_prob or --attention_probs_dropout_prob, or leave it out",
+        )
+    if not any(given.values()):
+        return
+    if isinstance(training_args, RLFields):
+        yield ArgumentError(
+            "with dropout, completions would be sampled and scored by different models",
+            place=", ".join(given),
+            fix="leave it out for RL",
+        )
+    elif isinstance(training_args, DPOArguments | RMArguments) and training_args.disable_dropout:
+        yield ArgumentError(
+            "dropout is switched off in this stage, so that chosen and rejected are read by the same model",
+            place=", ".join(given),
+            fix="leave it out, or add --disable_dropout False",
+        )
+
+
+def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
+    """A reward model needs an architecture with a classification model that scores the last token, or each of them."""
+    steps = isinstance(training_args, RMArguments) and training_args.head == "steps"
+    found = reward_class(config, steps=steps)
+    if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
+        yield ArgumentError(
+            f"transformers has no {config.model_type} model with a score head" + (" for steps" if steps else ""),
+            place="--model_name_or_path",
+            fix="train the reward model on another base (Llama, Qwen, Mistral, Gemma, GLM, DeepSeek, ...): it reads "
+            "the policy's text, so the two need not be alike",
+        )
+
+
+def check_dropout_places(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
+    """The architecture has a field or a place for each dropout asked for."""
+    left = outside_config(bare.config, training_args)
+    try:
+        if left:
+            find_dropouts(bare, left)
+    except UserError as problem:
+        yield problem
+
+
+def check_recomputation(bare: PreTrainedModel, training_args: StageArguments) -> Iterator[UserError]:
+    """The architecture has the layers and parts that are to be recomputed."""
+    problem = training_args.recomputation and not_recomputable(bare, training_args.recomputation)
+    if problem:
+        yield problem
+
+
+def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """Quantising makes a model smaller: most of its weights are in linear layers, not in tensors of experts."""
+    if not adapter_args.quantised:
+        return
+    weights = sum(parameter.numel() for parameter in bare.parameters())
+    packed = sum(linear.weight.numel() for linear in packed_linears(bare))
+    experts = sum(parameter.numel() for parameter in bare.parameters() if parameter.dim() == 3)
+    if experts:
+        notice(
+            f"{packed / weights:.0%} of the weights are quantised: bitsandbytes leaves the {experts:,} weights of "
+            "experts as they are"
+        )
+    if not packed:
+        yield ArgumentError(
+            f"{type(bare).__name__} has no linear layers to quantise",
+            place="--load_in_4bit / --load_in_8bit",
+            fix="leave it out",
+        )
+
+
+def check_memory(
+    bare: PreTrainedModel, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Weights, gradients and optimizer states fit into what is free; activations as well, or a notice says so."""
+    try:
+        size = model_size(bare, adapter_args, training_args)
+    except (UserError, ValueError, TypeError, NotImplementedError) as problem:
+        # What is wrong with the adapter ends the run elsewhere; a run that goes on must know that nobody reckoned.
+        notice(f"memory is not checked: {str(problem).splitlines()[0]}")
+        return
+    setup = run_setup(model_args, adapter_args, training_args)
+    free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)
+    missing = shortfall(estimate(size, setup), free, setup)
+    adapter = partial(_adapter_size, bare, adapter_args, size)
+    if missing is None:
+        if training_args.recomputes_least:
+            # The one place where a run asks a tool. By its name, since a run without `auto` does without the tracer.
+            tool = importlib.import_module("hftune.tools.planning.least_recomputation")
+            tool.choose_layers(bare, model_args, adapter_args, training_args, free, size)
+        if ranks.is_main():
+            computed = 2 if training_args.bf16 or training_args.fp16 else int(setup.weight_bytes)
+            kept = activation_bytes(bare.config.get_text_config(), training_args, computed)
+            say_memory(size.shared(training_args.tensor_parallel_size), setup, kept, free, adapter)
+        return
+    if model_args.ignore_memory_check:
+        notice(f"--ignore_memory_check: {missing}")
+        return
+    lines, first = table(size, setup, free, adapter())
+    yield ArgumentError(
+        f"the model does not fit: {missing}",
+        place="--model_name_or_path",
+        fix=(f"add {first}" if first else "use more processes or a smaller model")
+        + "; --ignore_memory_check tries all the same. Without activations:\n    "
+        + "\n    ".join(lines),
+    )
+
+
+def _adapter_size(bare: PreTrainedModel, adapter_args: AdapterArguments, size: ModelSize) -> int:
+    """Parameters of the adapter that is trained, or of one that would be; all of the model where it takes none."""
+    if adapter_args.use_peft:
+        return size.trained
+    try:
+        return adapter_parameters(bare, AdapterArguments())
+    except (ValueError, TypeError, NotImplementedError):
+        return size.trained  # peft knows no adapter of such a model, so that none is a way out

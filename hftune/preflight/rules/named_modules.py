@@ -1,0 +1,96 @@
+"""Whether the model has what the flags name: asked of its skeleton, before a weight is read."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+
+import torch
+from peft import LoraConfig
+from transformers import PreTrainedModel
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
+from hftune.distributed import zero
+from hftune.errors import ArgumentError, UserError
+from hftune.models.adapters.freezing import plan_freezing
+from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.loading.skeleton import skeleton_of
+from hftune.models.miniature import Miniature, cut_down, decoder_layers
+from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
+
+
+def check_names(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """Modules, parameters, layers and tokens are there, and peft can adapt them together as asked.
+
+    A model whose skeleton cannot be made is asked when it has loaded, by the same functions.
+    """
+    fresh = adapter_args.use_peft and adapter_args.continued_adapter is None
+    if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
+        return
+    try:
+        with zero.not_partitioned():
+            model = skeleton_of(model_args, training_args, scores=isinstance(training_args, RMArguments))
+            if model is not None and fresh:
+                yield from list(_try_adapter(model, adapter_args))
+            elif model is not None:
+                plan_freezing(model, adapter_args)
+    except UserError as problem:
+        yield problem
+
+
+def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """Put the adapter into the skeleton: whatever peft refuses, it refuses here."""
+    config = lora_config(model, adapter_args)
+    head = model.get_output_embeddings()
+    whole = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, LINEAR) and module is not head and not ends_with(name, "score")
+        if any(ends_with(name, wanted) for wanted in config.modules_to_save or [])
+    ]
+    if whole and adapter_args.quantised:
+        yield ArgumentError(
+            f"{whole[0]} is quantised and cannot be trained in full",
+            place="--lora_modules_to_save / --trainable_parameters",
+            fix="name embeddings, norms or the head, or leave the base unquantised",
+        )
+        return
+    config.init_lora_weights = True  # the factors are nothing to look at here
+    key, small = adapter_key(model, config), _in_small(model, config)
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            adapted = inject(small.model if small else model, config)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        yield ArgumentError(
+            f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",
+            place="--lora_target_modules, --target_regex, --lora_target_parameters, --lora_modules_to_save",
+            fix="name other modules",
+        )
+        return
+    note_adapter(key, trained_parameters(adapted) + (small.added_by_others(trained_parameters) if small else 0))
+    # `all` makes peft adapt parameters as well in a mixture of experts.
+    parameters = adapted_parameters(adapted)
+    if parameters and adapter_args.init_lora_weights not in ("true", "gaussian"):
+        yield ArgumentError(
+            f"{parameters[0].removeprefix('base_model.model.')} is no module, and only modules can begin so",
+            place=f"--init_lora_weights {adapter_args.init_lora_weights}",
+            fix="name the modules of the attention: --lora_target_modules q_proj,k_proj,v_proj,o_proj",
+        )
+
+
+def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
+    """The model with a layer of each kind, where the adapter means all layers alike: peft takes 1 ms a module."""
+    named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
+    words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
+    regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
+    layers = decoder_layers(model)
+    if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
+        return None
+    return cut_down(model, None, [None] * len(getattr(*layers)))

@@ -1,0 +1,213 @@
+"""Optimizers that are not themselves under ZeRO, are not installed, or are given what they do not take."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from typing import TypeVar
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
+from hftune.distributed.ds_config import offload_device
+from hftune.errors import ArgumentError, UserError
+
+Entry = TypeVar("Entry")
+
+# Name in `--optim` (its start) -> module that must be there, and what pip calls it.
+PACKAGES = {
+    "galore": ("galore_torch", "galore-torch"),
+    "apollo": ("apollo_torch", "apollo-torch"),
+    "schedule_free": ("schedulefree", "schedulefree"),
+    "stable_adamw": ("optimi", "torch-optimi"),
+    "grokadamw": ("grokadamw", "grokadamw"),
+    "adamw_torch_4bit": ("torchao", "torchao"),
+    "adamw_torch_8bit": ("torchao", "torchao"),
+    "adamw_anyprecision": ("torchdistx", "torchdistx"),
+    "adamw_torch_xla": ("torch_xla", "torch_xla"),
+    "adamw_torch_npu_fused": ("torch_npu", "torch_npu"),
+}
+
+# Name (its start) -> why ZeRO-1, 2 and 3 change what it does. They hold all weights of a group as one flat vector, cut
+# into a piece for each process.
+NOT_UNDER_ZERO = {
+    "adafactor": "its second moments are factored by the rows and columns of a matrix",
+    "adagrad": "DeepSpeed makes it anew, and without the parameter groups",
+    "galore": "it projects the gradient of a matrix",
+    "apollo": "it projects the gradient of a matrix",
+    "stable_adamw": "it clips the update of each tensor by its own norm",
+    "grokadamw": "it treats each tensor by its place in the model",
+    "adamw_torch_4bit": "its quantised moments belong to whole tensors",
+    "adamw_torch_8bit": "its quantised moments belong to whole tensors",
+    "schedule_free": "it must be switched between training and evaluation, which ZeRO does not pass on",
+}
+
+INSIDE_BACKWARD = (
+    "lomo",
+    "adalomo",
+    "galore_adamw_layerwise",
+    "galore_adamw_8bit_layerwise",
+    "galore_adafactor_layerwise",
+    "apollo_adamw_layerwise",
+)
+
+# What each optimizer reads from `--optim_args`; transformers drops all else without a word.
+OPTIM_ARGS: dict[str, tuple[str, ...]] = {
+    "sgd": ("momentum", "dampening", "nesterov"),
+    "adagrad": ("lr_decay", "eps"),
+    "rmsprop": ("momentum", "alpha", "eps", "centered"),
+    "rmsprop_bnb": ("alpha", "eps", "momentum", "centered"),
+    "ademamix": ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"),
+    "paged_ademamix": ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3"),
+    "adamw_anyprecision": (
+        "use_kahan_summation",
+        "momentum_dtype",
+        "variance_dtype",
+        "compensation_buffer_dtype",
+    ),
+    "galore": ("rank", "update_proj_gap", "scale", "proj_type"),
+    "apollo": ("rank", "proj", "scale_type", "update_proj_gap", "scale", "proj_type"),
+    "grokadamw": ("alpha_init", "lamb", "gamma", "grokking_signal_decay_rate", "gradient_clipping"),
+    "adamw_torch_4bit": ("block_size", "bf16_stochastic_round"),
+    "adamw_torch_8bit": ("block_size", "bf16_stochastic_round"),
+    "schedule_free": ("weight_lr_power", "r"),
+    "stable_adamw": ("decouple_lr", "max_lr", "kahan_sum"),
+}
+
+
+def check_optimizer(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """The optimizer is there, does under this ZeRO stage what it does alone, and takes what it is given."""
+    yield from check_installed(training_args.optim_name)
+    yield from check_zero(training_args)
+    yield from check_stage_0(training_args)
+    yield from check_muon(training_args)
+    yield from check_low_rank(adapter_args, training_args)
+    yield from check_optim_args(training_args)
+    yield from check_group_rates(adapter_args, training_args)
+
+
+def check_installed(optim: str) -> Iterator[UserError]:
+    """The package behind an optimizer is installed, and it works with a trainer that accumulates and clips."""
+    found = _by_start(PACKAGES, optim)
+    if optim in INSIDE_BACKWARD:
+        yield ArgumentError(
+            f"{optim} updates each weight inside the backward pass: no accumulation, no clipping, no parameter groups",
+            place="--optim",
+            fix="use galore_adamw, apollo_adamw, or paged_adamw_8bit to save memory",
+        )
+    elif found and importlib.util.find_spec(found[0]) is None:
+        yield ArgumentError(f"{optim} needs a package", place="--optim", fix=f"pip install {found[1]}")
+
+
+def check_zero(training_args: StageArguments) -> Iterator[UserError]:
+    """ZeRO cuts weights into flat pieces; paged moments need a GPU, and are no use where DeepSpeed offloads."""
+    optim, stage = training_args.optim_name, training_args.zero_stage
+    reason = _by_start(NOT_UNDER_ZERO, optim)
+    if stage and reason:
+        yield ArgumentError(
+            f"{optim} is not itself under ZeRO-{stage}, which trains flat pieces of the weights: {reason}",
+            place="--optim, --deepspeed",
+            fix="use adamw_torch, adamw_8bit, lion_32bit or muon; or train without DeepSpeed, or with ZeRO stage 0",
+        )
+    if optim == "galore_adamw_8bit" and training_args.use_cpu:
+        yield ArgumentError("galore_adamw_8bit runs on a GPU only", place="--optim", fix="use galore_adamw")
+    if optim.startswith("paged") and training_args.use_cpu:
+        yield ArgumentError(
+            f"{optim} moves its moments between GPU and CPU, and there is no GPU",
+            place="--optim",
+            fix=f"use {optim.removeprefix('paged_')}",
+        )
+    if optim.startswith("paged") and offload_device(training_args.ds_resolved, "optimizer"):
+        yield ArgumentError(
+            f"{optim} and DeepSpeed would both offload the moments",
+            place="--optim, --deepspeed: zero_optimization.offload_optimizer",
+            fix=f"use --optim {optim.removeprefix('paged_')}, or a config without offload",
+        )
+
+
+def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
+    """In 16 bit without ZeRO, DeepSpeed takes an empty step before the first: Adam's bias correction is one ahead.
+
+    `FP16_UnfusedOptimizer.initialize_optimizer_states` of DeepSpeed 0.19.8; the first update is 0.74 of AdamW's.
+    """
+    config = training_args.ds_resolved
+    if config is None or training_args.zero_stage:
+        return
+    for name in ("bf16", "fp16"):
+        enabled = config.get(name, {}).get("enabled", False)
+        if enabled is True or (enabled == "auto" and getattr(training_args, name)):
+            yield ArgumentError(
+                f"DeepSpeed without ZeRO takes an empty first step in {name}, and Adam's next ones are too small",
+                place="--deepspeed: zero_optimization.stage",
+                fix="use stage 1, 2 or 3, or train without --deepspeed",
+            )
+
+
+def check_muon(training_args: StageArguments) -> Iterator[UserError]:
+    """DeepSpeed orthogonalises before it clips, and clips every update to a fraction of itself."""
+    if training_args.optim_name != MUON:
+        return
+    if training_args.zero_stage and training_args.max_grad_norm:
+        yield ArgumentError(
+            f"under ZeRO-{training_args.zero_stage} DeepSpeed clips Muon's orthogonal updates, not the gradients: "
+            f"--max_grad_norm {training_args.max_grad_norm:g} would shrink every step",
+            place="--max_grad_norm",
+            fix="add --max_grad_norm 0; an orthogonal update has the same size whatever the gradient's",
+        )
+    if offload_device(training_args.ds_resolved, "optimizer"):
+        yield ArgumentError(
+            "muon cannot be offloaded: its matrices must be whole to be orthogonalised",
+            place="--optim, --deepspeed: zero_optimization.offload_optimizer",
+            fix="use a config without offload, or --optim adamw_torch",
+        )
+
+
+def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """GaLore and APOLLO project the gradients of whole matrices, which must be named, and which LoRA does not train."""
+    if not training_args.optim_name.startswith(("galore", "apollo")):
+        return
+    if not training_args.optim_target_modules:
+        yield ArgumentError(
+            f"{training_args.optim_name} must know whose gradients to project",
+            place="--optim_target_modules",
+            fix="add --optim_target_modules all-linear, or names such as attn mlp",
+        )
+    if adapter_args.use_peft:
+        yield ArgumentError(
+            f"{training_args.optim_name} is for training whole matrices, and an adapter has none",
+            place="--optim, --use_peft",
+            fix="drop one of them",
+        )
+
+
+def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
+    """transformers drops options that an optimizer does not know."""
+    optim, known = training_args.optim_name, _by_start(OPTIM_ARGS, training_args.optim_name) or ()
+    for part in (training_args.optim_args or "").replace(" ", "").split(","):
+        name, equals, _ = part.partition("=")
+        if part and not equals:
+            yield ArgumentError(f"{part!r} has no value", place="--optim_args", fix="write name=value,name=value")
+        elif name == "weight_decay":
+            yield ArgumentError("weight decay is set for each group", place="--optim_args", fix="use --weight_decay")
+        elif part and name not in known:
+            fix = f"it takes {', '.join(known)}" if known else "leave it out; --adam_beta1 and others are flags"
+            yield ArgumentError(f"{optim} does not take {name}", place="--optim_args", fix=fix)
+
+
+def check_group_rates(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """LoRA+ needs an adapter, and its rate for embeddings LoRA+."""
+    ratio, embedding = training_args.loraplus_lr_ratio, training_args.loraplus_lr_embedding
+    if ratio is not None and not adapter_args.use_peft:
+        yield ArgumentError("LoRA+ is for adapters", place="--loraplus_lr_ratio", fix="add --use_peft, or leave it out")
+    if embedding is not None and ratio is None:
+        yield ArgumentError(
+            "a rate for adapters on embeddings is a part of LoRA+",
+            place="--loraplus_lr_embedding",
+            fix="add --loraplus_lr_ratio 16, or leave it out",
+        )
+
+
+def _by_start(table: dict[str, Entry], optim: str) -> Entry | None:
+    """The entry whose name is the longest that `optim` begins with; None for none."""
+    fitting = [name for name in table if optim.startswith(name)]
+    return table[max(fitting, key=len)] if fitting else None

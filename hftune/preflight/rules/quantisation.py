@@ -1,0 +1,128 @@
+"""Which quantised bases train rightly, and under which ZeRO stages; found out by running them (see the tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, UserError
+from hftune.models.kernels.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.opening.model_files import read_checked
+
+STORAGES = ("uint8", "bfloat16", "float16", "float32")
+
+
+def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
+    if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
+        yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
+    if adapter_args.quantised and not adapter_args.use_peft:
+        yield ArgumentError(
+            "a quantised model cannot be trained in full",
+            place="--load_in_4bit / --load_in_8bit",
+            fix="add --use_peft (or --qlora) to train an adapter on it",
+        )
+    if adapter_args.load_in_8bit and training_args.zero_stage == 3:
+        yield ArgumentError(
+            "8-bit weights under ZeRO-3 train with a wrong loss (bitsandbytes issue 1451)",
+            place="--load_in_8bit",
+            fix="use --load_in_4bit, or ZeRO-2: --deepspeed ds_configs/zero2.json",
+        )
+    if adapter_args.load_in_4bit:
+        yield from check_storage(adapter_args, training_args)
+
+
+def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """FP8 wants a GPU that has it and torchao, and layers that are trained, whole, where they are multiplied."""
+    recipe = training_args.fp8
+    if recipe is None:
+        return
+    here = ranks.imagined() is None
+    if here and (training_args.use_cpu or not has_float8(recipe)):
+        needed = ".".join(map(str, CAPABILITY[recipe]))
+        yield ArgumentError(
+            f"FP8 ({recipe}) needs a GPU of compute capability {needed} or later, which is not here",
+            place=f"--fp8 {recipe}",
+            fix="leave it out: --bf16 is the next best",
+        )
+    if here and not has_torchao():
+        yield ArgumentError(
+            "FP8 is torchao's, which is not installed", place="--fp8", fix="pip install torchao, or leave it out"
+        )
+    others = {
+        "--use_peft": (adapter_args.use_peft, "a frozen base gains more from --load_in_4bit, which also shrinks it"),
+        "--bf16 False": (not training_args.bf16, "what is not multiplied in 8 bits is computed in bf16: --bf16 True"),
+        "--rl_algorithm": (hasattr(training_args, "rl_algorithm"), "answers would be written by a rounded policy"),
+        "--deepspeed: ZeRO-3": (
+            training_args.zero_stage == 3,
+            "torchao keeps gathered weights from the forward to the backward pass; use ZeRO-2: --deepspeed zero2",
+        ),
+        "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
+        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with experts dealt out"),
+    }
+    for flag, (is_asked, why) in others.items():
+        if is_asked:
+            yield ArgumentError(f"FP8 does not go with {flag}", place=f"--fp8, {flag}", fix=f"drop one: {why}")
+
+
+def check_storage(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """DeepSpeed casts all weights of a float dtype to the one it computes in: packed 4-bit weights would be lost."""
+    storage = adapter_args.bnb_4bit_quant_storage
+    if storage is None:
+        return
+    half = "bfloat16" if training_args.bf16 else "float16" if training_args.fp16 else None
+    if storage not in STORAGES:
+        yield ArgumentError(
+            f"packed weights cannot be kept as {storage!r}",
+            place="--bnb_4bit_quant_storage",
+            fix=f"use one of {', '.join(STORAGES)}, or leave it out",
+        )
+    elif training_args.ds_resolved is not None and half and storage not in ("uint8", half):
+        yield ArgumentError(
+            f"DeepSpeed would cast packed weights kept as {storage} to {half}, and what is packed would be lost",
+            place="--bnb_4bit_quant_storage",
+            fix=f"give {half} or uint8, or leave it out",
+        )
+
+
+def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """A checkpoint that is quantised on disk is taken for what it is: a frozen base."""
+    if model_args.gguf_file and adapter_args.quantised:
+        yield ArgumentError(
+            "transformers reads GGUF files into full weights, and cannot quantise them on the way",
+            place="--gguf_file, --load_in_4bit / --load_in_8bit",
+            fix="leave the flag out, or give the original weights instead of the GGUF file",
+        )
+    method = stored_method(str(model_args.model_name_or_path))
+    if method is None:
+        return
+    place = f"--model_name_or_path {model_args.model_name_or_path}"
+    if not method.startswith("bitsandbytes"):
+        yield ArgumentError(
+            f"the checkpoint is quantised with {method}, which hftune does not train on",
+            place=place,
+            fix="give the original weights, and --qlora to quantise them while loading",
+        )
+    elif not adapter_args.quantised:
+        flag = "--load_in_4bit" if method.endswith("4bit") else "--load_in_8bit"
+        yield ArgumentError(
+            "the checkpoint is quantised with bitsandbytes, so it can only be the frozen base of an adapter",
+            place=place,
+            fix=f"add --use_peft {flag}, or give the original weights",
+        )
+
+
+def stored_method(folder: str) -> str | None:
+    """How a checkpoint on disk is quantised, such as `gptq` or `bitsandbytes_4bit`; None where it is not."""
+    file = Path(folder) / "config.json"
+    if not file.is_file():
+        return None
+    found = read_checked(file).get("quantization_config")
+    if not found:
+        return None
+    method = str(found.get("quant_method"))
+    return f"{method}_{'4bit' if found.get('load_in_4bit') else '8bit'}" if method == "bitsandbytes" else method

@@ -1,0 +1,63 @@
+"""What a run goes on from: there, whole, with state, and made with a batch that this run can have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.arguments.data import DataArguments
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.global_batch import matching_accumulation
+from hftune.checkpoints.integrity import read_record
+from hftune.checkpoints.resume import requested_checkpoint, resume_problems, unfinished_problems
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError, UserError
+
+
+def check_resume(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
+    yield from unfinished_problems(training_args)
+    found = requested_checkpoint(training_args)
+    problems = list(resume_problems(found))
+    yield from problems
+    if problems or found.folder is None:
+        return
+    try:
+        matching_accumulation(training_args, data_args)
+    except UserError as problem:
+        yield problem
+
+
+def check_resumed_groups(training_args: StageArguments) -> Iterator[UserError]:
+    """State of split matrices and dealt-out experts goes on in the groups, world and ZeRO stage that wrote it."""
+    folder = requested_checkpoint(training_args).folder
+    engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
+    if folder is None or engine is None:
+        return
+    record = read_record(folder) or {}
+    then: dict[str, int | None] = {
+        # Machines that share no files have the pieces of their own processes only.
+        "--tensor_parallel_size": int(record.get("tensor_parallel_size") or tensor_ranks(engine)),
+        "--expert_parallel_size": int(record.get("expert_parallel_size", 1)),
+    }
+    now: dict[str, int | None] = {name: int(getattr(training_args, name.removeprefix("--"))) for name in then}
+    if any((size or 1) > 1 for size in (*then.values(), *now.values())):
+        then |= {"ZeRO stage": record.get("zero_stage"), "processes": record.get("world_size")}
+        now |= {"ZeRO stage": training_args.zero_stage, "processes": ranks.world_size()}
+    other = [name for name, value in then.items() if value not in (None, now[name])]
+    if other:
+        yield ArgumentError(
+            f"{folder} was written with {', '.join(f'{name} {then[name]}' for name in other)}, and this run has "
+            f"{', '.join(str(now[name]) for name in other)}: the optimizer's state lies in other pieces",
+            place=f"--resume_from_checkpoint, {', '.join(other)}",
+            fix="go on as it was written; or begin with its weights alone, in another --output_dir: "
+            f"--warm_start {folder}",
+        )
+
+
+def tensor_ranks(engine: Path) -> int:
+    """Tensor-parallel processes that wrote a folder of DeepSpeed's, by the names of its files."""
+    found = {match[1] for file in engine.glob("*mp_rank_*.pt") if (match := re.search(r"mp_rank_(\d+)", file.name))}
+    return max(1, len(found))

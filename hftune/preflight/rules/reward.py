@@ -1,0 +1,45 @@
+"""Rules of run_rm.py: one function a rule; each yields the problems that it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+
+# Of the other kind of reward model: what the flag does there, by its name.
+_OUTCOME_ONLY = ("score_difference", "score_difference_scale", "center_rewards_coefficient", "max_prompt_length")
+_PROCESS_ONLY = ("step_separator", "train_on_last_step_only")
+
+
+def check_reward(training_args: StageArguments) -> Iterator[UserError]:
+    """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
+    if not isinstance(training_args, RMArguments):
+        return
+    if training_args.label_smoothing >= 0.5:  # --label_smoothing_factor means the same, and takes more
+        yield ArgumentError(
+            f"with {training_args.label_smoothing} of the labels wrong, nothing can be learned from them",
+            place="--label_smoothing",
+            fix="give a share from 0 to below 0.5",
+        )
+    if training_args.reward_kind == "process" and not training_args.step_separator:
+        yield ArgumentError(
+            "nothing would stand between the steps of an answer", place="--step_separator", fix="give a text"
+        )
+    if training_args.reward_kind == "process" and training_args.activation_offloading:
+        yield ArgumentError(
+            "activations are offloaded by TRL's trainers, and there is none for process reward models",
+            place="--activation_offloading",
+            fix="leave it out; --gradient_checkpointing saves more memory",
+        )
+    _say_idle(training_args)
+
+
+def _say_idle(training_args: RMArguments) -> None:
+    process = training_args.reward_kind == "process"
+    fields = type(training_args).__dataclass_fields__
+    for name in _OUTCOME_ONLY if process else _PROCESS_ONLY:
+        if getattr(training_args, name) != fields[name].default:
+            notice(f"--{name} has no effect with --reward_kind {training_args.reward_kind}")

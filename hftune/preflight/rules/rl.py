@@ -1,0 +1,194 @@
+"""RL: rewards that are there, settings that go together, and generation that can run."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+from hftune.nearby import looks_local, missing_folder
+
+if TYPE_CHECKING:
+    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments
+
+_UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
+
+
+def check_rl(
+    model_args: ModelArguments, data_args: DataArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """All rules of run_rl.py; nothing for another script."""
+    if not isinstance(training_args, RLFields):
+        return
+    # Here, since TRL's configs for RL, and ours on them, take a tenth of a second of every stage's start.
+    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments
+
+    models = training_args.reward_model_path or []
+    yield from check_rewards(training_args.reward_funcs or [], models)
+    yield from _check_weights(training_args)
+    yield from _check_generation(training_args)
+    if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
+        yield from _check_evaluation(training_args)
+    if isinstance(training_args, GRPOArguments):
+        yield from _check_dynamic_sampling(training_args)
+    if isinstance(training_args, PPOArguments):
+        yield from _check_ppo(training_args)
+    if isinstance(training_args, OnlineDPOArguments):
+        yield from _check_online_dpo(training_args)
+    _say_other_bases(str(model_args.model_name_or_path), models)
+
+
+def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:
+    """RL has a reward, and each reward model folder was trained by run_rm.py or holds a score head."""
+    model_paths = list(model_paths)
+    if not model_paths and not list(sources):
+        yield ArgumentError(
+            "RL needs a reward, and none was named",
+            place="--reward_model_path / --reward_funcs",
+            fix="add --reward_funcs accuracy format, which are MedicalGPT's: records hold the right answer as "
+            '"answer" or "solution", and as "system" a prompt that asks for <think>...</think> and then the answer; or '
+            "add --reward_model_path OUTPUT_OF_RUN_RM; or a function of yours, --reward_funcs FILE.py:FUNCTION",
+        )
+    for path in model_paths:
+        manifest = read_manifest(path)
+        if looks_local(path) and not Path(path).is_dir():
+            yield missing_folder(path, "--reward_model_path", "the output folder of run_rm.py")
+        elif manifest and manifest.get("head") not in ("score", "steps"):
+            yield ArgumentError(
+                f"{path} was made by the {manifest.get('stage')} stage and has no score head",
+                place="--reward_model_path",
+                fix="give the output folder of run_rm.py, or its merged model",
+            )
+
+
+def _check_weights(args: RLFields) -> Iterator[UserError]:
+    weights = getattr(args, "reward_weights", None)
+    count = len(args.reward_model_path or []) + len(args.reward_funcs or [])
+    if weights is not None and len(weights) != count:
+        yield ArgumentError(
+            f"{len(weights)} weights for {count} rewards",
+            place="--reward_weights",
+            fix="give one for each of --reward_model_path, then of --reward_funcs",
+        )
+    for name in args.judge_reward or []:
+        if Path(name).is_absolute() and ":" not in name and not Path(name).is_dir():
+            yield ArgumentError(
+                f"there is no folder {name}",
+                place="--judge_reward",
+                fix=f"give a reward model, a function, or one of {', '.join(BUILTIN_REWARDS)}",
+            )
+
+
+def _check_generation(args: StageArguments) -> Iterator[UserError]:
+    if args.use_vllm and importlib.util.find_spec("vllm") is None:
+        yield ArgumentError(
+            "vLLM is not installed",
+            place="--use_vllm",
+            fix='leave it out (answers are made by transformers then), or pip install "trl[vllm]" for a GPU',
+        )
+    elif args.use_vllm and args.use_cpu:
+        yield ArgumentError("vLLM needs a GPU here", place="--use_vllm", fix="leave it out")
+    if args.use_vllm and args.zero_stage == 3 and not args.ds3_gather_for_generation:
+        yield ArgumentError(
+            "vLLM is sent whole weights, which must be gathered",
+            place="--ds3_gather_for_generation False",
+            fix="leave it out",
+        )
+    if args.use_transformers_continuous_batching and args.use_cpu:
+        yield ArgumentError(
+            "continuous batching takes most of the machine's memory for its cache, and gains nothing on a CPU",
+            place="--use_transformers_continuous_batching",
+            fix="leave it out",
+        )
+    elif args.use_transformers_continuous_batching and (args.bf16 or args.fp16):
+        notice("--use_transformers_continuous_batching: TRL turns trained weights into 16 bits for good")
+
+
+def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
+    """TRL looks at this only where it evaluates on the way; held-out prompts are answered at the end in any case."""
+    number = args.num_generations_eval or args.num_generations
+    if rest := (args.per_device_eval_batch_size * args.world_size) % number:
+        yield ArgumentError(
+            f"held-out prompts are answered {number} times each, and {rest} answers are over in a batch of all "
+            "processes",
+            place="--per_device_eval_batch_size, --num_generations_eval",
+            fix="make the first times the number of processes a multiple of the second",
+        )
+
+
+def _check_dynamic_sampling(args: GRPOArguments) -> Iterator[UserError]:
+    if not args.dynamic_sampling:
+        return
+    rows = args.per_device_train_batch_size * args.steps_per_generation
+    if rows % args.num_generations:
+        yield ArgumentError(
+            f"groups of {args.num_generations} answers do not fit into the {rows} of a process, where they must be "
+            "whole to be replaced",
+            place="--dynamic_sampling, --num_generations",
+            fix=f"make --per_device_train_batch_size x --gradient_accumulation_steps a multiple of "
+            f"{args.num_generations}, or use --dynamic_sampling False",
+        )
+    if args.scale_rewards == "batch" or args.multi_objective_aggregation != "sum_then_normalize":
+        yield ArgumentError(
+            "advantages that are scaled over a batch are wrong once prompts of it are replaced",
+            place="--dynamic_sampling",
+            fix="use --scale_rewards group or none with --multi_objective_aggregation sum_then_normalize",
+        )
+
+
+def _check_ppo(args: PPOArguments) -> Iterator[UserError]:
+    if args.critic_init == "reward" and not args.reward_model_path:
+        yield ArgumentError(
+            "there is no reward model that the critic could begin as",
+            place="--critic_init reward",
+            fix="add --reward_model_path, or use --critic_init policy",
+        )
+    if args.critic_init == "reward" and args.critic == "shared":
+        yield ArgumentError(
+            "a head on the policy's states has no model of its own to begin with",
+            place="--critic shared --critic_init reward",
+            fix="use --critic separate, or leave out --critic_init",
+        )
+    if args.kl_target is not None and not args.beta:
+        yield ArgumentError(
+            "a KL target moves beta in proportion, and 0 stays 0",
+            place="--kl_target, --beta",
+            fix="give --beta 0.05 to begin with, say, or leave out --kl_target",
+        )
+
+
+def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
+    if args.num_generations < 2:
+        yield ArgumentError(
+            "one answer a prompt makes no pair", place="--num_generations", fix="give 2 (its default) or more"
+        )
+    if not args.beta:
+        yield ArgumentError("DPO divides by beta", place="--beta", fix="give 0.1 (its default), say")
+    if args.per_device_train_batch_size % args.num_generations:
+        yield ArgumentError(
+            f"{args.num_generations} answers a prompt do not fit into micro-batches of "
+            f"{args.per_device_train_batch_size}, where a pair must be whole",
+            place="--per_device_train_batch_size",
+            fix=f"give a multiple of {args.num_generations}",
+        )
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(args)}
+    if given := [name for name in _UNREAD_BY_ONLINE_DPO if getattr(args, name) != defaults[name]]:
+        flags = ", ".join(f"--{name}" for name in given)
+        yield ArgumentError("DPO's loss has none of these", place=flags, fix="leave them out")
+
+
+def _say_other_bases(model: str, reward_models: Iterable[str]) -> None:
+    """A policy that is another model than rewards were learnt on may mean that the SFT adapter was left out."""
+    for path in reward_models:
+        base = ((read_manifest(path) or {}).get("base") or {}).get("name")
+        if base and Path(base).resolve() != Path(model).resolve():
+            notice(f"{path} was trained upon {base}, and RL begins from {model}: is an SFT adapter left out?")

@@ -1,0 +1,191 @@
+"""What the rules of tensor, expert and sequence parallelism have in common: who may share, with what, in what words.
+
+Each way to share was found right in some settings, by tests; the rules let these through and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.distributed.ds_config import asks_for_compiling, offload_device
+from hftune.distributed.ds_keys import DsConfig
+from hftune.errors import ArgumentError, UserError
+from hftune.models.loading.config import model_config
+
+OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way in which processes share a model's work.
+
+    Args:
+        size: The argument that says over how many.
+        name: As a reader calls it.
+        parts: What each process has: "with ..." is said of what does not go together with it.
+        begins: What happens when training begins.
+        reason: Why the other stages are not trained so.
+    """
+
+    size: str
+    name: str
+    parts: str
+    begins: str
+    reason: str
+
+    @property
+    def flag(self) -> str:
+        """As it is typed."""
+        return f"--{self.size}"
+
+    def asked(self, training_args: StageArguments) -> int:
+        """Processes that share; 1: none do."""
+        return int(getattr(training_args, self.size))
+
+
+_OF_MODELS = "reward models, DPO and RL hold further models, or generate, which was not found right with "
+
+TENSOR = Way(
+    "tensor_parallel_size",
+    "tensor parallelism",
+    "split matrices",
+    "matrices are split",
+    f"{_OF_MODELS}split matrices",
+)
+EXPERT = Way(
+    "expert_parallel_size",
+    "expert parallelism",
+    "experts that hftune deals out",
+    "experts are dealt out",
+    f"{_OF_MODELS}experts in several processes",
+)
+SEQUENCE = Way(
+    "sequence_parallel_size",
+    "sequence parallelism",
+    "slices of rows",
+    "rows are shared",
+    "the losses of preferences, rewards and reinforcement learning are of whole answers",
+)
+WAYS = (TENSOR, SEQUENCE, EXPERT)
+
+
+def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
+    """One kind of sharing at a time."""
+    several = [way for way in WAYS if way.asked(training_args) > 1]
+    if len(several) > 1:
+        yield ArgumentError(
+            f"{' and '.join(way.name for way in several)} at once were not found right",
+            place=", ".join(way.flag for way in several),
+            fix="give one of them: --deepspeed zero3 partitions the weights over all processes besides",
+        )
+
+
+def check_stage(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+    """Pre-training and fine-tuning alone."""
+    if not isinstance(training_args, PTArguments | SFTArguments):
+        yield ArgumentError(
+            f"{way.name} is for pre-training and fine-tuning: {way.reason}",
+            place=f"{way.flag} {way.asked(training_args)}",
+            fix=f"leave it out, {OTHERWISE}; --activation_checkpointing full makes room for long answers",
+        )
+
+
+def check_trains(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+    """What is done when training begins is not done for evaluation."""
+    if not training_args.do_train:
+        yield ArgumentError(
+            f"{way.begins} when training begins, and nothing is trained",
+            place=f"{way.flag}, --do_eval",
+            fix="leave it out to evaluate",
+        )
+
+
+def check_full(way: Way, adapter_args: AdapterArguments, reasons: Mapping[str, str]) -> Iterator[UserError]:
+    """Training in full alone.
+
+    Args:
+        reasons: Why not, of "quantised" bases and of "adapted" models.
+    """
+    kinds = {
+        "quantised": (adapter_args.quantised, "--load_in_4bit / --load_in_8bit", "packed 4-bit weights: --qlora"),
+        "adapted": (adapter_args.use_peft, "--use_peft", "the base of an adapter: --use_peft"),
+    }
+    for kind, (is_asked, place, shares) in kinds.items():
+        if is_asked:
+            yield ArgumentError(
+                reasons[kind],
+                place=f"{way.flag}, {place}",
+                fix=f"leave one of them out; ZeRO-3 shares {shares} --deepspeed zero3",
+            )
+            return
+
+
+def zero_features(config: DsConfig) -> dict[str, bool]:
+    """What of DeepSpeed looks at matrices, or gathers them, in another way: by name, whether it is asked for."""
+    zero: dict[str, Any] = config.get("zero_optimization", {})
+    return {
+        "zero_hpz_partition_size": int(zero.get("zero_hpz_partition_size") or 1) > 1,
+        "zero_quantized_weights": bool(zero.get("zero_quantized_weights")),
+        "zero_quantized_gradients": bool(zero.get("zero_quantized_gradients")),
+        "offload_param.device nvme": offload_device(config, "param") == "nvme",
+        "offload_optimizer.device nvme": offload_device(config, "optimizer") == "nvme",
+        "compile.deepcompile": asks_for_compiling(config),
+    }
+
+
+def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
+    """Parts of a DeepSpeed config that were not tried together with a way to share."""
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        yield ArgumentError(
+            f"{name} was not found right with {way.parts}",
+            place=f"{way.flag}, --deepspeed: {name}",
+            fix=f"leave {name} out, or {way.flag}",
+        )
+
+
+def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+    """Rows are dealt out to groups of processes, whose members see the same."""
+    config = training_args.accelerator_config
+    asked = {
+        "--train_sampling_strategy batch_rebalance": training_args.train_sampling_strategy == "batch_rebalance",
+        "--accelerator_config split_batches": bool(getattr(config, "split_batches", False)),
+        "--accelerator_config dispatch_batches": bool(getattr(config, "dispatch_batches", False)),
+    }
+    yield from check_flags(way, asked, "deals rows out to processes, not to groups of them that see the same")
+
+
+def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError]:
+    """Compiled models, and layers that were replaced by others."""
+    for name in ("torch_compile", "use_liger_kernel"):
+        if getattr(training_args, name, False):
+            yield ArgumentError(
+                f"--{name} puts code of its own in the place of layers, which was not found right with {way.parts}",
+                place=f"--{name}, {way.flag}",
+                fix="leave one of them out",
+            )
+
+
+def check_flags(way: Way, asked: Mapping[str, bool], why: str) -> Iterator[UserError]:
+    """Arguments that do not go together with a way to share.
+
+    Args:
+        asked: By name, whether it is given.
+        why: Said after the name.
+    """
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        yield ArgumentError(f"{name} {why}", place=f"{name}, {way.flag}", fix="leave one of them out")
+
+
+def config_of(model_args: ModelArguments, training_args: StageArguments) -> Any:
+    """The model's config; None where it cannot be had, which other rules say."""
+    if not model_args.model_name_or_path:
+        return None
+    try:
+        return model_config(model_args, training_args)
+    except UserError:
+        return None

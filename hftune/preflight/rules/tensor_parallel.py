@@ -1,0 +1,116 @@
+"""Rules of tensor parallelism: where its losses, gradients and saved weights were found right, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.optimizer import MUON
+from hftune.arguments.training import StageArguments
+from hftune.distributed.tensor_parallel import FLAG, plan_of, unknown_styles
+from hftune.errors import ArgumentError, UserError
+from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO
+from hftune.preflight.rules.sharing import (
+    OTHERWISE,
+    TENSOR,
+    check_dealing,
+    check_features,
+    check_full,
+    check_kernels,
+    check_one_way,
+    check_stage,
+    check_trains,
+    config_of,
+    zero_features,
+)
+
+_REASONS = {
+    "quantised": "AutoTP cannot split packed 4-bit and 8-bit weights",
+    "adapted": "AutoTP splits some linear layers of an adapted model and not the adapters beside them: its results "
+    "would be wrong, and its adapter could not be saved",
+}
+
+
+def check_parallel(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """What does not go together with groups of processes that share a model."""
+    yield from check_one_way(training_args)
+    if training_args.tensor_parallel_size == 1:
+        return
+    yield from check_stage(TENSOR, training_args)
+    yield from check_trains(TENSOR, training_args)
+    yield from check_full(TENSOR, adapter_args, _REASONS)
+    yield from check_tensor_engine(training_args)
+    yield from check_dealing(TENSOR, training_args)
+    yield from check_kernels(TENSOR, training_args)
+    yield from check_tensor_optimizer(training_args)
+    yield from check_tensor_model(model_args, training_args)
+
+
+def check_tensor_engine(training_args: StageArguments) -> Iterator[UserError]:
+    """DeepSpeed does it, at any ZeRO stage, without what looks at matrices or gathers them in another way."""
+    config = training_args.ds_resolved
+    if config is None:
+        yield ArgumentError(
+            "matrices are split by DeepSpeed, and no config for it was given",
+            place=FLAG,
+            fix="add --deepspeed zero1 (or any of ZeRO 0 to 3)",
+        )
+        return
+    yield from check_features(TENSOR, zero_features(config))
+
+
+def check_tensor_optimizer(training_args: StageArguments) -> Iterator[UserError]:
+    """Not those that look at whole matrices."""
+    name = training_args.optim_name
+    if name.startswith((MUON, *NOT_UNDER_ZERO)):
+        yield ArgumentError(
+            f"{name} looks at a matrix as a whole, and each process would give it a part",
+            place=f"--optim {name}, {FLAG}",
+            fix=f"use --optim adamw_torch, {OTHERWISE}",
+        )
+
+
+def check_tensor_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+    """transformers says how the model's layers are split, in ways that are known here, and they come out even."""
+    config = config_of(model_args, training_args)
+    if config is None:
+        return
+    config = config.get_text_config()
+    plan, size = plan_of(config), training_args.tensor_parallel_size
+    odd = unknown_styles(plan)
+    # Cohere's norms have weights of their own for each head, of which no plan speaks.
+    if not plan or getattr(config, "use_qk_norm", False):
+        yield ArgumentError(
+            f"it is not known how a {config.model_type} model is split", place=FLAG, fix=f"leave it out, {OTHERWISE}"
+        )
+    elif odd:
+        name, style = next(iter(odd.items()))
+        experts = "; --expert_parallel_size shares experts" if "expert" in name else ""
+        yield ArgumentError(
+            f"a {config.model_type} model has layers that AutoTP cannot split rightly ({name}: {style})",
+            place=FLAG,
+            fix=f"leave it out, {OTHERWISE}{experts}",
+        )
+    else:
+        yield from _uneven(config, size)
+
+
+def _uneven(config: Any, size: int) -> Iterator[UserError]:
+    heads = int(config.num_attention_heads)
+    counts = {
+        "attention heads": heads,
+        "key-value heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        "neurons": int(getattr(config, "intermediate_size", None) or size),
+    }
+    wrong = [f"{count} {name}" for name, count in counts.items() if count % size]
+    if wrong:
+        fitting = [str(n) for n in range(2, heads + 1) if not any(count % n for count in counts.values())]
+        yield ArgumentError(
+            f"{' and '.join(wrong)} cannot be shared evenly by {size} processes",
+            place=f"{FLAG} {size}",
+            fix=f"use {' or '.join(fitting)}" if fitting else f"leave it out, {OTHERWISE}",
+        )

@@ -1,0 +1,78 @@
+"""Rules about tokens that are added, before a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.rl import RLFields
+from hftune.arguments.training import StageArguments
+from hftune.arguments.vocabulary import GrowthArguments
+from hftune.checkpoints.manifest import read_manifest
+from hftune.errors import ArgumentError, UserError
+from hftune.logging import notice
+from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
+from hftune.models.vocabulary.added_tokens import named_tokens
+from hftune.models.vocabulary.growth import new_tokens, recorded_growth
+
+
+def check_vocabulary(
+    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+) -> Iterator[UserError]:
+    """What is added can be read, gets rows that are trained, and fits the adapter that goes on."""
+    yield from check_growth(model_args)
+    yield from _new_rows_problems(model_args, adapter_args)
+    yield from _continued_problems(model_args, adapter_args)
+    aligns = isinstance(training_args, RLFields)
+    if model_args.grows and aligns and not adapter_args.use_peft:
+        yield ArgumentError(
+            "the reference model, which is loaded from the same folder, would not have the new tokens",
+            place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
+            fix="grow the model before: with run_pt.py or run_sft.py, or `hftune vocab add`",
+        )
+
+
+def check_growth(args: GrowthArguments) -> Iterator[UserError]:
+    """Tokens that are named; shared with `hftune vocab`."""
+    for value, flag in ((args.add_tokens, "--add_tokens"), (args.add_special_tokens, "--add_special_tokens")):
+        try:
+            named_tokens(value, flag)
+        except ArgumentError as problem:
+            yield problem
+
+
+def follow_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
+    """An adapter that goes on and brought new tokens also brings the tokenizer that has them."""
+    grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
+    if grown and model_args.tokenizer_name_or_path is None:
+        notice(f"the tokenizer is that of {grown[-1]}, which has the tokens that were added")
+        model_args.tokenizer_name_or_path = grown[-1]
+
+
+def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    if not adapter_args.train_new_tokens_only:
+        return
+    if adapter_args.peft_path:
+        yield ArgumentError(
+            "an adapter that goes on trains what it has trained before",
+            place="--peft_path, --train_new_tokens_only",
+            fix="leave one of them out",
+        )
+    folder = model_args.model_name_or_path
+    local = Path(folder or "").is_dir()
+    if not model_args.grows and not (local and new_tokens(read_manifest(folder))):
+        yield ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
+
+
+def _continued_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    path = adapter_args.peft_path
+    if not path or not model_args.grows:
+        return
+    yield ArgumentError(
+        f"the adapter in {path} was trained without these rows, and would not train them",
+        place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
+        fix=f"merge it first (python merge_peft_adapter.py --peft_model_path {path} --output_dir MERGED), then add "
+        "them to the merged model",
+    )

@@ -1,0 +1,113 @@
+"""Weights and state by parameter, whoever cut them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.sharded_state import WEIGHTS, from_optimizer
+from hftune.errors import ManifestError
+from tests.unit.checkpoints.zero_files import PARAMETERS, write
+
+ALL = {name: value for group in PARAMETERS for name, value in group.items()}
+
+
+def opened(checkpoint: Path):
+    folder = engine_folder(checkpoint)
+    assert folder is not None
+    return open_engine(folder)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_every_cut_gives_the_same(tmp_path: Path, stage: int, world: int) -> None:
+    pieces = opened(write(tmp_path, stage, world))
+    assert (pieces.stage, pieces.world_size) == (stage, world)
+    assert pieces.groups == [["a", "b"], ["c"]] and pieces.unsplittable_states() == []
+    for name, value in ALL.items():
+        assert pieces.shapes[name] == tuple(value.shape)
+        assert pieces.states(name) == [WEIGHTS, "exp_avg", "exp_avg_sq"]
+        assert pieces.scalars(name)["step"] == 7
+        for key, shift in ((WEIGHTS, 0), ("exp_avg", 100), ("exp_avg_sq", 200)):
+            assert torch.equal(pieces.read(name, key), value.flatten() + shift), (name, key)
+            for begin in range(value.numel()):
+                for end in range(begin, value.numel() + 1):
+                    assert torch.equal(pieces.read(name, key, begin, end - begin), value.flatten()[begin:end] + shift)
+
+
+def test_a_missing_rank_is_seen(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path, 2, 3)
+    (checkpoint / "global_step1" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").unlink()
+    with pytest.raises(ManifestError, match="some of its files are missing"):
+        opened(checkpoint)
+
+
+def test_states_of_other_optimizers(tmp_path: Path) -> None:
+    """Muon's momentum lies whole on each rank that has a part; bitsandbytes wraps its states up; blocks are odd."""
+    checkpoint = write(tmp_path, 2, 2)  # rank 0: a[0:5]; rank 1: a[5], b
+    for rank, whole in ((0, torch.arange(6.0)), (1, torch.arange(10.0))):
+        file = checkpoint / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        state = torch.load(file, weights_only=False)
+        base = state["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"][0]["use_muon"], held = True, base["state"]
+        held[0] = {"momentum_buffer": whole + 300, "wrapped": {"state1": held[0]["exp_avg"], "step": 3}}
+        held[0]["two"] = torch.stack([held[0]["wrapped"]["state1"], held[0]["wrapped"]["state1"] + 100])
+        held[1] = {"state1": torch.zeros(1, dtype=torch.uint8), "absmax1": torch.zeros(2)}
+        torch.save(state, file)
+    pieces = opened(checkpoint)
+    assert torch.equal(pieces.read("a", "momentum_buffer"), torch.arange(6.0) + 300)
+    assert torch.equal(pieces.read("b", "momentum_buffer", 1, 2), torch.tensor([307.0, 308.0]))
+    assert torch.equal(pieces.read("a", "state1"), torch.arange(6.0) + 100)
+    assert torch.equal(pieces.read("b", "two/1"), torch.arange(210.0, 214.0))
+    assert pieces.scalars("b")["step"] == 3
+    assert pieces.unsplittable_states() == ["absmax1", "state1"]
+
+
+@pytest.mark.parametrize("muon", [True, False])
+def test_momentum_that_is_as_long_either_way(tmp_path: Path, muon: bool) -> None:
+    """Rank 2 has the last element of `b` and one of padding: two, and `b` as a whole has two as well."""
+    groups = [{"a": torch.arange(3.0), "b": torch.arange(10.0, 12.0)}]
+    checkpoint = write(tmp_path, 2, 3, groups)
+    for rank, whole in enumerate(([0, 1, 2], [0, 1, 2, 10, 11], [10, 11])):
+        file = checkpoint / "global_step1" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        state = torch.load(file, weights_only=False)
+        base = state["optimizer_state_dict"]["base_optimizer_state"]
+        base["param_groups"][0]["use_muon"] = muon
+        held = base["state"][0]
+        base["state"][0] = {"momentum_buffer": torch.tensor(whole) + 100.0 if muon else held["exp_avg"]}
+        torch.save(state, file)
+    pieces = opened(checkpoint)
+    for name, value in groups[0].items():
+        assert torch.equal(pieces.read(name, "momentum_buffer"), value + 100)
+
+
+def test_a_universal_checkpoint(tmp_path: Path) -> None:
+    """As `ds_to_universal` leaves it: a folder a parameter, shapes in the model's file."""
+    checkpoint = write(tmp_path, 2, 1)
+    source = checkpoint / "global_step1"
+    folder = checkpoint / "global_step1_universal"
+    for name, value in ALL.items():
+        place = folder / "zero" / name
+        place.mkdir(parents=True)
+        for key, shift in (("fp32", 0), ("exp_avg", 100), ("exp_avg_sq", 200)):
+            torch.save({"param": value + shift, "cat_dim": 0}, place / f"{key}.pt")
+        torch.save(torch.tensor(7.0), place / "step.pt")
+    torch.save({}, folder / "zero" / "optimizer_state.pt")
+    (folder / "mp_rank_00_model_states.pt").write_bytes((source / "mp_rank_00_model_states.pt").read_bytes())
+    pieces = open_engine(folder)
+    for name, value in ALL.items():
+        assert torch.equal(pieces.read(name, "exp_avg_sq", 0, 1), value.flatten()[:1] + 200)
+        assert pieces.scalars(name)["step"] == 7
+
+
+def test_a_torch_optimizer_is_told_the_names() -> None:
+    weights = {name: (lambda value=value: value) for name, value in ALL.items()}
+    states = {number: {"step": torch.tensor(2.0), "exp_avg": value + 1} for number, value in enumerate(ALL.values())}
+    state = {"state": states, "param_groups": [{"params": [0, 1]}, {"params": [2]}]}
+    pieces = from_optimizer(state, [["a", "b"], ["c"]], weights)
+    assert torch.equal(pieces.read("a", "exp_avg", 2, 3), torch.arange(3.0, 6.0))
+    with pytest.raises(ManifestError, match=r"groups of \[2, 1\] parameters, this run's has \[3\]"):
+        from_optimizer(state, [["a", "b", "c"]], weights)

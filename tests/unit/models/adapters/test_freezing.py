@@ -1,0 +1,135 @@
+"""Freezing: which parameters are meant, that nothing else changes, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import ArgumentError
+from hftune.logging import notices
+from hftune.models.adapters.freezing import kind_of
+from hftune.models.adapters.preparation import add_adapter
+
+IDS = torch.arange(3, 35).reshape(2, 16)
+ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
+MLP = {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+NORMS = {"input_layernorm", "post_attention_layernorm"}
+
+
+def layer(number: int, modules: set[str]) -> set[str]:
+    return {f"model.layers.{number}.{module}.weight" for module in modules}
+
+
+LAYER0, LAYER1 = (layer(number, ATTENTION | MLP | NORMS) for number in (0, 1))
+ENDS = {"model.embed_tokens.weight", "model.norm.weight"}  # the tiny model's head is its embeddings
+ALL = LAYER0 | LAYER1 | ENDS
+
+
+def frozen(model: Path, *flags: str) -> torch.nn.Module:
+    argv = ["--model_name_or_path", str(model), "--output_dir", "o", *flags]
+    _, _, adapter_args, training_args = parse_arguments("sft", argv)
+    return add_adapter(AutoModelForCausalLM.from_pretrained(model), adapter_args, training_args)
+
+
+@pytest.mark.parametrize(
+    "flags, trained",
+    [
+        ([], ALL),
+        (["--freeze_parameters", "model.embed_tokens", "model.layers.0"], LAYER1 | {"model.norm.weight"}),
+        (["--freeze_parameters", "model.layers"], ENDS),
+        (["--freeze_parameters", "lm_head"], ALL - {"model.embed_tokens.weight"}),
+        (["--freeze_parameters_regex", r"mlp|norm"], layer(0, ATTENTION) | layer(1, ATTENTION)
+         | {"model.embed_tokens.weight"}),
+        # 17,984 of 92,032 elements, 19.5 %, are embeddings: the first parameter, and only as a whole
+        (["--freeze_parameters_ratio", "0.2"], ALL - {"model.embed_tokens.weight"}),
+        (["--freeze_parameters_ratio", "0.19"], ALL),
+        (["--freeze_parameters_ratio", "1", "--trainable_parameters", "lm_head"], {"model.embed_tokens.weight"}),
+        (["--freeze_parameters_ratio", "1", "--trainable_parameters_regex", r"1\.mlp"], layer(1, MLP)),
+        (["--freeze_parameters", "model.", "--trainable_parameters", "model.norm"], {"model.norm.weight"}),
+        (["--freeze_trainable_layers", "1"], LAYER1),
+        (["--freeze_trainable_layers", "-1"], LAYER0),
+        (["--freeze_trainable_layers", "1", "--freeze_trainable_modules", "mlp,input_layernorm"],
+         layer(1, MLP | {"input_layernorm"})),
+        (["--freeze_trainable_layers", "2", "--freeze_trainable_modules", "self_attn",
+          "--freeze_extra_modules", "norm"], layer(0, ATTENTION) | layer(1, ATTENTION) | {"model.norm.weight"}),
+        (["--freeze_trainable_layers", "1", "--freeze_parameters_regex", "norm",
+          "--trainable_parameters", "model.norm"], LAYER1 - layer(1, NORMS) | {"model.norm.weight"}),
+    ],
+)  # fmt: skip
+def test_only_what_should_change_changes(tiny_model: Path, flags: list[str], trained: set[str]) -> None:
+    model = frozen(tiny_model, *flags)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2, weight_decay=0.1)
+    model.train()
+    for reentrant in (True, False):
+        # Recomputed blocks get a gradient also where nothing below them is trained.
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model(IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == trained
+
+
+def test_a_ratio_counts_whole_parameters_from_the_bottom(tiny_model: Path) -> None:
+    """As Megatron-SWIFT: the first k parameters, k as large as their elements fit into the share."""
+    sizes = [(name, p.numel()) for name, p in AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters()]
+    total = sum(size for _, size in sizes)
+    for ratio in (0.0, 0.1, 0.33, 0.5, 0.77, 0.999):
+        fits = [name for at, (name, _) in enumerate(sizes) if sum(s for _, s in sizes[: at + 1]) <= int(total * ratio)]
+        model = frozen(tiny_model, "--freeze_parameters_ratio", str(ratio))
+        assert [name for name, parameter in model.named_parameters() if not parameter.requires_grad] == fits
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        (["--freeze_parameters", "layers.0"], "no parameter's name begins with it"),
+        (["--freeze_parameters_regex", "query"], "no parameter's name holds a match of it"),
+        (["--freeze_parameters_regex", "(q"], "no regular expression"),
+        (["--freeze_parameters_ratio", "1"], "every parameter is frozen"),
+        (["--freeze_parameters_ratio", "1", "--trainable_parameters", "heads"], "begins with it"),
+        (["--freeze_trainable_layers", "3"], "the model has 2 layers"),
+        (["--freeze_trainable_layers", "0"], "the model has 2 layers"),
+        (["--freeze_trainable_layers", "1", "--freeze_trainable_modules", "attention"], "there is no attention here"),
+        (["--freeze_trainable_layers", "1", "--freeze_extra_modules", "self_attn"], "there is no self_attn here"),
+    ],
+)
+def test_what_matches_nothing_is_an_error(tiny_model: Path, flags: list[str], part: str) -> None:
+    with pytest.raises(ArgumentError, match=part):
+        frozen(tiny_model, *flags)
+
+
+def test_counts_are_said_by_kind(tiny_model: Path) -> None:
+    model = frozen(tiny_model, "--freeze_parameters_regex", "mlp|embed")
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    said = next(line for line in reversed(notices()) if line.startswith(f"trained: {trained:,} of "))
+    assert "attention 24,576" in said and "left as they are: mlp 49,152, embeddings" in said
+
+
+def test_a_prefix_that_ends_in_a_number(tiny_model: Path) -> None:
+    config = AutoModelForCausalLM.from_pretrained(tiny_model).config
+    config.num_hidden_layers = 12
+    model = AutoModelForCausalLM.from_config(config)
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--freeze_parameters", "model.layers.1"]
+    _, _, adapter_args, training_args = parse_arguments("sft", argv)
+    add_adapter(model, adapter_args, training_args)
+    assert not model.model.layers[10].mlp.up_proj.weight.requires_grad
+    assert any("--freeze_parameters model.layers.1 also means model.layers.10." in said for said in notices())
+
+
+def test_kinds() -> None:
+    kinds = {
+        "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight": "adapter",
+        "model.layers.0.self_attn.q_norm.weight": "norms",
+        "model.layers.0.mlp.experts.gate_up_proj": "experts",
+        "transformer.h.0.attn.c_attn.weight": "attention",
+        "transformer.wte.weight": "embeddings",
+        "score.weight": "head",
+        "model.rotary": "other",
+    }
+    assert {name: kind_of(name) for name in kinds} == kinds

@@ -1,0 +1,258 @@
+"""Every way of adapting: what should change changes and nothing else; what is saved gives the same logits in peft."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from hftune.errors import ArgumentError
+from hftune.logging import notices
+from hftune.models.adapters.initialisation import initial_factors, rewrite_as_plain
+from hftune.models.adapters.lora_config import lora_config
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.tokenizer import load_tokenizer
+from tests.unit.models.adapting import IDS, arguments, load, logits, train
+
+pytestmark = pytest.mark.long
+
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """peft says much that is no fault here; what matters is asserted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+PATTERNS = ["--rank_pattern", '{"down_proj": 6}', "--alpha_pattern", '{"q_proj": 5}']
+# flags, and the ends of the names of the base's parameters that are trained in full
+CASES = {
+    "lora": ([], []),
+    "rslora": (["--use_rslora"], []),
+    "dora": (["--use_dora"], []),
+    "dora-dropout": (["--use_dora", "--lora_dropout", "0.1"], []),
+    "gaussian": (["--init_lora_weights", "gaussian"], []),
+    "orthogonal": (["--init_lora_weights", "orthogonal"], []),
+    "mica": (["--init_lora_weights", "mica"], []),
+    "pissa": (["--init_lora_weights", "pissa"], []),
+    "pissa-dora": (["--init_lora_weights", "pissa", "--use_dora"], []),
+    "pissa-fast": (["--init_lora_weights", "pissa_niter_8", "--lora_modules_to_save", "norm"], ["model.norm.weight"]),
+    "pissa-rslora-ranks": (["--init_lora_weights", "pissa", "--use_rslora", *PATTERNS], []),
+    "olora": (["--init_lora_weights", "olora"], []),
+    "embeddings": (["--lora_modules_to_save", "embed_tokens"], ["embed_tokens.weight"]),
+    "head": (["--lora_modules_to_save", "lm_head"], ["embed_tokens.weight"]),
+    "tokens": (["--trainable_token_indices", "6", "5"], []),
+    "norm": (["--trainable_parameters", "model.norm"], ["model.norm.weight"]),
+    "layer": (["--trainable_parameters", "model.layers.1"], [".layers.1."]),
+    "norms": (["--trainable_parameters_regex", "layernorm"], ["layernorm.weight"]),
+    "exclude": (["--exclude_modules", "q_proj", "down_proj"], []),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_changes_and_what_is_saved(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    flags, _ = CASES[name]
+    _, adapter_args, training_args = arguments(tiny_model, *flags)
+    base, model = load(tiny_model), load(tiny_model)
+    adapted = add_adapter(model, adapter_args, training_args)
+    start = logits(adapted)
+    # Whatever an adapter begins with, training begins from the base.
+    torch.testing.assert_close(start, logits(base), atol=1e-4, rtol=1e-4)
+    before = {key: parameter.detach().clone() for key, parameter in adapted.named_parameters()}
+    train(adapted)
+    changed = {key for key, parameter in adapted.named_parameters() if not torch.equal(parameter, before[key])}
+    trained = {key for key, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert changed == trained
+    assert all("lora_" in key or "modules_to_save" in key or "trainable_tokens" in key for key in trained)
+    end = logits(adapted)
+    assert (end - start).abs().max() > 0.5
+
+    adapted.save_pretrained(tmp_path)
+    if initial_factors(adapted):
+        rewrite_as_plain(adapted, tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Found missing adapter keys")
+        again = PeftModel.from_pretrained(load(tiny_model), tmp_path).eval()
+    torch.testing.assert_close(logits(again), end, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits(again.merge_and_unload(safe_merge=True)), end, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, whole) in CASES.items() if whole])
+def test_modules_trained_in_full(tiny_model: Path, name: str) -> None:
+    flags, whole = CASES[name]
+    _, adapter_args, training_args = arguments(tiny_model, *flags)
+    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
+    names = [key.replace(".modules_to_save.default", "") for key, p in adapted.named_parameters() if p.requires_grad]
+    full = [key for key in names if "lora_" not in key]
+    assert full and all(any(part in key for part in whole) for key in full), full
+
+
+def test_tied_embeddings_stay_one_matrix(tiny_model: Path) -> None:
+    """The head must follow the embeddings in training: the tiny model has one matrix for both."""
+    for name in ("embed_tokens", "lm_head"):
+        _, adapter_args, training_args = arguments(tiny_model, "--lora_modules_to_save", name)
+        adapted = add_adapter(load(tiny_model), adapter_args, training_args)
+        train(adapted)
+        base = adapted.get_base_model()
+        assert torch.equal(base.lm_head.weight, base.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(
+    "flags, modules",
+    [
+        ([], {f"{layer}.{name}" for layer in "01" for name in LINEAR}),
+        (["--target_modules", "q_proj,v_proj"], {"0.q_proj", "0.v_proj", "1.q_proj", "1.v_proj"}),
+        (["--target_regex", r"model\.layers\.0\..*(q|v)_proj"], {"0.q_proj", "0.v_proj"}),
+        (["--target_regex", r".*layers\.1.*"], {f"1.{name}" for name in LINEAR}),
+        (["--layers_to_transform", "1"], {f"1.{name}" for name in LINEAR}),
+        (["--layers_to_transform", "0", "--target_modules", "o_proj"], {"0.o_proj"}),
+        (["--exclude_modules", "mlp.down_proj,q_proj", "--layers_to_transform", "0"],
+         {f"0.{name}" for name in LINEAR - {"q_proj", "down_proj"}}),
+        (["--target_modules", "lm_head"], None),
+    ],
+)  # fmt: skip
+def test_targets(tiny_model: Path, flags: list[str], modules: set[str] | None) -> None:
+    _, adapter_args, training_args = arguments(tiny_model, *flags)
+    if modules is None:
+        with pytest.raises(ArgumentError, match="are one matrix"):
+            add_adapter(load(tiny_model), adapter_args, training_args)
+        return
+    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
+    names = [key.split(".lora_A")[0].split(".") for key, _ in adapted.named_parameters() if "lora_A" in key]
+    assert {f"{parts[parts.index('layers') + 1]}.{parts[-1]}" for parts in names} == modules
+
+
+@pytest.mark.parametrize(
+    "flags, part",
+    [
+        (["--target_modules", "q_proj,c_attn"], "no module c_attn"),
+        (["--target_modules", "proj"], "no module proj"),
+        (["--target_regex", "q_proj"], "matches as a whole"),
+        (["--target_regex", "(q"], "no regular expression"),
+        (["--exclude_modules", "query"], "no module query"),
+        (["--layers_to_transform", "2"], "no layer 2"),
+        (["--lora_modules_to_save", "lm_heads"], "no module lm_heads"),
+        (["--trainable_token_indices", "100000"], "no token id"),
+        (["--rank_pattern", '{"query": 8}'], "'query' matches no module"),
+        (["--rank_pattern", '{"q_proj": 0}'], "no positive numbers"),
+        (["--alpha_pattern", "8"], "no positive numbers"),
+        (["--lora_bias", "all"], "no biases"),
+        (["--lora_target_parameters", "mlp.experts"], "no parameter mlp.experts"),
+        (["--trainable_parameters", "model.layers.0.self_attn.q"], None),
+        (["--trainable_parameters", "lm_heads"], "no parameter's name begins with it"),
+    ],
+)
+def test_names_that_are_not_there(tiny_model: Path, flags: list[str], part: str | None) -> None:
+    _, adapter_args, _ = arguments(tiny_model, *flags)
+    if part is None:  # a prefix may end within a name
+        assert lora_config(load(tiny_model), adapter_args).modules_to_save == ["model.layers.0.self_attn.q_proj"]
+        return
+    with pytest.raises(ArgumentError, match=part):
+        lora_config(load(tiny_model), adapter_args)
+
+
+def test_ranks_and_scales(tiny_model: Path) -> None:
+    _, adapter_args, training_args = arguments(tiny_model, *PATTERNS, "--use_rslora")
+    layer = add_adapter(load(tiny_model), adapter_args, training_args).base_model.model.model.layers[0]
+    assert layer.mlp.down_proj.lora_A.default.weight.shape[0] == 6
+    assert layer.self_attn.q_proj.scaling["default"] == pytest.approx(5 / 4**0.5)  # alpha / sqrt(r)
+    assert layer.mlp.down_proj.scaling["default"] == pytest.approx(16 / 6**0.5)
+
+
+def test_biases(tmp_path: Path) -> None:
+    """A model with biases: they are trained and saved with the adapter."""
+    config = Qwen2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, initializer_range=0.2,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    _, adapter_args, training_args = arguments(tmp_path / "base", "--lora_bias", "lora_only")
+    adapted = add_adapter(load(tmp_path / "base"), adapter_args, training_args)
+    trained = {key for key, parameter in adapted.named_parameters() if parameter.requires_grad}
+    assert {key.rsplit(".", 3)[-3] for key in trained if key.endswith(".bias")} == {"q_proj", "k_proj", "v_proj"}
+    train(adapted)
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter").eval()
+    torch.testing.assert_close(logits(again), logits(adapted))
+
+
+@pytest.fixture(scope="module")
+def tiny_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of four experts, which lie in two parameters of three dimensions."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        initializer_range=0.2,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("moe")
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--target_modules", "none", "--lora_target_parameters", "experts.gate_up_proj"],
+        ["--target_modules", "q_proj", "--lora_target_parameters", "mlp.experts.down_proj,mlp.experts.gate_up_proj"],
+        [],
+    ],
+)
+def test_experts(tiny_moe: Path, tmp_path: Path, flags: list[str]) -> None:
+    _, adapter_args, training_args = arguments(tiny_moe, *flags)
+    adapted = add_adapter(load(tiny_moe), adapter_args, training_args)
+    before = {key: parameter.detach().clone() for key, parameter in adapted.named_parameters()}
+    train(adapted)
+    changed = {key for key, parameter in adapted.named_parameters() if not torch.equal(parameter, before[key])}
+    assert changed and all("lora_" in key for key in changed)
+    assert any("experts" in key for key in changed)
+    adapted.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(load(tiny_moe), tmp_path).eval()
+    torch.testing.assert_close(logits(again), logits(adapted))
+    assert any("parameters adapted besides linear modules" in said for said in notices())
+
+
+def test_a_saved_pissa_is_a_plain_lora_of_twice_the_rank(tiny_model: Path, tmp_path: Path) -> None:
+    _, adapter_args, training_args = arguments(tiny_model, "--init_lora_weights", "pissa", "--lora_alpha", "8")
+    adapted = add_adapter(load(tiny_model), adapter_args, training_args)
+    adapted.save_pretrained(tmp_path)
+    rewrite_as_plain(adapted, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["init_lora_weights"]) == (8, 16, True)
+
+
+def test_training_after_an_evaluation_on_a_quantised_base(tiny_model: Path) -> None:
+    """On a CPU with AVX512-BF16 bitsandbytes would repack the weights for a kernel without a gradient."""
+    model_args, adapter_args, training_args = arguments(tiny_model, "--qlora")
+    tokenizer = load_tokenizer(model_args, training_args)
+    adapted = add_adapter(
+        load_causal_lm(model_args, adapter_args, training_args, tokenizer), adapter_args, training_args
+    )
+
+    def gradients() -> dict[str, torch.Tensor]:
+        adapted.train()
+        adapted.zero_grad()
+        adapted(IDS, labels=IDS).loss.backward()
+        return {name: p.grad.clone() for name, p in adapted.named_parameters() if p.grad is not None}
+
+    first = gradients()
+    adapted.eval()
+    logits(adapted)
+    again = gradients()
+    assert set(first) == set(again) and all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_trained_parameters_in_16_bit_are_said(tiny_model: Path) -> None:
+    _, adapter_args, training_args = arguments(tiny_model, "--lora_modules_to_save", "norm")
+    add_adapter(load(tiny_model).to(torch.bfloat16), adapter_args, training_args)
+    assert any("1 trained parameters are kept in 16 bit, base_model.model.model.norm" in said for said in notices())

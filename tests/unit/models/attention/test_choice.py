@@ -1,0 +1,200 @@
+"""Which attention is chosen, and what is refused before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import ArgumentError
+from hftune.logging import notices
+from hftune.models.attention.choice import (
+    Machine,
+    attention_for,
+    causal_class,
+    choose_attention,
+    decide_padding_free,
+    refuse_attention,
+    refuse_unless_isolated,
+)
+from hftune.models.attention.segments import SEGMENTS
+from hftune.models.attention.varlen import VARLEN
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.tokenizer import load_tokenizer
+
+ALL = frozenset({2, 3, 4})
+HOPPER = Machine(major=9, half=True, flash=ALL, varlen=True, flex=True)
+
+
+def without(machine: Machine, **changes: Any) -> Machine:
+    return Machine(**{**vars(machine), **changes})
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "expected"),
+    [
+        ("Llama", Machine(), SEGMENTS),
+        ("Llama", Machine(half=True), SEGMENTS),
+        ("Llama", Machine(compiled=True), "sdpa"),
+        ("Gemma2", Machine(compiled=True), "eager"),
+        ("Llama", HOPPER, "flash_attention_3"),
+        ("Llama", without(HOPPER, major=8), "flash_attention_2"),
+        ("Llama", without(HOPPER, major=10), "flash_attention_4"),
+        ("Llama", without(HOPPER, flash=frozenset({4})), "flash_attention_4"),
+        ("Llama", without(HOPPER, major=7, varlen=False), "flex_attention"),
+        ("Llama", without(HOPPER, flash=frozenset()), VARLEN),
+        ("Mistral", without(HOPPER, flash=frozenset()), VARLEN),
+        ("Llama", without(HOPPER, half=False), "flex_attention"),
+        ("Llama", without(HOPPER, half=False, flex=False), SEGMENTS),
+        ("Llama", without(HOPPER, compiled=True, flash=frozenset()), "flex_attention"),
+        ("Gemma2", HOPPER, "flex_attention"),  # soft caps
+        ("Gemma2", without(HOPPER, flex=False), SEGMENTS),
+        ("GptOss", without(HOPPER, compiled=True), SEGMENTS),
+        ("GptOss", HOPPER, SEGMENTS),  # sinks, and a mask that does not know the positions
+    ],
+)
+def test_the_fastest_exact_attention(model: str, machine: Machine, expected: str) -> None:
+    config = getattr(transformers, f"{model}Config")()
+    assert choose_attention(config, causal_class(config), machine)[0] == expected
+
+
+def test_what_kernels_cannot_do_is_left_to_us() -> None:
+    for changes in ({"attention_dropout": 0.1}, {"head_dim": 512}):
+        config = transformers.LlamaConfig(**changes)
+        expected = SEGMENTS if "attention_dropout" in changes else "flex_attention"
+        assert choose_attention(config, causal_class(config), without(HOPPER, flash=frozenset()))[0] == expected
+    assert choose_attention(config, causal_class(config), HOPPER)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("Mamba", "linear_attention"),
+        ("Jamba", "linear_attention"),
+        ("MiniMax", "linear_attention"),
+        ("RecurrentGemma", "linear_attention"),
+        ("GPTNeo", "attention of its own"),
+        ("Bloom", "attention of its own"),
+    ],
+)
+def test_models_whose_documents_would_mix_are_refused(model: str, words: str) -> None:
+    config = getattr(transformers, f"{model}Config")()
+    with pytest.raises(ArgumentError, match=words) as caught:
+        refuse_unless_isolated(config, causal_class(config))
+    assert "--packing False" in str(caught.value)
+
+
+@pytest.mark.parametrize("model", ["Llama", "Qwen2", "Qwen3", "Mistral", "Gemma2", "Phi3", "GptOss", "GPT2", "Mixtral"])
+def test_common_models_are_not(model: str) -> None:
+    config = getattr(transformers, f"{model}Config")()
+    refuse_unless_isolated(config, causal_class(config))
+
+
+def test_code_that_comes_with_a_model_cannot_be_checked() -> None:
+    class OwnConfig(transformers.PreTrainedConfig):
+        model_type = "own"
+
+    assert causal_class(OwnConfig()) is None
+    with pytest.raises(ArgumentError, match="comes with the model"):
+        refuse_unless_isolated(OwnConfig(), None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "machine", "words"),
+    [
+        ("flash_attention_2", Machine(half=True), "needs a GPU and half precision"),
+        ("flash_attention_3", without(HOPPER, half=False), "needs a GPU and half precision"),
+        ("someone/kernel", HOPPER, "not known to keep packed documents apart"),
+    ],
+)
+def test_attentions_that_are_asked_for_and_cannot_work(asked: str, machine: Machine, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words) as caught:
+        refuse_attention(asked, machine)
+    assert SEGMENTS in str(caught.value)
+
+
+@pytest.mark.parametrize("asked", ["sdpa", "eager", "flex_attention", "flash_attention_2", SEGMENTS, VARLEN])
+def test_attentions_that_may_be_asked_for(asked: str) -> None:
+    refuse_attention(asked, HOPPER)
+
+
+def test_both_parts_are_known_to_transformers() -> None:
+    for name in (SEGMENTS, VARLEN):
+        assert name in AttentionInterface() and name in AttentionMaskInterface()
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "expected"),
+    [
+        ("sft", [], None),
+        ("sft", ["--packing"], SEGMENTS),
+        ("sft", ["--padding_free"], SEGMENTS),
+        ("sft", ["--packing", "--attn_implementation", "eager"], "eager"),
+        ("sft", ["--attn_implementation", "eager"], "eager"),
+        ("pt", [], SEGMENTS),
+        ("pt", ["--packing", "False"], None),
+        ("pt", ["--cross_document_attention", "True"], None),
+        ("pt", ["--cross_document_attention", "True", "--padding_free", "True"], SEGMENTS),
+        ("rm", [], None),
+    ],
+)
+def test_a_run_on_a_cpu(tiny_model: Path, stage: str, flags: list[str], expected: str | None) -> None:
+    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
+    model_args, _, _, training = parse_arguments(stage, given)
+    assert attention_for(model_args, training) == expected
+    if expected == SEGMENTS:
+        assert any(SEGMENTS in line for line in notices())
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "expected"),
+    [
+        ("sft", [], True),
+        ("sft", ["--padding_free", "False"], False),
+        ("sft", ["--packing"], False),  # nothing is padded then
+        ("sft", ["--attn_implementation", "sdpa"], False),
+        ("sft", ["--torch_compile"], False),
+        ("pt", [], False),
+        ("pt", ["--cross_document_attention", "True"], False),
+        ("pt", ["--packing", "False"], True),
+    ],
+)
+def test_rows_are_padded_only_where_they_must_be(
+    tiny_model: Path, stage: str, flags: list[str], expected: bool
+) -> None:
+    given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
+    model_args, _, _, training = parse_arguments(stage, given)
+    decide_padding_free(model_args, training)
+    assert training.padding_free is expected
+    if expected:
+        assert any("side by side" in line for line in notices())
+
+
+def test_models_that_cannot_keep_documents_apart_get_padded_rows(tmp_path: Path) -> None:
+    transformers.MambaConfig(num_hidden_layers=2, hidden_size=32).save_pretrained(tmp_path)
+    given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
+    model_args, _, _, training = parse_arguments("sft", given)
+    decide_padding_free(model_args, training)
+    assert training.padding_free is False
+
+
+def test_the_model_is_loaded_with_it_and_saved_without(tiny_model: Path, tmp_path: Path) -> None:
+    model_args, _, adapter, training = parse_arguments(
+        "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--packing"]
+    )
+    model = load_causal_lm(model_args, adapter, training, load_tokenizer(model_args, training))
+    assert model.config._attn_implementation == SEGMENTS
+    model.save_pretrained(tmp_path)
+    assert "hftune" not in (tmp_path / "config.json").read_text()
+
+
+def test_flash_attn_is_no_error_without_it(tiny_model: Path) -> None:
+    model_args, _, _, training = parse_arguments(
+        "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--flash_attn", "--use_cpu", "True"]
+    )
+    assert attention_for(model_args, training) is None
+    assert any("--flash_attn" in line for line in notices())

@@ -1,0 +1,133 @@
+"""The loss at the places of labels alone equals that of full logits, with every gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from hftune.models.kernels import answer_projection
+from hftune.models.kernels.answer_head import add_answer_head
+
+WORDS = 97
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+def tiny(kind: str, *, tied: bool) -> Any:
+    torch.manual_seed(0)
+    if kind == "gemma2":
+        return Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=3.0, tie_word_embeddings=tied))
+    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied))
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    found = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+@pytest.mark.parametrize("head", ["trained", "tied", "frozen", "module"])
+@pytest.mark.parametrize("dft", [False, True])
+@pytest.mark.parametrize("rows", [7, 64])
+def test_equals_full_logits(kind: str, head: str, dft: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS * rows)
+    monkeypatch.setattr(answer_projection, "KEPT_BYTES", 0)
+    model = tiny(kind, tied=head == "tied")
+    if head == "frozen":
+        model.lm_head.requires_grad_(False)
+    if head == "module":
+        model.lm_head = type("Head", (torch.nn.Linear,), {})(32, WORDS, bias=True)
+    ids = torch.randint(0, WORDS, (2, 20))
+    at, targets, factors = torch.arange(1, 39), torch.randint(0, WORDS, (38,)), torch.rand(38)
+    all_log_probs = model(input_ids=ids).logits.reshape(-1, WORDS)[at].log_softmax(-1)
+    log_probs = all_log_probs.gather(1, targets[:, None])[:, 0]
+    expected = -(log_probs * factors * (log_probs.exp().detach() if dft else 1)).sum()
+    expected.backward()
+    wanted = gradients(model)
+
+    add_answer_head(model)
+    found = model(input_ids=ids, answer_at=at, answer_ids=targets, answer_factors=factors, answer_dft=dft)
+    (2 * found.loss).backward()
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close(found.log_probs, log_probs)
+    torch.testing.assert_close(found.entropy, -(all_log_probs.exp() * all_log_probs).sum(-1))
+    torch.testing.assert_close(found.log_sum_sq, all_log_probs.exp().square().sum(-1).log())
+    assert torch.equal(found.is_top1, all_log_probs.argmax(-1) == targets)
+    for name, gradient in gradients(model).items():
+        torch.testing.assert_close(gradient, 2 * wanted.pop(name), rtol=1e-4, atol=1e-5, msg=name)
+    assert not wanted
+
+
+def test_no_label_is_a_loss_of_zero_with_a_gradient_of_zero() -> None:
+    model = tiny("llama", tied=False)
+    add_answer_head(model)
+    none = torch.zeros(0, dtype=torch.long)
+    found = model(input_ids=torch.zeros(1, 4).long(), answer_at=none, answer_ids=none, answer_factors=none.float())
+    found.loss.backward()
+    assert found.loss == 0
+    assert all(one.grad is None or not one.grad.any() for one in model.parameters())
+
+
+def test_16_bit_gradients_of_the_head_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(answer_projection.CHUNK_BYTES, "cpu", 4 * WORDS)
+    model = tiny("llama", tied=False).bfloat16()
+    ids, targets = torch.randint(0, WORDS, (1, 400)), torch.randint(0, WORDS, (400,))
+    hidden = model.model(input_ids=ids).last_hidden_state[0].detach()
+    exact = torch.nn.Parameter(model.lm_head.weight.detach().double())
+    torch.nn.functional.cross_entropy(hidden.double() @ exact.T, targets, reduction="sum").backward()
+    add_answer_head(model)
+    model(
+        input_ids=ids, answer_at=torch.arange(400), answer_ids=targets, answer_factors=torch.ones(400)
+    ).loss.backward()
+    found = model.lm_head.weight.grad
+    assert found.dtype == torch.bfloat16
+    assert (found.double() - exact.grad).norm() / exact.grad.norm() < 0.01
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_under_autocast_figures_are_not_rounded_to_16_bits(trained: bool) -> None:
+    model = tiny("llama", tied=False)
+    model.lm_head = torch.nn.Linear(32, WORDS, bias=True).requires_grad_(trained)
+    torch.nn.init.normal_(model.lm_head.weight, std=4.0)  # large logits, whose mean bf16 would round to 1/16
+    ids, at = torch.randint(0, WORDS, (2, 20)), torch.arange(1, 39)
+    add_answer_head(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(input_ids=ids).logits.reshape(-1, WORDS)[at].float()
+        found = model(input_ids=ids, answer_at=at, answer_ids=at, answer_factors=torch.rand(38))
+    log_probs = logits.log_softmax(-1)
+    for name, exact in (
+        ("entropy", -(log_probs.exp() * log_probs).sum(-1)),
+        ("log_sum_sq", log_probs.exp().square().sum(-1).log()),
+    ):
+        assert getattr(found, name).dtype == torch.float32
+        torch.testing.assert_close(getattr(found, name), exact, rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("trained", [True, False])
+def test_compiled_once_for_all_numbers_of_labels(trained: bool) -> None:
+    """The second number makes it a variable; a third compiles nothing."""
+    model = tiny("llama", tied=False)
+    model.lm_head.requires_grad_(trained)
+    add_answer_head(model)
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled, ids = torch.compile(model, backend=counter), torch.randint(0, WORDS, (2, 16))
+    frames = []
+    for count in (5, 6, 7, 11, 4, 20):
+        at = torch.arange(count)
+        compiled(input_ids=ids, answer_at=at, answer_ids=at, answer_factors=torch.ones(count)).loss.backward()
+        frames.append(counter.frame_count)
+    assert frames[1:] == frames[1:2] * 5, frames

@@ -1,0 +1,104 @@
+"""Dropout of any architecture: where it is, that it is all of it, and when it is off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from hftune.errors import ArgumentError
+from hftune.models.kernels.dropout import Probabilities, find_dropouts
+from tests.architectures import ARCHITECTURES, make_config
+
+IDS = torch.arange(3, 40)[None]
+
+
+def make(name: str, attention: str = "eager") -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(make_config(name), attn_implementation=attention)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_dropping_all_leaves_the_embeddings(name: str) -> None:
+    """With all of what attention and MLP add dropped, each layer must return what it was given, to the bit."""
+    model = make(name).train()
+    for places in find_dropouts(model, Probabilities(1.0, None)):
+        places.set(Probabilities(1.0, None))
+    with torch.no_grad():
+        states = model(IDS, output_hidden_states=True).hidden_states
+        norm = getattr(model.model, "norm", None) or model.model.final_layernorm
+        assert all(torch.equal(layer, states[0]) for layer in states[1:-1])
+        torch.testing.assert_close(states[-1], norm(states[0]))
+        # And nothing is dropped in evaluation.
+        torch.testing.assert_close(model.eval()(IDS).logits, make(name).eval()(IDS).logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"), [*((name, "eager") for name in ARCHITECTURES), ("llama", "sdpa"), ("deepseek_v3", "sdpa")]
+)
+def test_attention_weights_are_dropped(name: str, attention: str) -> None:
+    model = make(name, attention).train()
+    for places in find_dropouts(model, Probabilities(None, 0.5)):
+        places.set(Probabilities(None, 0.5))
+    with torch.no_grad():
+        torch.manual_seed(1)
+        first = model(IDS).logits
+        assert (first - model(IDS).logits).abs().max() > 1e-3, "the same twice: nothing was dropped"
+        torch.manual_seed(1)
+        assert torch.equal(first, model(IDS).logits)
+
+
+def test_the_kept_are_scaled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the branch of a layer, a share p is 0 and the rest 1 / (1 - p) times as large."""
+    model = make("llama").train()
+    places = find_dropouts(model, Probabilities(0.25, None))[0]
+    ends: dict[str, torch.Tensor] = {}
+    places.layer.mlp.register_forward_hook(lambda *seen: ends.setdefault("before", seen[2]))
+    places.set(Probabilities(0.25, None))
+    places.layer.mlp.register_forward_hook(lambda *seen: ends.setdefault("after", seen[2]))
+    with torch.no_grad():
+        model(torch.randint(3, 200, (8, 64)))
+    kept = ends["after"] != 0
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.02)
+    torch.testing.assert_close(ends["after"][kept], ends["before"][kept] / 0.75)
+
+
+def test_own_dropouts_are_used_where_there_are_some() -> None:
+    model = make("phi3")
+    places = find_dropouts(model, Probabilities(0.3, 0.2))[1]
+    places.set(Probabilities(0.3, 0.2))
+    layer = model.model.layers[1]
+    assert layer.resid_attn_dropout.p == layer.resid_mlp_dropout.p == 0.3
+    assert layer.self_attn.attention_dropout == 0.2
+    assert not layer.self_attn._forward_hooks and model.model.layers[0].resid_attn_dropout.p == 0.0
+
+
+def test_recomputed_layers_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With checkpointing, the backward pass computes layers again: gradients must be those of the first pass."""
+    gradients = []
+    for checkpointed in (False, True):
+        model = make("llama").train()
+        for places in find_dropouts(model, Probabilities(0.5, 0.5)):
+            places.set(Probabilities(0.5, 0.5))
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        torch.manual_seed(5)
+        model(IDS, labels=IDS).loss.backward()
+        gradients.append(model.model.layers[0].self_attn.q_proj.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_model_with_neither_place_is_refused() -> None:
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = make_config("llama")
+            self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    with pytest.raises(ArgumentError, match="no place for a dropout on hidden states"):
+        find_dropouts(Plain(), Probabilities(0.1, None))
+    with pytest.raises(ArgumentError, match="no place for a dropout on attention weights"):
+        find_dropouts(Plain(), Probabilities(None, 0.1))

@@ -1,0 +1,89 @@
+"""What goes and does not go together with tokenised folders and with streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import UserError
+from hftune.preflight.checks import check_run
+
+pytestmark = pytest.mark.long
+
+
+def problems(model: Path, *flags: str, stage: str = "pt") -> str:
+    """What `check_run` says; empty for nothing."""
+    argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", *flags]
+    try:
+        check_run(*parse_arguments(stage, argv))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+TOKENIZED = ["--tokenized_dir", "corpus"]
+
+
+def test_nothing_to_say(tiny_model: Path) -> None:
+    evaluated = ["--eval_strategy", "steps", "--validation_tokenized_dir", "held_out"]
+    assert problems(tiny_model, *TOKENIZED, "--weights", "1", *evaluated) == ""
+    assert problems(tiny_model, "--datasets", "a,b", "--logical_shards", "3", "--shuffle_buffer", "0") == ""
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        ([*TOKENIZED, "--train_file_dir", "."], ["2 kinds of training data at once"]),
+        ([*TOKENIZED, "--validation_file_dir", "."], ["files and tokenised folders at once", "hftune tokenize"]),
+        ([*TOKENIZED, "--validation_split_percentage", "5"], ["--validation_split_percentage"]),
+        ([*TOKENIZED, "--max_train_samples", "5"], ["tokenised folders are used whole", "--max_steps"]),
+        ([*TOKENIZED, "--num_samples_each_epoch", "0"], ["--num_samples_each_epoch"]),
+        ([*TOKENIZED, "--accelerator_config", '{"split_batches": true}'], ["split_batches", "--accelerator_config"]),
+        ([*TOKENIZED, "--accelerator_config", '{"dispatch_batches": true}'], ["dispatch_batches"]),
+        ([*TOKENIZED, "--packing", "False"], ["tokenised documents are joined into blocks"]),
+        ([*TOKENIZED, "--auto_find_batch_size"], ["--auto_find_batch_size"]),
+        ([*TOKENIZED, "--train_sampling_strategy", "sequential"], ["--shuffle_buffer 0"]),
+        (["--train_file_dir", ".", "--weights", "1,2"], ["--weights", "it goes with --tokenized_dir"]),
+        (["--train_file_dir", ".", "--validation_tokenized_dir", "x"], ["--validation_tokenized_dir"]),
+    ],
+)
+def test_a_rule_each(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
+    message = problems(tiny_model, *flags)
+    for part in parts:
+        assert part in message
+
+
+def test_only_pre_training_mixes_tokenised_folders(tiny_model: Path) -> None:
+    assert problems(tiny_model, *TOKENIZED, stage="sft") == ""
+    said = problems(tiny_model, *TOKENIZED, "--weights", "1", stage="sft")
+    assert "use run_pt.py" in said and "--train_dataset_prob" in said
+
+
+STREAMED = ["--streaming", "--train_file_dir", ".", "--max_steps", "5"]
+
+
+def test_a_stream_with_a_length_and_held_out_files(tiny_model: Path) -> None:
+    for stage in ("pt", "sft"):
+        assert problems(tiny_model, *STREAMED, "--validation_file_dir", ".", stage=stage) == ""
+
+
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        (["--streaming", "--train_file_dir", "."], ["a stream has no length", "--max_steps"]),
+        ([*STREAMED, "--validation_split_percentage", "5"], ["--validation_split_percentage", "--validation_file_dir"]),
+        ([*STREAMED, "--max_train_samples", "5"], ["--max_train_samples"]),
+        ([*STREAMED, "--num_samples_each_epoch", "5"], ["--num_samples_each_epoch"]),
+        (["--streaming", "--max_steps", "5", *TOKENIZED], ["leave --streaming out"]),
+    ],
+)
+def test_a_rule_each_for_streams(tiny_model: Path, flags: list[str], parts: list[str]) -> None:
+    message = problems(tiny_model, *flags)
+    for part in parts:
+        assert part in message
+
+
+def test_pairs_are_not_streamed(tiny_model: Path) -> None:
+    assert "only text and conversations are streamed" in problems(tiny_model, *STREAMED, stage="dpo")

@@ -1,0 +1,59 @@
+"""Kernels and formats: refused where they cannot run; Liger's are kept from what hftune computes itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.preflight.rules import kernels
+from hftune.preflight.rules.kernels import LOSSES, MLPS, check_device, check_liger
+
+
+def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
+    given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_liger_kernel", "True", *flags]
+    _, _, adapter_args, args = parse_arguments(stage, given)
+    args.use_cpu = not gpu
+    return "\n".join(map(str, check_liger(adapter_args, args))), args.liger_kernel_config
+
+
+@pytest.fixture
+def liger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+
+
+@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo"])
+def test_the_loss_stays_ours(liger: None, stage: str) -> None:
+    problem, config = checked(stage=stage)
+    assert not problem and config == dict.fromkeys(LOSSES, False)
+
+
+@pytest.mark.parametrize("flags", [("--use_peft",), ("--tiled_mlp", "True"), ("--activation_checkpointing", "mlp")])
+def test_mlps_that_are_ours_stay(liger: None, flags: tuple[str, ...]) -> None:
+    problem, config = checked(*flags)
+    assert not problem and config == dict.fromkeys([*LOSSES, *MLPS], False)
+
+
+def test_what_is_given_is_kept_or_refused(liger: None) -> None:
+    problem, config = checked("--liger_kernel_config", '{"rope": false}')
+    assert not problem and config == {"rope": False, **dict.fromkeys(LOSSES, False)}
+    problem, _ = checked("--liger_kernel_config", '{"fused_linear_cross_entropy": true}')
+    assert "fused_linear_cross_entropy would undo" in problem and "--liger_kernel_config" in problem
+
+
+def test_where_it_cannot_run_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Triton, which runs on GPUs" in checked(gpu=False)[0]
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    assert "pip install 'hftune[gpu]'" in checked()[0]
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_what_a_cpu_does_not_compute(monkeypatch: pytest.MonkeyPatch, has_it: bool) -> None:
+    monkeypatch.setattr(kernels, "_deepspeed_has_fp16", lambda: has_it)
+    given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--attn_implementation"]
+    model_args, _, _, args = parse_arguments(
+        "sft", [*given, "flex_attention", "--fp16", "True", "--deepspeed", "zero2"]
+    )
+    said = "\n".join(map(str, check_device(model_args, args)))
+    assert "no backward pass on a CPU" in said and ("does not train in fp16" in said) == (not has_it)
+    args.use_cpu = False
+    assert not list(check_device(model_args, args))

@@ -1,0 +1,101 @@
+"""Quantised bases that would train wrongly are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import ArgumentError
+from hftune.models.kernels import float8
+from hftune.preflight.rules import quantisation
+from hftune.preflight.rules.quantisation import check_float8, check_quantisation, check_stored_quantised
+
+ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}'
+
+
+def problems(*flags: str, model: Path = Path("model")) -> str:
+    model_args, _, adapter_args, training_args = parse_arguments(
+        "sft", ["--model_name_or_path", str(model), "--output_dir", "o", *flags]
+    )
+    found = [*check_quantisation(adapter_args, training_args), *check_stored_quantised(model_args, adapter_args)]
+    found += check_float8(adapter_args, training_args)
+    return "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--qlora", "--load_in_8bit", "--deepspeed", ZERO3), "8-bit weights under ZeRO-3"),
+        (("--qlora", "--bnb_4bit_quant_storage", "int4"), "cannot be kept as 'int4'"),
+        (
+            ("--qlora", "--bnb_4bit_quant_storage", "float32", "--bf16", "--deepspeed", ZERO3),
+            "would cast packed weights kept as float32 to bfloat16",
+        ),
+        (("--qlora", "--gguf_file", "x.gguf"), "cannot quantise them on the way"),
+    ],
+)
+def test_refused(flags: tuple[str, ...], said: str) -> None:
+    assert said in problems(*flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--qlora",),
+        ("--qlora", "--load_in_8bit"),
+        ("--qlora", "--deepspeed", ZERO3),
+        ("--qlora", "--bf16", "--deepspeed", ZERO3),
+        ("--qlora", "--bnb_4bit_quant_storage", "float32", "--bf16"),
+        ("--qlora", "--bnb_4bit_quant_storage", "bfloat16", "--bf16", "--deepspeed", ZERO3),
+    ],
+)
+def test_right(flags: tuple[str, ...]) -> None:
+    assert problems(*flags) == ""
+
+
+@pytest.mark.parametrize(
+    ("stored", "flags", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, ("--qlora",), "quantised with gptq, which hftune does not train on"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, (), "add --use_peft --load_in_4bit"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, ("--use_peft",), "add --use_peft --load_in_8bit"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ("--qlora",), ""),
+        (None, (), ""),
+    ],
+)
+def test_checkpoints_that_are_quantised(stored: dict | None, flags: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": stored}))
+    found = problems(*flags, model=tmp_path)
+    assert said in found if said else found == ""
+
+
+def test_fp8_without_a_gpu_or_torchao_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantisation, "has_torchao", lambda: False)
+    said = problems("--fp8", "rowwise", "--use_cpu", "True", "--bf16", "True")
+    assert "FP8 (rowwise) needs a GPU of compute capability 9.0" in said
+    assert "FP8 is torchao's, which is not installed" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ((), ""),
+        (("--use_peft",), "FP8 does not go with --use_peft"),
+        (("--bf16", "False"), "FP8 does not go with --bf16 False"),
+        (("--deepspeed", ZERO3), "FP8 does not go with --deepspeed: ZeRO-3"),
+    ],
+)
+def test_what_fp8_does_not_go_with(flags: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantisation, "has_float8", lambda recipe: recipe in float8.CAPABILITY)
+    monkeypatch.setattr(quantisation, "has_torchao", lambda: True)
+    lines = problems("--fp8", "tensorwise", "--bf16", "True", *flags).splitlines()
+    without_device = [line for line in lines if line.startswith("FP8") and "needs a GPU" not in line]
+    assert "\n".join(without_device) == said
+
+
+def test_an_unknown_recipe_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="'delayed' is no recipe of FP8"):
+        problems("--fp8", "delayed")

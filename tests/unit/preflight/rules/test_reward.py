@@ -1,0 +1,50 @@
+"""Rules of run_rm.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune import logging
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.reward import RMArguments
+from hftune.preflight.rules.reward import check_reward
+
+
+def arguments(*flags: str) -> RMArguments:
+    *_, training_args = parse_arguments("rm", ["--output_dir", "o", *flags])
+    return training_args
+
+
+@pytest.mark.parametrize(
+    "flags, place",
+    [
+        (("--label_smoothing_factor", "0.5"), "--label_smoothing"),
+        (("--reward_kind", "process", "--step_separator", ""), "--step_separator"),
+        (("--reward_kind", "process", "--activation_offloading", "True"), "--activation_offloading"),
+    ],
+)
+def test_refused(flags: tuple[str, ...], place: str) -> None:
+    assert [problem.place for problem in check_reward(arguments(*flags))] == [place]
+
+
+def test_fine() -> None:
+    flags = ("--label_smoothing", "0.1", "--score_difference", "weight", "--score_difference_scale", "0.1")
+    assert not list(check_reward(arguments(*flags)))
+
+
+def test_smoothing_under_the_trainers_name() -> None:
+    made = arguments("--label_smoothing_factor", "0.2")
+    assert (made.label_smoothing, made.label_smoothing_factor) == (0.2, 0.0)
+
+
+@pytest.mark.parametrize(
+    "flags, idle",
+    [
+        (("--reward_kind", "process", "--center_rewards_coefficient", "0.1"), "center_rewards_coefficient"),
+        (("--train_on_last_step_only", "True"), "train_on_last_step_only"),
+    ],
+)
+def test_flags_of_the_other_kind_are_said(flags: tuple[str, ...], idle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    assert not list(check_reward(arguments(*flags)))
+    assert any(idle in said for said in logging.notices())

@@ -1,0 +1,89 @@
+"""RL's settings: what does not go together is refused before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import UserError
+from hftune.preflight.checks import check_run
+from hftune.preflight.rules.rl import _check_dynamic_sampling
+
+FUNCTION = ["--reward_funcs", "length"]
+HELD_OUT = ["--validation_split_percentage", "10"]
+SMALL_BATCH = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]
+
+
+def problems(model: Path, algorithm: str, *flags: str) -> str:
+    argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
+    try:
+        check_run(*parse_arguments("rl", [*argv, "--rl_algorithm", algorithm, *flags]))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "online_dpo"])
+def test_nothing_to_say(tiny_model: Path, algorithm: str) -> None:
+    assert problems(tiny_model, algorithm, *FUNCTION) == ""
+
+
+@pytest.mark.parametrize(
+    "algorithm, flags, parts",
+    [
+        ("ppo", [], ["RL needs a reward", "--reward_model_path"]),
+        ("grpo", [*FUNCTION, "--reward_weights", "1", "2"], ["2 weights for 1 rewards"]),
+        ("grpo", [*FUNCTION, "--use_vllm"], ["vLLM is not installed", "leave it out"]),
+        ("grpo", [*FUNCTION, *HELD_OUT, "--per_device_eval_batch_size", "2"], ["answered 8 times each", "2 answers"]),
+        ("rloo", [*FUNCTION, "--use_transformers_continuous_batching"], ["gains nothing on a CPU"]),
+        ("ppo", [*FUNCTION, "--critic_init", "reward"], ["no reward model that the critic could begin as"]),
+        ("ppo", [*FUNCTION, "--critic", "shared", "--critic_init", "reward"], ["no model of its own"]),
+        ("ppo", [*FUNCTION, "--lam", "1.5"], ["--lam", "from 0 to 1"]),
+        ("ppo", [*FUNCTION, "--kl_target", "6", "--beta", "0"], ["--kl_target"]),
+        ("online_dpo", [*FUNCTION, "--num_generations", "1"], ["makes no pair"]),
+        ("online_dpo", [*FUNCTION, "--beta", "0"], ["DPO divides by beta"]),
+        ("online_dpo", [*FUNCTION, "--epsilon", "0.1"], ["--epsilon", "leave them out"]),
+        (
+            "online_dpo",
+            [*FUNCTION, "--num_generations", "4", *SMALL_BATCH],
+            ["a pair must be whole"],
+        ),
+        ("grpo", [*FUNCTION, "--dynamic_sampling", "--scale_rewards", "batch"], ["scaled over a batch"]),
+        ("grpo", [*FUNCTION, "--dynamic_sampling", "--max_sampling_rounds", "0"], ["--max_sampling_rounds"]),
+        ("rloo", [*FUNCTION, "--dynamic_sampling"], ["it belongs to --rl_algorithm grpo"]),
+        ("ppo", [*FUNCTION, "--tools", "m:f"], ["it belongs to --rl_algorithm grpo"]),
+        ("grpo", [*FUNCTION, "--vf_coef", "1"], ["it belongs to --rl_algorithm ppo"]),
+        ("ppo", [*FUNCTION, "--generation_batch_size", "3"], ["no multiple of", "--generation_batch_size"]),
+        ("ppo", [*FUNCTION, "--num_generations", "3"], ["no multiple of 3", "--num_generations"]),
+    ],
+)
+def test_what_cannot_work(tiny_model: Path, algorithm: str, flags: list[str], parts: list[str]) -> None:
+    said = problems(tiny_model, algorithm, *flags)
+    assert all(part in said for part in parts), said
+
+
+def test_groups_that_dynamic_sampling_replaces_are_whole_on_a_process() -> None:
+    """Two processes with four answers each, of which eight are a group."""
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--dynamic_sampling", "--per_device_train_batch_size"]
+    args = parse_arguments("rl", [*argv, "8", "--num_generations", "8"])[3]
+    assert not list(_check_dynamic_sampling(args))
+    args.per_device_train_batch_size = 4
+    (problem,) = _check_dynamic_sampling(args)
+    assert "groups of 8 answers do not fit into the 4 of a process" in str(problem)
+
+
+def test_a_variant_sets_what_its_paper_sets_and_leaves_what_was_given() -> None:
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--grpo_variant", "dapo", "--beta", "0.01"]
+    args = parse_arguments("rl", argv)[3]
+    assert (args.loss_type, args.epsilon_high, args.mask_truncated_completions) == ("dapo", 0.28, True)
+    assert args.beta == 0.01 and args.dynamic_sampling
+    args = parse_arguments("rl", [*argv, "--mask_truncated_completions", "False", "--dynamic_sampling", "False"])[3]
+    assert not args.mask_truncated_completions and not args.dynamic_sampling, "defaults that were given stay"
+
+
+def test_ppo_takes_one_answer_a_prompt_and_its_mini_batches() -> None:
+    argv = ["--model_name_or_path", "m", "--output_dir", "o", "--rl_algorithm", "ppo", "--num_mini_batches", "3"]
+    args = parse_arguments("rl", [*argv, "--per_device_train_batch_size", "5", "--gradient_accumulation_steps", "2"])[3]
+    assert (args.num_generations, args.steps_per_generation, args.generation_batch_size) == (1, 6, 30)

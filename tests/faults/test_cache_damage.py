@@ -21,7 +21,7 @@ from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
 from hftune.arguments.data import DataArguments
-from hftune.data.corpus import sources as parts
+from hftune.data import sources as parts
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
 from hftune.data.sources import TokenizedSource, load_source

@@ -15,7 +15,7 @@ from examples.base_model import prepare_base
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
-from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packing_by_split
+from hftune.data.packing.rows import STRATEGIES, Packing, pack, pack_cached, packing_by_split
 from hftune.data.readers.files import find_files, read_rows
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError
@@ -162,16 +162,16 @@ def test_the_file_goes_with_the_dataset(tmp_path: Path, monkeypatch: pytest.Monk
 def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
     dataset, counts = documents([3, 4]), Counts(rows=3, used=2, dropped={"x": 1}, tokens=7, trained_tokens=5)
     where: Any = {"cache_dir": str(tmp_path), "overwrite": False}
-    rows, changed = packed(dataset, counts, Packing(5, "wrapped"), "key", **where)
+    rows, changed = pack_cached(dataset, counts, Packing(5, "wrapped"), "key", **where)
     assert changed.packing is not None
     assert (changed.rows, changed.used, changed.dropped) == (3, 2, {"x": 1})
     assert (changed.tokens, changed.trained_tokens) == (7, 4)
     assert (changed.packing["strategy"], changed.packing["packs"], changed.packing["fill"]) == ("wrapped", 2, 0.7)
     # From the cache: nothing is read of what is given.
-    again, same = packed(documents([1]), Counts(), Packing(5, "wrapped"), "key", **where)
+    again, same = pack_cached(documents([1]), Counts(), Packing(5, "wrapped"), "key", **where)
     assert again.to_dict() == rows.to_dict() and same == changed
     for other in (Packing(6, "wrapped"), Packing(5, "bfd"), Packing(5, "wrapped", cross_document_attention=True)):
-        assert packed(dataset, counts, other, "key", **where)[0].to_dict() != rows.to_dict()
+        assert pack_cached(dataset, counts, other, "key", **where)[0].to_dict() != rows.to_dict()
 
 
 @pytest.mark.parametrize(

@@ -457,7 +457,8 @@ def test_the_mode_is_part_of_the_fingerprint(name: str) -> None:
     assert [one["borders_in_text"] for one in found] == [*MODES]
     assert [one["borders_in_text"] for one in [encoder(make_tokenizer(), **options).settings()]] == ["split"]
     for mode in MODES:
-        assert encoder(make_tokenizer(), borders_in_text=mode, **options).without_limit().settings()["borders_in_text"] == mode
+        made = encoder(make_tokenizer(), borders_in_text=mode, **options).without_limit()
+        assert made.settings()["borders_in_text"] == mode
 
 
 @each_encoder

@@ -22,9 +22,9 @@ def main() -> None:
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
-    from hftune.trainers.rewards import load_judges, load_rewards
+    from hftune.trainers.online.tools import load_tools
+    from hftune.trainers.rewards.loading import load_judges, load_rewards
     from hftune.trainers.rl import rl_trainer
-    from hftune.trainers.tools import load_tools
 
     run = start_run("rl", model_args, data_args, adapter_args, training_args)
 

@@ -17,7 +17,7 @@ def main() -> None:
     from hftune.data.preferences.reward_encoder import RewardEncoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters.preparation import add_adapter
-    from hftune.models.loading.causal_lm import load_reward_model
+    from hftune.models.loading.reward_model import load_reward_model
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.stage import finish_run, start_run
     from hftune.trainers.reward_trainers import reward_trainer

@@ -77,12 +77,12 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     """Seconds a step, and MiB that steps need beyond model and gradients."""
     from transformers import LlamaConfig, LlamaModel
 
-    import hftune.models.attention.choice  # noqa: F401  registers ours
+    from hftune.models.attention.names import registered
 
     torch.set_num_threads(args.threads)
     config = LlamaConfig(**{**SMOLLM2, **({"num_hidden_layers": 3} if args.quick else {})})
     model = LlamaModel(config).to(args.device).train()
-    model.set_attn_implementation("sdpa" if args.only == "padded" else args.only)
+    model.set_attn_implementation("sdpa" if args.only == "padded" else registered(args.only))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -155,7 +155,7 @@ def measure(base: Path, adapter: Path | None, reward: Path) -> dict[str, float]:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
-    from hftune.trainers.rewards import load_reward_model
+    from hftune.trainers.rewards.loading import load_reward_model
 
     lines = (ROOT / "examples/data/prompts_eval/prompts_eval.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [[{"role": "user", "content": json.loads(line)["prompt"]}] for line in lines for _ in range(SAMPLES)]

@@ -36,16 +36,16 @@ from hftune.logging import get_logger, notice, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
 from hftune.models.attention.choice import decide_padding_free
 from hftune.models.heads import head_of
-from hftune.models.vocabulary.growth import describe_vocabulary
+from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, is_there, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
+from hftune.trainers.features.profiling import ProfileSteps
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
-from hftune.trainers.profiling import ProfileSteps
 from hftune.trainers.progress import ProgressFile, use_progress_line
-from hftune.trainers.result import hold_output, leave_as_it_was, release_output, save_result
+from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
 from hftune.trainers.stage_trainer import StageTrainer
 from hftune.weight_files import fingerprint
 
@@ -73,8 +73,8 @@ def start_run(
     watchdog.start(training_args.hang_timeout)
     apply_warm_start(model_args, adapter_args, training_args)
     check_run(model_args, data_args, adapter_args, training_args)
-    leave_as_it_was(Path(str(training_args.output_dir)))
-    hold_output(Path(str(training_args.output_dir)), create=False)
+    remove_new_folder_on_failure(Path(str(training_args.output_dir)))
+    lock_output(Path(str(training_args.output_dir)), create=False)
     if training_args.recomputes_least:
         notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
     keep_global_batch(training_args, data_args)
@@ -106,7 +106,7 @@ def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
             return _finish_run(run, trainer, data, stop)
     finally:
         stop.end()
-        release_output()
+        unlock_output()
 
 
 def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
     manifest = describe_run(run, trainer, data)
     use_progress_line(trainer)
     if args.do_train:
-        hold_output(Path(str(args.output_dir)), create=True)
+        lock_output(Path(str(args.output_dir)), create=True)
         manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
     if data.evaluation is not None:
         manifest["metrics"] |= _last_evaluation(trainer, manifest)

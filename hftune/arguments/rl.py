@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hftune.arguments.borders import BorderFields
 
 BUILTIN_REWARDS = ("accuracy", "format", "length")
-"""What `--reward_funcs` takes by name: hftune/trainers/builtin_rewards.py."""
+"""What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
 
 
 @dataclass

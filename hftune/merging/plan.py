@@ -78,7 +78,7 @@ class Plan:
         grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
         if not grew:
             return None
-        from hftune.models.vocabulary.growth import recorded_growth  # brings transformers along
+        from hftune.models.vocabulary.growth import recorded_growth
 
         return recorded_growth(grew[0])
 

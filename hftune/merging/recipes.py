@@ -241,7 +241,7 @@ class Grow:
     def __call__(self, block: Tensor | None, start: int, rows: int) -> Tensor:
         """See `Update`."""
         assert block is not None, "only what is there can grow"
-        from hftune.models.vocabulary.growth import resized_rows  # brings transformers along
+        from hftune.models.vocabulary.resized_rows import resized_rows
 
         return resized_rows(block, self.growth)
 

@@ -23,7 +23,7 @@ from hftune.merging.plan import Plan
 from hftune.merging.tensors import DTYPES
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.vocabulary.growth import grow
+from hftune.models.vocabulary.growing import grow
 from hftune.weight_files import weight_shapes
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hftune.models.blocks import checkpointed_layers
 
 
 @dataclass
@@ -31,18 +32,6 @@ class Miniature:
         """What the layers that were left out would add to a count over the modules of `model`."""
         each = [count(layer) for layer in self.layers]
         return sum(each[kind] for kind in self.kinds) - sum(each)
-
-
-def decoder_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
-    """The module that holds the decoder layers, and under which name; None where the model has none of that make."""
-    found: tuple[nn.Module, str] | None = None
-    most = 0
-    for module in model.modules():
-        for name, child in module.named_children():
-            count = len(child) if isinstance(child, nn.ModuleList) else 0
-            if count > most and all(isinstance(layer, GradientCheckpointingLayer) for layer in child):  # type: ignore[attr-defined]
-                found, most = (module, name), count
-    return found
 
 
 def kinds_of(
@@ -87,7 +76,7 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
         chosen: `id` of the parameters that are trained; None: all.
         marks: See `kinds_of`; as many as there are layers.
     """
-    found = decoder_layers(bare)
+    found = checkpointed_layers(bare)
     if found is None:
         return None
     owner, name = found
@@ -101,7 +90,7 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     finally:
         setattr(owner, name, every)
     _tell_config(model, examples)
-    owner, name = decoder_layers(model) or (model, name)
+    owner, name = checkpointed_layers(model) or (model, name)
     return Miniature(model, list(getattr(owner, name)), kinds)
 
 

@@ -17,9 +17,9 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
-from hftune.models.adapters.preparation import lora_config
+from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.saved_config import usable_quantisers
-from hftune.models.loading.causal_lm import weight_dtype
+from hftune.models.loading.dtype import weight_dtype
 from hftune.preflight.memory import ADAM_BYTES, OPTIMIZER_BYTES, ModelSize, Setup
 from hftune.weight_files import weight_shapes
 

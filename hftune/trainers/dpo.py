@@ -17,14 +17,14 @@ from trl.trainer.utils import disable_dropout_in_model
 from hftune.arguments.preference import DPOArguments
 from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
 from hftune.trainers.features.pair_figures import PairFigures
-from hftune.trainers.features.references import PRECOMPUTED, References
-from hftune.trainers.isolation import plainly
-from hftune.trainers.pair_batches import COLUMNS, FILLER, PairCollator
-from hftune.trainers.pair_loss import PairLoss, forward_answers
-from hftune.trainers.shared_proof import prove_alike
+from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
+from hftune.trainers.packing_isolation import uncompiled_and_unrounded
+from hftune.trainers.preference.batches import COLUMNS, FILLER, PairCollator
+from hftune.trainers.preference.isolation import prove_answer_isolation
+from hftune.trainers.preference.loss import PairLoss, forward_answers
 from hftune.trainers.stage_trainer import StageTrainer
 
 
@@ -58,7 +58,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         **kwargs: Any,
     ) -> None:
         self.ref_model = None
-        self.references, self.pair_figures = References(self), PairFigures(args.device)
+        self.reference_policy, self.pair_figures = ReferencePolicy(self), PairFigures(args.device)
         assert isinstance(tokenizer.pad_token_id, int), "load_tokenizer gives it a pad token"
         collator = PairCollator(
             tokenizer.pad_token_id,
@@ -84,9 +84,9 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         )
         self.model_accepts_loss_kwargs = False  # as `loss_is_scaled_for_ga`, before transformers 5.20
         self.record_order.mixture = data.mixture
-        self.pair_loss = PairLoss(self, self.references, self.pair_figures)
-        self.references.settle(ref_model, starts_as_base)
-        self.precompute_ref_logps = self.references.kind == PRECOMPUTED
+        self.pair_loss = PairLoss(self, self.reference_policy, self.pair_figures)
+        self.reference_policy.choose(ref_model, starts_as_base)
+        self.precompute_ref_logps = self.reference_policy.kind == PRECOMPUTED
 
     def build_upstream(self, **kwargs: Any) -> None:
         """Leave TRL's own constructor out, and give its methods the attributes that it would have set."""
@@ -109,7 +109,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def make_features(self) -> list[Feature]:
         """The reference before all that asks for data, and figures over all."""
-        return [self.pair_figures, self.references, *super().make_features()]
+        return [self.pair_figures, self.reference_policy, *super().make_features()]
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
@@ -137,15 +137,15 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
         was_training = model.training
         model.eval()  # dropout is no leak
-        with self.compute_loss_context_manager(), plainly(self.model, self.args):
-            prove_alike(score, self.data_collator, vocabulary_rows(self.model))
+        with self.compute_loss_context_manager(), uncompiled_and_unrounded(self.model, self.args):
+            prove_answer_isolation(score, self.data_collator, vocabulary_rows(self.model))
         model.train(was_training)
 
     # TRL's methods of a reference, which its `evaluate` calls for records that the trainer was not given.
 
     def compute_ref_log_probs(self, model: Any, inputs: Inputs) -> tuple[torch.Tensor, ...]:
         """Overrides TRL's: log pi_ref of chosen and rejected answers of any layout, (pairs,) each."""
-        return self.references.computed(model, inputs).chunk(2)
+        return self.reference_policy.log_probs(model, inputs).chunk(2)
 
     def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
         """Overrides TRL's: tokenised records stay as they are; others are tokenised as TRL does it."""
@@ -155,4 +155,4 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Overrides TRL's: by hftune's cache, whatever the world."""
-        return self.references.for_others(dataset, name)
+        return self.reference_policy.add_to_others(dataset, name)

@@ -16,9 +16,9 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
 from hftune.trainers.features.feature import Feature, Inputs
-from hftune.trainers.features.score_scale import ScoreScale, numbered
-from hftune.trainers.held_out_steps import describe_steps, step_figures, step_report
-from hftune.trainers.reward_losses import step_loss
+from hftune.trainers.features.score_scale import ScoreScale, longest_first
+from hftune.trainers.losses.reward_model import step_loss
+from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
 from hftune.trainers.stage_trainer import StageTrainer
 
 
@@ -46,7 +46,7 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
             args=args,
             processing_class=tokenizer,
             train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            eval_dataset=None if data.evaluation is None else longest_first(data.evaluation),
             data_collator=StepCollator(tokenizer.pad_token_id, flat=args.flat_batches),
             compute_metrics=self.score_figures,
             **kwargs,

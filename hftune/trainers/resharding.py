@@ -1,9 +1,9 @@
-"""Going on from a checkpoint that other processes, or another ZeRO stage, have written.
+"""Resuming from a checkpoint that other processes, or another ZeRO stage, have written.
 
 DeepSpeed loads a checkpoint in the world that wrote it. For another one it has universal checkpoints, made by a command
 of their own: it wants a mark that the Trainer's checkpoints under ZeRO-1 and 2 lack, and knows no states but Adam's;
 loading fails from ZeRO-1 or 2 into 3, and gives all groups the decay of the first under ZeRO-3 (0.19.8). So state is
-dealt out here, by the names of parameters, exactly: every number that an optimizer holds is one that the checkpoint
+resharded here, by the names of parameters, exactly: every number that an optimizer holds is one that the checkpoint
 holds.
 """
 
@@ -46,10 +46,10 @@ def reshard(run: Run, checkpoint: str) -> None:
     check_pieces(pieces, optimizer, names, checkpoint)
     now = f"ZeRO-{run.args.zero_stage}" if run.is_deepspeed_enabled else "no DeepSpeed"
     notice(
-        f"{checkpoint} was written by {describe(pieces)}; its weights and optimizer state are dealt out "
-        f"anew to {ranks.world_size()} process(es) with {now}"
+        f"{checkpoint} was written by {describe(pieces)}; its weights and optimizer state are resharded "
+        f"over {ranks.world_size()} process(es) with {now}"
     )
-    deal_out(pieces, optimizer, names, rates=list(scheduler_state(checkpoint)["_last_lr"]))
+    fill_optimizer(pieces, optimizer, names, rates=list(scheduler_state(checkpoint)["_last_lr"]))
     for name, value in pieces.buffers.items():
         run.model.get_buffer(name).copy_(value)
     if engine is not None:
@@ -79,7 +79,7 @@ def is_of_this_world(engine: Any, checkpoint: str | Path) -> bool:
         return False
     files = sorted(folder.glob("*_optim_states.pt"))
     if not files:
-        # Without ZeRO nothing is dealt out, and any number of processes loads it.
+        # Without ZeRO nothing is sharded, and any number of processes loads it.
         return (folder / MODEL_FILE).is_file() and not engine.zero_optimization()
     stage = int(load(files[0])["optimizer_state_dict"].get("zero_stage", 1))
     # Machines that share no files have the pieces of their own processes only.
@@ -96,7 +96,7 @@ def written_by(checkpoint: str | Path) -> int:
 
 
 def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
-    """State can be dealt out to this run's optimizer.
+    """State can be resharded for this run's optimizer.
 
     Raises:
         ManifestError: It lies where it cannot be reached, or in a way that is not known here.
@@ -110,7 +110,7 @@ def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
         reason = "with tensor parallel processes"
     if reason:
         raise ManifestError(
-            f"the state in {checkpoint}, written in another world or ZeRO stage, cannot be dealt out to a run {reason}",
+            f"{checkpoint}, written in another world or ZeRO stage, cannot be resharded for a run {reason}",
             place="--resume_from_checkpoint",
             fix="go on with the number of processes and the --deepspeed config that wrote it, or with ZeRO 1 to 3",
         )
@@ -138,7 +138,7 @@ def check_pieces(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str],
     raise ManifestError(cause, place="--resume_from_checkpoint", fix=fix)
 
 
-def deal_out(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str], rates: list[float]) -> None:
+def fill_optimizer(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str], rates: list[float]) -> None:
     """Fill an optimizer's weights and states from the pieces of a checkpoint; under ZeRO every rank must.
 
     Args:

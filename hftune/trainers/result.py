@@ -23,7 +23,7 @@ _PATIENCE = 10.0
 _held: dict[Path, FileLock] = {}
 
 
-def hold_output(output: Path, *, create: bool) -> None:
+def lock_output(output: Path, *, create: bool) -> None:
     """Keep other runs out of an output folder until this process ends; all ranks must call it, the first one locks.
 
     Args:
@@ -45,19 +45,19 @@ def hold_output(output: Path, *, create: bool) -> None:
     nodes.raise_everywhere(problems)
 
 
-def release_output() -> None:
+def unlock_output() -> None:
     """Let other runs into the folders that this process holds."""
     while _held:
         release(_held.popitem()[1])
 
 
-def leave_as_it_was(output: Path) -> None:
+def remove_new_folder_on_failure(output: Path) -> None:
     """Have the end of this process by an error or a signal take away an output folder that is new and empty."""
     if output.is_dir() or not ranks.is_main():
         return
 
     def tidy(error: BaseException | None = None) -> None:
-        release_output()
+        unlock_output()
         with suppress(OSError):  # it is not there, or holds something
             output.rmdir()
 

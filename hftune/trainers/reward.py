@@ -16,12 +16,12 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from hftune.arguments.reward import RMArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.trainers.features.feature import Feature, Inputs
-from hftune.trainers.features.score_scale import ScoreScale, numbered
-from hftune.trainers.held_out import describe_pairs, pair_figures, pair_report
-from hftune.trainers.isolation import plainly, prove_apart
-from hftune.trainers.reward_losses import bradley_terry, centring
+from hftune.trainers.features.score_scale import ScoreScale, longest_first
+from hftune.trainers.losses.reward_model import bradley_terry, centring
+from hftune.trainers.packing_isolation import prove_isolation, uncompiled_and_unrounded
+from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
 from hftune.trainers.stage_trainer import StageTrainer
 
 
@@ -49,7 +49,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
             args=args,
             processing_class=tokenizer,
             train_dataset=data.train,
-            eval_dataset=None if data.evaluation is None else numbered(data.evaluation),
+            eval_dataset=None if data.evaluation is None else longest_first(data.evaluation),
             data_collator=FlatPairCollator(pad) if args.flat_batches else PairCollator(pad, args.pad_to_multiple_of),
             compute_metrics=self.score_figures,
             **kwargs,
@@ -126,9 +126,9 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
     def prove_isolation(self, model: Any) -> None:
         """By the scores of tokens: a reward model gives one of a row."""
         attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
-        with plainly(self.model, self.args):
+        with uncompiled_and_unrounded(self.model, self.args):
             rows = vocabulary_rows(self.model)
-            prove_apart(model, rows, attention, self.args.device, self._scores_of_tokens, autocast)
+            prove_isolation(model, rows, attention, self.args.device, self._scores_of_tokens, autocast)
 
     def _scores_of_tokens(self, model: Any, inputs: Inputs) -> torch.Tensor:
         """(1, tokens, 1)"""

@@ -16,10 +16,10 @@ from hftune.data.splits import Splits
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.vocabulary.growth import vocabulary_rows
-from hftune.trainers.dynamic_sampling import DynamicSampling
-from hftune.trainers.online import OnlineTrainer
-from hftune.trainers.online_dpo import OnlineDPOTrainer
+from hftune.models.vocabulary.size import vocabulary_rows
+from hftune.trainers.online.base import OnlineTrainer
+from hftune.trainers.online.dpo import OnlineDPOTrainer
+from hftune.trainers.online.dynamic_sampling import DynamicSampling
 from hftune.trainers.ppo.critic import (
     Critic,
     critic_from_reward,
@@ -29,7 +29,7 @@ from hftune.trainers.ppo.critic import (
     trained_parameters,
 )
 from hftune.trainers.ppo.trainer import PPOTrainer
-from hftune.trainers.rewards import Rewards, load_reward_model
+from hftune.trainers.rewards.loading import Rewards, load_reward_model
 
 RLTrainer: TypeAlias = "GRPOTrainer | RLOOTrainer | PPOTrainer | OnlineDPOTrainer"
 RLArguments: TypeAlias = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments

@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments.training import StageArguments
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.models.vocabulary.growth import vocabulary_rows
+from hftune.models.vocabulary.size import vocabulary_rows
 from hftune.publishing.uploads import hub_errors
 from hftune.trainers.features.adapter_precision import AdapterPrecision
 from hftune.trainers.features.checkpoints import Checkpoints
@@ -28,8 +28,9 @@ from hftune.trainers.features.nan_guard import NanGuard
 from hftune.trainers.features.optimizers import Optimizers
 from hftune.trainers.features.phases import Phases
 from hftune.trainers.features.pickled_arguments import NoPickledArguments
-from hftune.trainers.features.plain_weights import PlainWeights
+from hftune.trainers.features.portable_weights import PortableWeights
 from hftune.trainers.features.record_order import RecordOrder
+from hftune.trainers.features.repeated_rows import RepeatedRows
 from hftune.trainers.features.resume import Resume
 from hftune.trainers.features.router_loss import RouterLoss
 from hftune.trainers.features.sequence_parallel import SequenceParallel
@@ -38,9 +39,8 @@ from hftune.trainers.features.speed import Speed
 from hftune.trainers.features.stopping import Stopping
 from hftune.trainers.features.tiling import Tiling
 from hftune.trainers.features.totals import Totals
-from hftune.trainers.features.whole_epochs import WholeEpochs
 from hftune.trainers.hub import push_result
-from hftune.trainers.isolation import plainly, prove_apart
+from hftune.trainers.packing_isolation import prove_isolation, uncompiled_and_unrounded
 
 if TYPE_CHECKING:
     from transformers import Trainer as Base
@@ -96,14 +96,14 @@ class StageTrainer(Base):
             Phases(),
             # Inside phases, so that a batch is looked at before the optimizer's phase is entered.
             NanGuard(),
-            # Before PlainWeights: the best checkpoint must be published before it is read.
+            # Before PortableWeights: the best checkpoint must be published before it is read.
             self.checkpoints,
-            PlainWeights(),
+            PortableWeights(),
             Resume(),
             # Before Optimizers: groups are made of the experts that this process keeps.
             ExpertParallel(routers),
             # Before SequenceParallel: rows lose their labels while they are whole.
-            WholeEpochs(),
+            RepeatedRows(),
             self.optimizers,
             # Around GradientNorms: what it adds makes a new tensor anyway.
             routers,
@@ -150,8 +150,8 @@ class StageTrainer(Base):
         """
         attention, args = self.model.config._attn_implementation, self.args
         read = self.sequence.read_row if self.sequence.group is not None else None
-        with plainly(self.model, args):
-            prove_apart(
+        with uncompiled_and_unrounded(self.model, args):
+            prove_isolation(
                 model, vocabulary_rows(self.model), attention, args.device, read, autocast=args.bf16 or args.fp16
             )
 

@@ -40,7 +40,7 @@ def main() -> None:
     slowed(StageTrainer, "training_step", "step")
     slowed(StageTrainer, "evaluate", "evaluation")
     slowed(Checkpoints, "publish", "save")
-    slowed(Totals, "take_up", "begin")
+    slowed(Totals, "restore", "begin")
     importlib.import_module(f"run_{os.environ['STAGE']}").main()
 
 

@@ -34,7 +34,7 @@ from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import write_batches
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.reference import with_reference
+from hftune.trainers.preference.reference_model import add_reference_columns
 from tests.unit.data.helpers import assistant, make_tokenizer, user
 
 TOKENIZER = make_tokenizer()
@@ -585,13 +585,13 @@ def test_reference_numbers_that_are_damaged_are_computed_again(
         computed.append(1)
         return {"ref": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
 
-    with_reference(dataset, "key", compute)
+    add_reference_columns(dataset, "key", compute)
     (file,) = (tmp_path / "reference").iterdir()
     if damage:
         damage(file)
-    assert with_reference(dataset, "key", compute)["ref"][:] == [1.0, 2.0, 3.0]
+    assert add_reference_columns(dataset, "key", compute)["ref"][:] == [1.0, 2.0, 3.0]
     assert len(computed) == (2 if damage else 1)
-    with_reference(Dataset.from_dict({"a": [1, 2]}), "key", lambda: {"ref": compute()["ref"][:2]})
+    add_reference_columns(Dataset.from_dict({"a": [1, 2]}), "key", lambda: {"ref": compute()["ref"][:2]})
     assert len(computed) == (3 if damage else 2), "numbers for other rows are of no use"
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 
-from hftune.trainers.reference import with_reference
+from hftune.trainers.preference.reference_model import add_reference_columns
 from hftune.user_cache import write_sealed
 
 WANTED = torch.arange(50, dtype=torch.float64)
@@ -21,7 +21,7 @@ DATA = Dataset.from_dict({"a": list(range(50))})
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path))
-    with_reference(DATA, "the-key", lambda: {"ref": WANTED})
+    add_reference_columns(DATA, "the-key", lambda: {"ref": WANTED})
     (file,) = (tmp_path / "reference").iterdir()
     return file
 
@@ -29,7 +29,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def computed_again(file: Path, key: str = "the-key") -> bool:
     """Whether the numbers were computed; right they are in any case."""
     asked: list[int] = []
-    found = with_reference(DATA, key, lambda: asked.append(1) or {"ref": WANTED})
+    found = add_reference_columns(DATA, key, lambda: asked.append(1) or {"ref": WANTED})
     assert found["ref"] == WANTED.tolist()
     return bool(asked)
 

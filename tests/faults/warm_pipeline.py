@@ -35,7 +35,7 @@ MODULES = (
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
     "hftune.merging.trial",
-    "hftune.trainers.rewards",
+    "hftune.trainers.rewards.loading",
 )
 
 

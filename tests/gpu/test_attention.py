@@ -10,10 +10,11 @@ import transformers
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from hftune.data.batches.collators import FlatCollator
-from hftune.models.attention.choice import causal_class
+from hftune.models.attention.isolation import causal_class
+from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN, has_varlen
-from hftune.trainers.isolation import prove_apart
+from hftune.models.attention.varlen import VARLEN
+from hftune.trainers.packing_isolation import prove_isolation
 
 pytestmark = [
     pytest.mark.gpu,
@@ -92,7 +93,7 @@ def test_same_loss_and_gradients_in_bf16(name: str, kernel: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_documents_stay_apart(name: str, kernel: str) -> None:
     skip_unless_there(name, kernel)
-    prove_apart(tiny(name, kernel, torch.bfloat16), 256, kernel, torch.device("cuda"))
+    prove_isolation(tiny(name, kernel, torch.bfloat16), 256, kernel, torch.device("cuda"))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mistral"])

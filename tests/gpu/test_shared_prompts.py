@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hftune.models.attention.machine import has_varlen
 from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN, has_varlen
+from hftune.models.attention.varlen import VARLEN
 from hftune.models.kernels.answer_head import add_answer_head
-from hftune.trainers.pair_batches import PairCollator
+from hftune.trainers.preference.batches import PairCollator
 from tests.parity.test_packing import tiny
 from tests.parity.test_pair_layouts import NOT_OF_THE_MODEL, records
 

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.trainers.rewards import load_reward_model
+from hftune.trainers.rewards.loading import load_reward_model
 
 GENERATION = ("--num_generations", "2", "--max_completion_length", "8", "--logging_steps", "1")
 

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.checkpoints.manifest import read_manifest
-from hftune.models.vocabulary.growth import Growth, recorded_growth, resized_rows
+from hftune.models.vocabulary.growth import Growth, recorded_growth
+from hftune.models.vocabulary.resized_rows import resized_rows
 
 from .conftest import LAUNCHERS
 

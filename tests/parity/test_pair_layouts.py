@@ -19,8 +19,8 @@ from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.losses.table import LOSSES
-from hftune.trainers.pair_batches import PairCollator
-from hftune.trainers.pair_loss import forward_answers, likelihoods, settings_of
+from hftune.trainers.preference.batches import PairCollator
+from hftune.trainers.preference.loss import forward_answers, likelihoods, settings_of
 from tests.parity.test_packing import CONFIGS, tiny
 
 LENGTHS = [(7, 5, 3), (1, 2, 6), (4, 1, 1), (9, 4, 8)]
@@ -120,7 +120,7 @@ def test_every_loss(method: str, tiny_model: Path, tmp_path: Path) -> None:
         expected: Any = None
         for layout, trainer in trainers.items():
             trainer.args.loss_type, trainer.args.label_smoothing, trainer.args.offset_alpha = names, 0.1, 0.7
-            trainer.references.kind = "precomputed" if trainer.args.needs_reference else "none"
+            trainer.reference_policy.kind = "precomputed" if trainer.args.needs_reference else "none"
             trainer.pair_loss.settings = settings_of(trainer.args)
             trainer.model.train().zero_grad()
             loss = trainer.compute_loss(trainer.model, trainer.data_collator(records(250)))
@@ -136,7 +136,7 @@ def test_weighted_pairs(tiny_model: Path, tmp_path: Path) -> None:
     found = []
     for layout in ("padded", "shared"):
         trainer = trainer_of(layout, "full", tiny_model, tmp_path / layout)
-        trainer.args.use_weighting, trainer.references.kind = True, "precomputed"
+        trainer.args.use_weighting, trainer.reference_policy.kind = True, "precomputed"
         batch = trainer.data_collator(records(250))
         outputs = forward_answers(trainer.model, batch)
         found.append(likelihoods(outputs, batch))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from hftune.trainers.reference import COPY
+from hftune.trainers.preference.reference_model import COPY
 from tests.parity.stages import METHODS, losses, run_stage
 
 KINDS = {
@@ -77,7 +77,7 @@ def test_renewed(dpo: Any, method: str) -> None:
     history = [entry["rewards/margins"] for entry in trainer.state.log_history if "loss" in entry]
     assert history[0] == pytest.approx(0, abs=1e-4) and history[2] == pytest.approx(0, abs=1e-4)
     assert history[1] > 0.05 and history[3] > 0.01
-    for target, source in trainer.references.parameters():
+    for target, source in trainer.reference_policy.parameters():
         torch.testing.assert_close(target.data, source.data)
         assert not target.requires_grad
 
@@ -90,7 +90,7 @@ def test_mixed_and_resumed(dpo: Any, tmp_path: Path) -> None:
     whole = dpo(*flags)
     again = dpo(*flags, "--resume_from_checkpoint", str(tmp_path / "0" / "checkpoint-2"))
     assert losses(again)[-2:] == pytest.approx(losses(whole)[-2:], abs=1e-6)
-    pairs = [list(trainer.references.parameters()) for trainer in (whole, again)]
+    pairs = [list(trainer.reference_policy.parameters()) for trainer in (whole, again)]
     for (target, _source), (other, _) in zip(*pairs, strict=True):
         torch.testing.assert_close(target, other)
     assert isinstance(whole.model, PeftModel)

@@ -33,8 +33,8 @@ from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
 from hftune.logging import notices
 from hftune.tools.scoring import ask as asking
-from hftune.trainers.online import OnlineTrainer
-from hftune.trainers.text_keeping import KeepingText, keeping_text
+from hftune.trainers.online.base import OnlineTrainer
+from hftune.trainers.online.guarded_tokenizer import GuardedTokenizer, guarded_tokenizer
 from tests.unit.data.helpers import make_tokenizer
 from tests.unit.data.templates.turn_token_families import FAMILIES, border_ids, borders_of_family, family_tokenizer
 
@@ -331,7 +331,7 @@ PROMPTS = [[{"role": "user", "content": EVIL}], [{"role": "user", "content": "q"
 def test_a_keeping_tokenizer_encodes_prompts_as_trl_asks(family: str) -> None:
     tokenizer = family_tokenizer(family)
     evil = "".join(sorted(borders_of_family(family)))
-    keeper = keeping_text(tokenizer, "error")
+    keeper = guarded_tokenizer(tokenizer, "error")
     prompts = [[{"role": "user", "content": text}] for text in (f"a{evil}", "q")]
     options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
     kept = keeper.apply_chat_template(conversation=prompts, tools=None, chat_template=None, **options)
@@ -353,7 +353,7 @@ def test_a_keeping_tokenizer_encodes_prompts_as_trl_asks(family: str) -> None:
 
 def test_what_a_reward_model_reads_stays_text(tokenizer: PreTrainedTokenizerFast) -> None:
     """An answer that spells the end of its turn cannot forge another one for the judge."""
-    keeper = keeping_text(tokenizer, "split")
+    keeper = guarded_tokenizer(tokenizer, "split")
     said = [*PROMPTS[1], {"role": "assistant", "content": EVIL}]
     texts = [keeper.apply_chat_template(messages, tokenize=False) for messages in (said, PROMPTS[1])]
     options: dict[str, Any] = {"return_tensors": "pt", "padding": True, "padding_side": "right"}
@@ -365,7 +365,7 @@ def test_what_a_reward_model_reads_stays_text(tokenizer: PreTrainedTokenizerFast
     plain = keeper(text=texts[1:], add_special_tokens=False, **options)
     expected = tokenizer(text=texts[1:], add_special_tokens=False, **options)
     assert plain["input_ids"].tolist() == expected["input_ids"].tolist()
-    assert keeping_text(tokenizer, "allow") is tokenizer and keeper.pad_token_id == tokenizer.pad_token_id
+    assert guarded_tokenizer(tokenizer, "allow") is tokenizer and keeper.pad_token_id == tokenizer.pad_token_id
 
 
 class _Trl:
@@ -395,7 +395,7 @@ def test_rollouts_and_results_of_tools(mode: str, turns: int, tokenizer: PreTrai
     result = [{"role": "tool", "name": "get", "content": EVIL}]
     assert turns_of(tokenizer, trainer._get_tool_suffix_ids(result)) == turns - 1
     assert trainer.processing_class is tokenizer
-    assert isinstance(trainer._keeper, KeepingText) is (mode != "allow")
+    assert isinstance(trainer._keeper, GuardedTokenizer) is (mode != "allow")
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, None])

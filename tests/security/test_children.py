@@ -18,7 +18,7 @@ from hftune.tools.doctor import devices, launching, libraries
 from hftune.tools.pipeline import checking, planning, processes, runner
 from hftune.tools.pipeline.spec import read_spec
 from hftune.tools.pipeline.steps import Step, steps_of
-from hftune.trainers.rewards import named_function
+from hftune.trainers.rewards.loading import named_function
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["yaml", "json", "difflib", "torch", "psutil", "hftune", "sitecustomize", "usercustomize", "tqdm", "encodings"]

@@ -26,13 +26,14 @@ from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
 from hftune.models.loading import config as configs
 from hftune.models.loading import skeleton as planned
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.from_pretrained import from_config, pretrained
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask
 from hftune.tools.vocabulary import build, domain
-from hftune.trainers import rewards
+from hftune.trainers.rewards import loading
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
@@ -167,8 +168,8 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "its tokenizer in a comparison": lambda folder: compared.logits_of(_Model(), folder),
     "a pad token": companions.pad_token_id,
     "extracting a LoRA": lambda folder: extract._is_tied(folder, False),
-    "a reward's head": lambda folder: rewards.reward_head(str(folder)),
-    "a reward model": lambda folder: rewards.load_reward_model(str(folder), torch.float32),
+    "a reward's head": lambda folder: loading.reward_head(str(folder)),
+    "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),
     "hftune vocab": _vocabulary,
     "hftune vocab merge": lambda folder: domain.domain_tokens(str(folder)),
     "hftune ask": _asked,

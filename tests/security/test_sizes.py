@@ -31,7 +31,7 @@ from hftune.preflight.checks import check_run
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load
 from hftune.tools.vocabulary.build import load_base_tokenizer
-from hftune.trainers.rewards import reward_head
+from hftune.trainers.rewards.loading import reward_head
 
 BOMBS = [10**9, 10**18, 10**400, float("nan"), float("inf"), -5]
 

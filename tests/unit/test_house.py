@@ -12,17 +12,8 @@ ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
         *("chat_templates", "children", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
-        *(
-            "nearby",
-            "on_demand",
-            "opening",
-            "secret_names",
-            "secrets",
-            "terminal",
-            "user_cache",
-            "visible",
-            "weight_files",
-        ),
+        *("nearby", "on_demand", "opening", "secret_names", "secrets", "terminal", "user_cache", "visible"),
+        "weight_files",
     },
     {"compat"},
     {"distributed", "publishing"},

@@ -12,7 +12,7 @@ from hftune import stage
 from hftune.checkpoints.manifest import INTERRUPTED, is_complete, read_manifest, write_manifest
 from hftune.errors import Preempted
 from hftune.trainers.preemption import EvaluationStopped
-from hftune.trainers.result import leave_as_it_was
+from hftune.trainers.result import remove_new_folder_on_failure
 
 pytestmark = pytest.mark.long
 
@@ -110,10 +110,10 @@ def test_a_folder_that_is_new_and_empty_goes_with_a_run_that_did_not_begin(
 ) -> None:
     ends: list[Any] = []
     monkeypatch.setattr("hftune.trainers.result.farewells", ends)
-    leave_as_it_was(tmp_path)
+    remove_new_folder_on_failure(tmp_path)
     assert not ends, "one that was there stays"
     new = tmp_path / "new"
-    leave_as_it_was(new)
+    remove_new_folder_on_failure(new)
     new.mkdir()
     (new / "result").touch()
     ends[0](None)

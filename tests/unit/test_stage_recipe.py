@@ -11,7 +11,7 @@ from hftune.arguments.entry import parse_arguments
 
 def test_a_run_says_its_recipe_once_it_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    for name in ("apply_warm_start", "hold_output", "_complete_chain", "follow_adapter"):
+    for name in ("apply_warm_start", "lock_output", "_complete_chain", "follow_adapter"):
         monkeypatch.setattr(stage, name, lambda *_, **__: None)
     for name in ("decide_padding_free", "set_seed"):
         monkeypatch.setattr(stage, name, lambda *_: None)

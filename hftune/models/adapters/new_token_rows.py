@@ -56,7 +56,7 @@ def new_rows_config(model: PreTrainedModel) -> LoraConfig:
     Raises:
         ArgumentError: No token is new.
     """
-    ids = list(getattr(model, "trained_tokens", []))
+    ids = list(getattr(model, "trained_token_ids", []))
     if not ids:
         raise ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
     notice(f"only the rows of {len(ids)} new tokens are trained, in {' and '.join(_tables(model))}")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    PreTrainedConfig,
+)
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_isolated, this_machine
+from hftune.models.attention.isolation import causal_class, class_for, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.machine import this_machine
 from hftune.models.loading.config import model_config
 
 
@@ -54,10 +59,7 @@ def why_padded(model_args: ModelArguments, training_args: RMArguments) -> str | 
     return None
 
 
-def reward_class(config: Any, *, steps: bool) -> Any:
+def reward_class(config: PreTrainedConfig, *, steps: bool) -> Any:
     """The class that transformers builds for a reward model; None where it knows none."""
     mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    if type(config) not in mapping:
-        return None
-    found = mapping[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    return class_for(mapping, config)

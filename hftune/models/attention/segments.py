@@ -19,10 +19,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hftune.models.attention.names import SEGMENTS
 from hftune.models.attention.shared_prompts import SharedPrompts
-
-SEGMENTS = "hftune_segments"
-"""SDPA a document, on any device."""
 
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 

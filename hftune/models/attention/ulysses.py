@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from hftune.distributed import sequence_parallel
 from hftune.distributed.sequence_parallel import Heads, SequenceGroup, shares
 from hftune.errors import ArgumentError
-from hftune.models.attention.segments import SEGMENTS, MaskFunction, Segments, looks_ahead, segments_attention
-from hftune.models.attention.varlen import VARLEN, has_varlen, varlen_attention
-
-ULYSSES = "hftune_ulysses"
-"""For slices of a row, shared by the processes of a sequence-parallel group."""
+from hftune.models.attention.machine import has_varlen
+from hftune.models.attention.names import ULYSSES
+from hftune.models.attention.segments import MaskFunction, Segments, looks_ahead, segments_attention
+from hftune.models.attention.varlen import varlen_attention
 
 
 @dataclass(frozen=True)
@@ -135,62 +134,6 @@ def _documents(borders: torch.Tensor) -> Segments:
     if _last is None or _last[0] is not borders:
         _last = borders, Segments(borders, tuple(borders.diff().tolist()))
     return _last[1]
-
-
-def inner_name() -> str:
-    """The attention that is used over the whole row."""
-    return VARLEN if has_varlen() else SEGMENTS
-
-
-def why_not_shareable(config: PreTrainedConfig, size: int) -> str | None:
-    """Why the tokens of a row of this model cannot be shared by `size` processes; None where nothing is known."""
-    text = config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    if isinstance(heads, int) and heads < size:
-        return f"its {heads} heads of attention do not suffice for {size} processes"
-    chunked = "chunked_attention" in (getattr(text, "layer_types", None) or ())
-    if chunked or getattr(text, "attention_chunk_size", None):
-        return "its chunked attention is laid out from the beginning of a slice, not of a document"
-    return None
-
-
-_BY_LENGTH = ("dynamic", "longrope")
-"""Rotary positions that stretch as far as the longest document of a row needs."""
-
-
-def stretch_by_whole_rows(model: torch.nn.Module) -> int:
-    """Let such rotary positions know of the whole row, not of a slice; returns how many modules there are.
-
-    transformers looks at the largest position that it is given (`dynamic_rope_update`, 5.23): each process would
-    stretch by its own slice, and their queries and keys would not belong together. So the largest position of the row
-    is put after those of the slice, and what is computed of it is cut off. All processes of the group must call.
-    """
-    found = [module for module in model.modules() if _stretches_by_length(module)]
-    for module in found:
-        module.register_forward_pre_hook(_with_last_position, with_kwargs=True)
-        module.register_forward_hook(_without_last_position)
-    return len(found)
-
-
-def _stretches_by_length(module: Any) -> bool:
-    kinds = getattr(module, "rope_type", None)
-    each = kinds.values() if isinstance(kinds, dict) else [kinds]
-    return any(isinstance(kind, str) and any(name in kind for name in _BY_LENGTH) for kind in each)
-
-
-def _with_last_position(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    named = "position_ids" in kwargs
-    here = kwargs["position_ids"] if named else args[1]
-    last = sequence_parallel.active().largest(here.max()).expand(*here.shape[:-1], 1)
-    whole = torch.cat([here, last], dim=-1)
-    return (args, kwargs | {"position_ids": whole}) if named else ((args[0], whole, *args[2:]), kwargs)
-
-
-def _without_last_position(module: Any, args: Any, output: Any) -> Any:
-    """Cosines and sines, (..., tokens, size) each, or both as one complex tensor."""
-    if isinstance(output, torch.Tensor):
-        return output[..., :-1, :]
-    return tuple(part[..., :-1, :] for part in output)
 
 
 AttentionInterface.register(ULYSSES, ulysses_attention)

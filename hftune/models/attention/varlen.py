@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv
 
+from hftune.models.attention.machine import varlen_parameters
+from hftune.models.attention.names import MAX_HEAD_SIZE, VARLEN
 from hftune.models.attention.segments import Segments, segments_attention, segments_mask
 from hftune.models.attention.shared_prompts import SharedPrompts
-
-VARLEN = "hftune_varlen"
-"""All documents in one call, on CUDA in half precision; what the kernel does not take goes to `segments_attention`."""
-
-MAX_HEAD_SIZE = 256
-"""What torch's FlashAttention goes up to."""
-
-
-@cache
-def has_varlen() -> bool:
-    """Whether this torch has `varlen_attn` with windows (2.11 or later), and this machine a GPU that runs it."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
-        return False
-    return "window_size" in _parameters()
-
-
-@cache
-def _parameters() -> frozenset[str]:
-    """What `varlen_attn` takes: its arguments differ between versions of torch."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def varlen_attention(
@@ -60,7 +36,7 @@ def varlen_attention(
 
     batch, heads, tokens, size = query.shape
     options: dict[str, Any] = {"scale": scaling, "window_size": (-1 if runs.window is None else runs.window - 1, 0)}
-    if "enable_gqa" in _parameters():
+    if "enable_gqa" in varlen_parameters():
         options["enable_gqa"] = heads != key.shape[1]
     else:
         key, value = (repeat_kv(states, heads // key.shape[1]) for states in (key, value))

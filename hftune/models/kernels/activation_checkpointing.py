@@ -27,7 +27,7 @@ from hftune.compat.installing import replace_method, require
 from hftune.compat.transformers_patches import replace_attention
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.kernels.dropout import decoder_layers
+from hftune.models.blocks import decoder_layers
 
 _CHILDREN = {
     ATTENTION: ("self_attn", "attention", "attn", "self_attention", "linear_attn"),

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hftune.arguments.training import StageArguments
 from hftune.compat.installing import method_replaced
 from hftune.logging import notice
 
@@ -68,6 +69,12 @@ def without_float8(model: nn.Module) -> Iterator[None]:
         for layer in layers:
             replaced.enter_context(method_replaced(layer, "forward", nn.Linear.forward))
         yield
+
+
+def train_in_float8(model: PreTrainedModel, training_args: StageArguments) -> None:
+    """`to_float8` with the recipe of `--fp8`, and a word about it."""
+    layers = to_float8(model, training_args.fp8)
+    report_float8(layers, training_args.fp8, compiled=training_args.torch_compile)
 
 
 def report_float8(layers: int, recipe: str, *, compiled: bool) -> None:

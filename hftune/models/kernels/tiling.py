@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method
+from hftune.models.blocks import decoder_layers
 from hftune.models.experts import routers_of
-from hftune.models.kernels.dropout import decoder_layers
 
 _NAMES = ("mlp", "feed_forward")
 

@@ -15,8 +15,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.logging import notice
-from hftune.models.kernels.dropout import set_dropout_fields
 from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.rope import scale_rope
 from hftune.nearby import not_had

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from transformers import BitsAndBytesConfig
 
 from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.training import StageArguments
+from hftune.logging import notice
 
 
 def quantization_config(
@@ -33,3 +37,24 @@ def quantization_config(
         # The head stays whole: it is tied to the embeddings, or a fresh score head that must be trained.
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
     return None
+
+
+def quantisation_options(
+    adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype | str
+) -> dict[str, Any]:
+    """What `from_pretrained` needs to quantise the base, nothing where that was not asked for.
+
+    Args:
+        dtype: Of the weights that stay whole; products are computed in it.
+    """
+    compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    if not adapter_args.quantised:
+        return {}
+    partitioned = training_args.zero_stage == 3
+    config = quantization_config(adapter_args, compute, partitioned=partitioned)
+    if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device
+        notice("every process reads the whole quantised model before ZeRO-3 partitions it")
+        return {"quantization_config": config}
+    # bitsandbytes quantises while loading and wants to know where to.
+    where = "cpu" if training_args.use_cpu else training_args.local_process_index
+    return {"quantization_config": config, "device_map": {"": where}}

@@ -18,12 +18,13 @@ from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.choice import causal_class
+from hftune.models.attention.isolation import causal_class
 from hftune.models.attention.reward_padding import reward_class
 from hftune.models.experts import is_mixture, router_shares
 from hftune.models.kernels.activation_checkpointing import not_recomputable
-from hftune.models.kernels.dropout import find_dropouts, outside_config
+from hftune.models.kernels.dropout import find_dropouts
 from hftune.models.loading.config import model_config
+from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.models.loading.stored_weights import check_stored
 from hftune.preflight.activations import activation_bytes

@@ -18,8 +18,9 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
+from hftune.models.blocks import checkpointed_layers
 from hftune.models.loading.skeleton import skeleton_of
-from hftune.models.miniature import Miniature, cut_down, decoder_layers
+from hftune.models.miniature import Miniature, cut_down
 from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 
@@ -90,7 +91,7 @@ def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
     named = (config.target_modules, config.exclude_modules, config.target_parameters, config.modules_to_save)
     words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
     regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
-    layers = decoder_layers(model)
+    layers = checkpointed_layers(model)
     if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
         return None
     return cut_down(model, None, [None] * len(getattr(*layers)))

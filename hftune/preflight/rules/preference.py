@@ -19,9 +19,9 @@ from hftune.arguments.preference import (
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
-from hftune.models.attention.choice import causal_class, refuse_attention, refuse_unless_isolated, this_machine
-from hftune.models.attention.segments import SEGMENTS
-from hftune.models.attention.varlen import VARLEN
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.machine import this_machine
+from hftune.models.attention.names import SEGMENTS, VARLEN
 from hftune.models.loading.config import model_config
 
 SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}

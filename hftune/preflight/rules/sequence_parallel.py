@@ -9,8 +9,8 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError, UserError
-from hftune.models.attention.choice import causal_class, why_not_isolated
-from hftune.models.attention.ulysses import ULYSSES, why_not_shareable
+from hftune.models.attention.isolation import causal_class, why_not_isolated, why_not_shareable
+from hftune.models.attention.names import ULYSSES
 from hftune.models.kernels.tiling import tileable
 from hftune.models.loading.config import row_length
 from hftune.models.loading.skeleton import skeleton_of

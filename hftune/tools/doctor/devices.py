@@ -14,7 +14,7 @@ import torch
 
 from hftune import children
 from hftune.distributed import building
-from hftune.models.attention.varlen import has_varlen
+from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
 

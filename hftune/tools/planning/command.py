@@ -10,7 +10,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.arguments.reward import RMArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, raise_together
-from hftune.models.attention.choice import causal_class
+from hftune.models.attention.isolation import causal_class
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.checks import check_model_folder

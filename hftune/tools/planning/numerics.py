@@ -11,7 +11,7 @@ from torch import nn
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.models.loading.causal_lm import weight_dtype
+from hftune.models.loading.dtype import weight_dtype
 from hftune.preflight.memory import Setup
 
 

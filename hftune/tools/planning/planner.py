@@ -24,12 +24,15 @@ from hftune.distributed.ds_keys import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.models.attention.choice import attention_for, causal_class
+from hftune.models.attention.choice import attention_for
+from hftune.models.attention.isolation import causal_class
+from hftune.models.attention.names import registered
+from hftune.models.blocks import checkpointed_layers
 from hftune.models.heads import head_of
 from hftune.models.kernels.fused_lora import fuse_lora
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
-from hftune.models.loading.causal_lm import weight_dtype
-from hftune.models.miniature import Miniature, cut_down, decoder_layers, materialise
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.miniature import Miniature, cut_down, materialise
 from hftune.preflight.memory import ModelSize, Setup
 from hftune.preflight.sizes import model_size, packed_linears, run_setup
 from hftune.tools.planning import generating, recomputing, scans
@@ -113,7 +116,7 @@ class Planner:
     def attention(self) -> str:
         """The implementation that the run will use."""
         model_class = causal_class(self.bare.config)
-        return attention_for(self.model_args, self.training_args) or (
+        return registered(attention_for(self.model_args, self.training_args)) or (
             "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
         )
 
@@ -186,7 +189,7 @@ class Planner:
     @cached_property
     def largest(self) -> Largest:
         """The largest weights that are gathered at a time."""
-        found = decoder_layers(self.bare)
+        found = checkpointed_layers(self.bare)
         layers = getattr(*found) if found else []
         every = [sum(one.numel() for one in layer.parameters()) for layer in layers]
         modules = [one.numel() for one in self.bare.get_input_embeddings().parameters()]
@@ -225,7 +228,7 @@ class Planner:
                 return step(batch), forward(batch) if choice.work.reference else 0
 
     def _miniature(self, choice: Choice) -> tuple[Miniature, list[bool]]:
-        found = decoder_layers(self.bare)
+        found = checkpointed_layers(self.bare)
         if found is None:
             raise Untraceable("its layers are not of transformers' make")
         marks = recomputing.marks(choice.recompute, len(getattr(*found)))

@@ -43,7 +43,7 @@ from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
+from hftune.models.vocabulary.growing import grow_as_recorded
 from hftune.nearby import not_had
 from hftune.opening.json_file import LARGE, read_json
 from hftune.publishing.disk import disk_errors, write_file
@@ -52,9 +52,9 @@ from hftune.publishing.into import begin_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
-from hftune.trainers.result import hold_output, release_output
-from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
-from hftune.trainers.score_batches import run_batches
+from hftune.trainers.result import lock_output, unlock_output
+from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
+from hftune.trainers.rewards.score_batches import run_batches
 from hftune.visible import whole
 from hftune.weight_files import fingerprint
 
@@ -273,7 +273,7 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
             stream.write(text)
         return
     manifest = _manifest(found, args, argv, began)
-    hold_output(folder, create=True)
+    lock_output(folder, create=True)
     try:
         with disk_errors(folder):
             aside = begin_result(folder)
@@ -283,7 +283,7 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
             finish_result(folder)
             manifests.write_manifest(folder, manifest)
     finally:
-        release_output()
+        unlock_output()
 
 
 def _manifest(found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> manifests.Manifest:

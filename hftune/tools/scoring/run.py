@@ -23,8 +23,8 @@ from hftune.errors import ArgumentError, DataError, ManifestError, UserError, ra
 from hftune.logging import get_logger, notice
 from hftune.opening.json_file import parse_json
 from hftune.publishing.files import file_problems, published_file
-from hftune.trainers.rewards import load_reward_model, reward_head, step_separator
-from hftune.trainers.score_batches import run_batches
+from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
+from hftune.trainers.rewards.score_batches import run_batches
 
 WINDOW = 1024
 """Records in memory at a time; those are batched by length."""

@@ -8,7 +8,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments.training import StageArguments
 from hftune.logging import notice
-from hftune.models.kernels.dropout import Dropouts, Probabilities, find_dropouts, outside_config
+from hftune.models.kernels.dropout import Dropouts, find_dropouts
+from hftune.models.loading.dropout_fields import Probabilities, outside_config
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.tiling import plain_model
 

@@ -32,7 +32,7 @@ class HeldOutLoss(Feature):
     def evaluation_data(self, run: Run, dataset: Any) -> Any:
         """As many records as fill every rank's last batch."""
         if isinstance(dataset, Dataset):
-            return filled_up(dataset, run.args.eval_batch_size * run.args.data_parallel_size)
+            return padded_with_ignored(dataset, run.args.eval_batch_size * run.args.data_parallel_size)
         return dataset
 
     def before_evaluation_loop(self, run: Run, prefix: str) -> None:
@@ -80,7 +80,7 @@ def weighted_mean(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / total if total else 0.0
 
 
-def filled_up(dataset: Dataset, multiple: int) -> Dataset:
+def padded_with_ignored(dataset: Dataset, multiple: int) -> Dataset:
     """The dataset, with copies of its first record, labels masked, up to a multiple of `multiple` records."""
     missing = -len(dataset) % multiple
     if not missing or not len(dataset):

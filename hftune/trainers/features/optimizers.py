@@ -15,9 +15,9 @@ from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero_groups import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.groups import Group, full_shape, group_table, parameter_groups
-from hftune.trainers.muon import muon_class, must_run_eagerly, tag
-from hftune.trainers.schedules import make_schedule
+from hftune.trainers.optimizers.muon import muon_class, must_run_eagerly, tag
+from hftune.trainers.optimizers.parameter_groups import Group, full_shape, group_table, parameter_groups
+from hftune.trainers.optimizers.schedules import make_schedule
 from hftune.visible import say
 
 SMALLEST_8BIT = 4096

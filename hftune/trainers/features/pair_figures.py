@@ -9,8 +9,8 @@ from datasets import Dataset, concatenate_datasets
 
 from hftune.distributed import ranks
 from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.pair_batches import FILLER
-from hftune.trainers.pair_metrics import PairMetrics
+from hftune.trainers.preference.batches import FILLER
+from hftune.trainers.preference.metrics import PairMetrics
 
 
 class PairFigures(Feature):
@@ -58,7 +58,7 @@ class PairFigures(Feature):
         """Sums over all processes are given to one of them."""
         self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
         if ranks.is_main():
-            self.metrics["train"].take_up(saved["pairs"])
+            self.metrics["train"].restore(saved["pairs"])
 
 
 def marked(dataset: Dataset, multiple: int) -> Dataset:

@@ -30,7 +30,7 @@ class Phases(Feature):
     """Every phase of a step begins with one assignment, which the watchdog reads."""
 
     def __init__(self) -> None:
-        self._engine_step_heard = False
+        self._reports_engine_steps = False
 
     def on_built(self, run: Run) -> None:
         """Hear the batches of evaluations."""
@@ -49,9 +49,9 @@ class Phases(Feature):
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """The forward pass begins."""
-        if not self._engine_step_heard and run.is_deepspeed_enabled:
-            self._engine_step_heard = True
-            hear_engine_step(run.model_wrapped)
+        if not self._reports_engine_steps and run.is_deepspeed_enabled:
+            self._reports_engine_steps = True
+            report_engine_steps(run.model_wrapped)
         phases.enter(phases.FORWARD, run.state.global_step)
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Phases(Feature):
         phases.enter(phases.SAVE, run.state.global_step)
 
 
-def hear_engine_step(engine: Any) -> None:
+def report_engine_steps(engine: Any) -> None:
     """Enter a phase at each step of the optimizer.
 
     DeepSpeed's engine makes it at the end of accelerate's `backward` (accelerate 1.15), inside a training step.
@@ -88,7 +88,7 @@ def hear_engine_step(engine: Any) -> None:
 
 
 @contextmanager
-def passes_heard(model: nn.Module) -> Iterator[None]:
+def reporting_passes(model: nn.Module) -> Iterator[None]:
     """In the block every forward pass of the model is a sign of life: loops of TRL over many of them have no hook.
 
     Args:

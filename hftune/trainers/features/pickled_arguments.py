@@ -23,7 +23,7 @@ class NoPickledArguments(Feature):
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
         """A run killed between writing and removing leaves no secret either: what is written is a word."""
         args = run.args
-        hidden: Any = NotWritten(args)
+        hidden: Any = UnpicklableArguments(args)
         run.args = hidden
         try:
             yield
@@ -33,7 +33,7 @@ class NoPickledArguments(Feature):
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
 
-class NotWritten:
+class UnpicklableArguments:
     """Arguments that can be used and not be pickled: what is stored is a word where to find them."""
 
     def __init__(self, args: Any) -> None:

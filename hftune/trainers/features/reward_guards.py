@@ -13,10 +13,10 @@ from hftune.distributed import ranks
 from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.model_files import read_checked
-from hftune.trainers.dynamic_sampling import groups_that_differ
 from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.guards import AllAlike, Drift, distinct_ngrams
-from hftune.trainers.rewards import Rewards
+from hftune.trainers.online.dynamic_sampling import groups_that_differ
+from hftune.trainers.rewards.guards import AllAlike, Drift, distinct_ngrams
+from hftune.trainers.rewards.loading import Rewards
 
 STATE_NAME = "online_state.json"
 """The file of a checkpoint with what judges are compared with."""

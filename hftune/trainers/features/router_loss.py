@@ -24,7 +24,7 @@ from hftune.models.experts import is_mixture, router_shares, routers_of
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.features.sequence_parallel import SequenceParallel
 from hftune.trainers.features.tiling import plain_model
-from hftune.trainers.router_losses import balance_loss, z_loss
+from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
 @dataclass
@@ -54,7 +54,7 @@ class RouterListener:
         for router in routers_of(model):
             router.register_forward_hook(self._hear)
 
-    def listen_to_dealt(self, router: Any) -> None:
+    def listen_to_sharded(self, router: Any) -> None:
         """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
         said: list[torch.Tensor] = []
 
@@ -154,7 +154,7 @@ class RouterLoss(Feature):
     def hear_sharded(self, router: Any) -> None:
         """Listen to a router of AutoEP's, which took the place of another."""
         if self._listener is not None:
-            self._listener.listen_to_dealt(router)
+            self._listener.listen_to_sharded(router)
 
     @contextmanager
     def forward(self, run: Run) -> Iterator[None]:

@@ -16,7 +16,7 @@ TRAINING_RECORDS = 500
 """As many are scored for the scale where none are held out."""
 
 
-def numbered(dataset: Dataset) -> Dataset:
+def longest_first(dataset: Dataset) -> Dataset:
     """The records, longest first, with their place in that order as `index`.
 
     Batches of equal length waste no padding, and what does not fit into memory shows at once.
@@ -34,7 +34,7 @@ class ScoreScale(Feature):
         describe: The last evaluation, in lines.
 
     Attributes:
-        scored: The records that are being scored, from `numbered`.
+        scored: The records that are being scored, from `longest_first`.
         report: Of the last evaluation, plain values for the manifest.
         all_scores: Of the last evaluation, (scores,).
         whole_loss: Its loss over all records.
@@ -96,5 +96,5 @@ class ScoreScale(Feature):
     def _score_training(self, run: Run) -> None:
         count = min(TRAINING_RECORDS, len(run.train_dataset))
         notice(f"no records are held out: the scale of scores is that of {count} training records")
-        self._training = numbered(run.train_dataset.select(range(count)))
+        self._training = longest_first(run.train_dataset.select(range(count)))
         run.predict(self._training, metric_key_prefix="train")

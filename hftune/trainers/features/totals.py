@@ -37,7 +37,7 @@ class Totals(Feature):
 
     def on_built(self, run: Run) -> None:
         """The Trainer has no place between its zeros and the first step but this callback."""
-        run.add_callback(_Restore(lambda: self.take_up(run)))
+        run.add_callback(_Restore(lambda: self.restore(run)))
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
         """Read what a checkpoint says of the run before it."""
@@ -48,7 +48,7 @@ class Totals(Feature):
         """Of training so far, those before an interruption included."""
         return self.seconds_before + (time.time() - self._began if self._began else 0.0)
 
-    def take_up(self, run: Run) -> None:
+    def restore(self, run: Run) -> None:
         """When training begins: the Trainer has set everything to 0."""
         self._began = time.time()
         # A checkpoint without the file, of an earlier version: the mean loss is that of the steps from here on.

@@ -1,8 +1,8 @@
 """The critic: the value of every prefix of an answer, held as a child of the policy.
 
-As a child it belongs to the one module that the Trainer wraps: one engine, one optimizer, one checkpoint. The policy's
-forward pass brings the values along when the critic is asked (`listening`), and what is saved is the policy alone, with
-the critic in a folder beside it.
+As a child it belongs to the one module that the Trainer wraps: one engine, one optimizer, one checkpoint. Inside
+`returning_values` the policy's forward pass returns values as well. The policy is saved without the critic, which has
+a folder of its own next to it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Critic(nn.Module):
         # Zeros: the first advantages are those of plain rewards, and no random value pulls on a shared trunk.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self._heard: torch.Tensor | None = None
-        self._listens = False
+        self._states: torch.Tensor | None = None
+        self._returns_values = False
 
     def forward(self, hidden: torch.Tensor | None, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Values (B, T) in float32: at t, of the tokens up to and with the t-th.
@@ -75,32 +75,32 @@ class Critic(nn.Module):
         return values.float()
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def returning_values(self) -> Iterator[None]:
         """Forward passes of the policy in the block return `state_values` (B, T - 1) beside what they return."""
-        self._listens = True
+        self._returns_values = True
         try:
             yield
         finally:
-            self._listens, self._heard = False, None
+            self._returns_values, self._states = False, None
 
-    def hear(self, transformer: nn.Module, args: Any, output: Any) -> None:
+    def keep_states(self, transformer: nn.Module, args: Any, output: Any) -> None:
         """Forward hook of the policy's transformer: keep its states where they are read."""
-        if self._listens and self.body is None:
-            self._heard = output.last_hidden_state
+        if self._returns_values and self.body is None:
+            self._states = output.last_hidden_state
 
     def add_values(self, policy: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         """Forward hook of the policy: value t is that of all tokens before the one with log-probability t."""
-        if not self._listens:
+        if not self._returns_values:
             return None
-        values = self(self._heard, kwargs)[:, :-1]
-        self._heard = None
+        values = self(self._states, kwargs)[:, :-1]
+        self._states = None
         return WithValues(log_probs=output.log_probs, entropy=output.entropy, state_values=values)
 
 
 def attach(policy: nn.Module, critic: Critic) -> None:
     """Make the critic a child of the policy, whose forward passes it then hears."""
     policy.critic = critic
-    transformer_of(policy).register_forward_hook(critic.hear)
+    transformer_of(policy).register_forward_hook(critic.keep_states)
     policy.register_forward_hook(critic.add_values, with_kwargs=True)
 
 

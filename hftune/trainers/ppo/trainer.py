@@ -12,6 +12,7 @@ from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.trainers.features.feature import Feature
+from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
 from hftune.trainers.ppo.critic import Critic, attach, detached
 from hftune.trainers.ppo.maths import (
     KLController,
@@ -25,7 +26,6 @@ from hftune.trainers.ppo.maths import (
     whiten,
 )
 from hftune.trainers.ppo.state import PPOState
-from hftune.trainers.rollouts import Answers, Batch, RolloutTrainer
 
 
 class PPOTrainer(RolloutTrainer):
@@ -69,9 +69,9 @@ class PPOTrainer(RolloutTrainer):
         critic: Critic = self.accelerator.unwrap_model(self.model).critic
         return critic
 
-    def listening(self) -> AbstractContextManager[None]:
+    def returning_values(self) -> AbstractContextManager[None]:
         """In the block, forward passes of the policy return values."""
-        return self.critic.listening()
+        return self.critic.returning_values()
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:
         """Overrides TRL's (1.16): vLLM is sent all weights of the model that it is given, and knows no critic."""
@@ -113,7 +113,7 @@ class PPOTrainer(RolloutTrainer):
         if body is not None and hasattr(body, "recomputing"):
             # Switching the policy's off and on around generation does so with all modules below it.
             body.recomputing.switch(body, on=self.model.training)
-        with self.listening():
+        with self.returning_values():
             logps, entropies, values = self.forward_answers(model, inputs)
         assert values is not None, "the critic listens"
         args, mask = self.args, inputs["mask"]

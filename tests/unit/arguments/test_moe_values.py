@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from hftune.arguments.names.row import Ask
 from hftune.arguments.names.translators.models import ernie_z, expert_layers, megatron_balance, megatron_z
 from hftune.models.experts import routers_of
-from hftune.trainers.router_losses import balance_loss, z_loss
+from hftune.trainers.losses.routers import balance_loss, z_loss
 from tests.architectures import MIXTURES_OF_EXPERTS, make_config
 
 

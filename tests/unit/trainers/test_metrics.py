@@ -9,8 +9,8 @@ import pytest
 from transformers import EvalPrediction
 
 from hftune.trainers import metrics
-from hftune.trainers.held_out import pair_figures
 from hftune.trainers.pt import token_accuracy
+from hftune.trainers.rewards.held_out_pairs import pair_figures
 
 
 def test_token_accuracy_leaves_out_what_is_not_trained() -> None:

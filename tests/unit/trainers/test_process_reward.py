@@ -14,11 +14,11 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.reward_encoder import RewardEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_reward_model
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.trainers.held_out_steps import first_wrong, step_figures
 from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.reward_trainers import reward_trainer
+from hftune.trainers.rewards.held_out_steps import first_wrong, step_figures
 
 
 @pytest.fixture(scope="module")

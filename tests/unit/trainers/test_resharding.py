@@ -1,4 +1,4 @@
-"""State dealt out to a live optimizer."""
+"""State resharded for a live optimizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.sharded_state import from_optimizer
 from hftune.distributed.zero_state import Part, Slot, filled, filled_whole
 from hftune.errors import ManifestError
-from hftune.trainers.resharding import check_pieces, deal_out
+from hftune.trainers.resharding import check_pieces, fill_optimizer
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
 
 
@@ -44,7 +44,7 @@ def test_a_run_goes_on_to_the_last_bit() -> None:
     other, fresh, other_names = model_and_optimizer(2)
     fresh.param_groups[1]["counted"] = 0
     check_pieces(pieces, fresh, other_names, "there")
-    deal_out(pieces, fresh, other_names, rates=[0.01, 0.01])
+    fill_optimizer(pieces, fresh, other_names, rates=[0.01, 0.01])
     for _ in range(3):
         step(model, optimizer)
         step(other, fresh)
@@ -61,7 +61,7 @@ def test_zero_to_torch(tmp_path: Path, stage: int) -> None:
     parameters = {name: nn.Parameter(torch.zeros_like(value)) for group in PARAMETERS for name, value in group.items()}
     optimizer = torch.optim.AdamW([{"params": [parameters[n] for n in group]} for group in PARAMETERS], lr=1.0)
     names = {value: name for name, value in parameters.items()}
-    deal_out(open_engine(folder), optimizer, names, rates=[0.5, 0.25])
+    fill_optimizer(open_engine(folder), optimizer, names, rates=[0.5, 0.25])
     for name, parameter in parameters.items():
         wanted = next(group[name] for group in PARAMETERS if name in group)
         assert torch.equal(parameter.detach(), wanted)

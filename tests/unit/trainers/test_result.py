@@ -10,7 +10,7 @@ from hftune.errors import ArgumentError
 from hftune.publishing.folder import make_work
 from hftune.trainers import result
 from hftune.trainers.features.checkpoints import publish_checkpoint
-from hftune.trainers.result import LOCK_NAME, hold_output, release_output
+from hftune.trainers.result import LOCK_NAME, lock_output, unlock_output
 from tests.unit.checkpoints.test_resume import make
 
 
@@ -18,20 +18,20 @@ from tests.unit.checkpoints.test_resume import make
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> object:
     monkeypatch.setattr(result, "_PATIENCE", 0.1)
     yield
-    release_output()
+    unlock_output()
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
-    hold_output(tmp_path / "out", create=False)
+    lock_output(tmp_path / "out", create=False)
     assert not (tmp_path / "out").exists(), "nothing is made before the run is checked"
-    hold_output(tmp_path / "out", create=True)
-    hold_output(tmp_path / "out", create=True)  # held already
+    lock_output(tmp_path / "out", create=True)
+    lock_output(tmp_path / "out", create=True)  # held already
     mine = dict(result._held)
     result._held.clear()  # as another process: a lock is a file's that was opened, not a process's
     with pytest.raises(ArgumentError, match="another process is writing"):
-        hold_output(tmp_path / "out", create=False)
+        lock_output(tmp_path / "out", create=False)
     result._held.update(mine)
-    release_output()
+    unlock_output()
     assert not any((tmp_path / "out").iterdir())
 
 
@@ -39,7 +39,7 @@ def test_a_planted_lock_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     (tmp_path / LOCK_NAME).symlink_to(tmp_path / "victim")
     with pytest.raises(ArgumentError, match="in the way"):
-        hold_output(tmp_path, create=True)
+        lock_output(tmp_path, create=True)
     assert (tmp_path / "victim").read_text() == "mine"
 
 

@@ -17,10 +17,10 @@ from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_reward_model
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.trainers.held_out import pair_figures, pair_report
 from hftune.trainers.reward import RewardTrainer
+from hftune.trainers.rewards.held_out_pairs import pair_figures, pair_report
 
 pytestmark = pytest.mark.long
 

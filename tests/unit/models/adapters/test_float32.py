@@ -10,7 +10,8 @@ import torch
 
 from hftune.arguments.entry import parse_arguments
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from tests.unit.models.adapting import IDS
 

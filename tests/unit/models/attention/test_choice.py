@@ -12,15 +12,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.attention.choice import (
-    Machine,
-    attention_for,
-    causal_class,
-    choose_attention,
-    decide_padding_free,
-    refuse_attention,
-    refuse_unless_isolated,
-)
+from hftune.models.attention.choice import attention_for, choose_attention, decide_padding_free
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
 from hftune.models.loading.causal_lm import load_causal_lm

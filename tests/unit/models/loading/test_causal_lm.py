@@ -12,8 +12,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
-from hftune.models.adapters.preparation import add_adapter, lora_config
-from hftune.models.loading.causal_lm import init_score_head, load_causal_lm, load_reward_model, weight_dtype
+from hftune.models.adapters.lora_config import lora_config
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.reward_model import init_score_head, load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer, read_chat_template
 
 

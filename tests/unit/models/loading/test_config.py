@@ -17,7 +17,8 @@ from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.models.loading import config as configs
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from tests.architectures import make_model
 

@@ -12,19 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.models.vocabulary.growth import (
-    Growth,
-    describe_vocabulary,
-    grow,
-    new_tokens,
-    plan_growth,
-    recorded_growth,
-    resized_rows,
-    vocabulary_rows,
-)
-from hftune.models.vocabulary.tokenizer_fit import grow_as_recorded
+from hftune.models.vocabulary.growing import grow, grow_as_recorded, plan_growth
+from hftune.models.vocabulary.growth import Growth, new_tokens, recorded_growth
+from hftune.models.vocabulary.resized_rows import resized_rows
+from hftune.models.vocabulary.size import describe_vocabulary, vocabulary_rows
 from hftune.preflight.rules.vocabulary import check_vocabulary, follow_adapter
 
 pytestmark = pytest.mark.long

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError, raise_together
-from hftune.models.adapters.preparation import lora_config
+from hftune.models.adapters.lora_config import lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
 from hftune.preflight.memory import GIB, Free

@@ -18,8 +18,8 @@ from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
 from hftune.tools.scoring.run import score
-from hftune.trainers.rewards import load_rewards
-from hftune.trainers.score_batches import StepReward
+from hftune.trainers.rewards.loading import load_rewards
+from hftune.trainers.rewards.score_batches import StepReward
 from tests.unit.data.helpers import row
 
 SCALE = RewardScale(0.25, 0.5, 10, "held-out records")

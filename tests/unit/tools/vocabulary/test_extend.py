@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hftune.errors import ArgumentError
-from hftune.models.vocabulary.growth import pieces_of
+from hftune.models.vocabulary.growing import pieces_of
 from hftune.tools.vocabulary.build import with_content
 from hftune.tools.vocabulary.corpus import tokens_per_character
 from hftune.tools.vocabulary.extend import extend_from_corpus, extend_from_tokens

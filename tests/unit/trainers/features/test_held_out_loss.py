@@ -13,7 +13,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
-from hftune.trainers.features.held_out_loss import filled_up
+from hftune.trainers.features.held_out_loss import padded_with_ignored
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import to_dataset
@@ -103,11 +103,11 @@ def test_no_logits_pile_up(stage: str, kept: tuple[int, int] | None, tiny_model:
 
 def test_filling_trains_nothing(tiny_model: Path) -> None:
     data = held_out(tiny_model)
-    filled = filled_up(data, 4)
+    filled = padded_with_ignored(data, 4)
     assert len(filled) == 8 and filled.features == data.features
     assert filled[:5] == data[:]
     assert all(set(row["labels"]) == {IGNORE_INDEX} for row in filled.select([5, 6, 7]))
-    assert filled_up(data, 5) is data
+    assert padded_with_ignored(data, 5) is data
 
 
 def test_several_sets_by_name(tiny_model: Path, tmp_path: Path) -> None:

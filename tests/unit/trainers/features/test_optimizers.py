@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.trainers.features.optimizers import is_8bit, lost_groups
-from hftune.trainers.groups import Group
-from hftune.trainers.muon import muon_class
+from hftune.trainers.optimizers.muon import muon_class
+from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
 
 

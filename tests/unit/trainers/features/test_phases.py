@@ -14,13 +14,14 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.distributed import phases
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.causal_lm import load_causal_lm, load_reward_model
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.rules.preference import settle_rows
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward_trainers import reward_trainer
-from hftune.trainers.score_batches import run_batches
+from hftune.trainers.rewards.score_batches import run_batches
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.trainers.rl_runs import make_trainer
 
@@ -148,7 +149,7 @@ def test_each_batch_of_a_computed_reference_is_heard(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     trainer = stage_trainer("dpo", tiny_model, tmp_path, "--precompute_ref_log_probs", "True")
     seen = signs_of_life(monkeypatch)
-    trainer.references.compute(trainer.train_dataset, "train")
+    trainer.reference_policy.compute(trainer.train_dataset, "train")
     assert len(seen) == ROWS / 2
 
 

@@ -1,0 +1,46 @@
+"""What a loaded model says of its vocabulary: rows, tied or not, new tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hftune.constants import MANIFEST_NAME
+from hftune.models.vocabulary.growth import Growth, new_tokens, spans
+from hftune.opening.model_files import read_checked
+
+
+def manifest_of(folder: str | Path | None) -> dict[str, Any] | None:
+    """The manifest of a model's or an adapter's folder; None where it has none."""
+    file = Path(folder or "") / MANIFEST_NAME
+    return read_checked(file) if folder and file.is_file() else None
+
+
+def vocabulary_rows(model: PreTrainedModel) -> int:
+    """Rows of the input embeddings, of all of them under ZeRO-3, whatever peft has put around them."""
+    inputs = model.get_input_embeddings()
+    # peft wraps embeddings that are trained whole (original_module) or by rows or LoRA (base_layer).
+    for around in ("original_module", "base_layer"):
+        inputs = getattr(inputs, around, inputs)
+    return int(getattr(inputs.weight, "ds_shape", inputs.weight.shape)[0])
+
+
+def describe_vocabulary(
+    model: PreTrainedModel, parent: dict[str, Any] | None = None, *, adapter: bool = False
+) -> dict[str, Any]:
+    """What a manifest says of a vocabulary, read from the weights.
+
+    Args:
+        parent: The manifest of the model that this one began from, whose new tokens are this one's as well.
+        adapter: Whether the folder holds an adapter, whose base has to grow before it fits.
+    """
+    growth: Growth | None = getattr(model, "vocabulary_growth", None)
+    added = sorted({*new_tokens(parent), *(growth.ids if growth else [])})
+    return {
+        "rows": vocabulary_rows(model),
+        "tied": bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False)),
+        "new_tokens": spans(added),
+        "growth": growth.to_json() if growth and adapter else None,
+    }

@@ -1,0 +1,298 @@
+"""Which reference a preference trainer uses, and when it is computed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import xxhash
+from datasets import Dataset
+from peft import PeftModel
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+from trl.models import prepare_deepspeed
+
+import hftune
+from hftune.distributed import phases, ranks
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.preference.reference_model import (
+    COPY,
+    RENEWED_NAME,
+    Columns,
+    RenewReference,
+    adapter_parameters,
+    add_copy,
+    add_reference_columns,
+    as_reference_model,
+    data_fingerprint,
+    load_parameters,
+    save_parameters,
+    weights_fingerprint,
+)
+
+NONE, PRECOMPUTED, ADAPTER, MODEL = "none", "precomputed", "adapter", "model"
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
+
+
+class PreferenceRun(Run, Protocol):
+    """What this feature sees of a preference trainer, besides what every feature sees."""
+
+    ref_model: Any
+
+    def answer_sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """log pi of each answer of a batch under a model, (answers,)."""
+
+
+class ReferencePolicy(Feature):
+    """The cheapest reference that is exact, or the one asked for.
+
+    none         no loss asks for it
+    precomputed  once, before training, cached: each step is one pass through the policy, and no second model is kept
+    adapter      a pass in each step with the adapter off, or with a copy of an adapter that is resumed
+    model        a pass in each step through a second model
+
+    Args:
+        run: The trainer; its second model is `ref_model`, None where there is none.
+
+    Attributes:
+        kind: One of these four.
+    """
+
+    def __init__(self, run: PreferenceRun) -> None:
+        self.run = run
+        self.kind = NONE
+        self._engine: Any = None  # DeepSpeed's, before training
+        self._adapter_off = True  # whether the reference is the model without its adapter
+        self._renewed = False
+
+    def choose(self, ref_model: PreTrainedModel | None, starts_as_base: bool) -> None:
+        """Choose, say which it is and why, and make what it needs."""
+        run, args = self.run, self.run.args
+        if not args.needs_reference:
+            why = "--reference_free" if args.reference_free else f"{' + '.join(args.loss_type)} needs none"
+            notice(f"reference: none ({why})")
+            return
+        adapted = isinstance(run.model, PeftModel)
+        self._adapter_off = starts_as_base
+        self.kind, why = self._choose_kind(adapted, ref_model)
+        notice(f"reference: {WORDS[self.kind]} ({why})")
+        if self.kind == ADAPTER and (args.sync_ref_model or not starts_as_base):
+            add_copy(run.model)
+        if ref_model is not None:
+            run.ref_model = self._prepared(ref_model)
+        if args.sync_ref_model:
+            alpha = args.ref_model_mixup_alpha
+            if adapted and alpha != 1.0:
+                notice(f"the reference is renewed by mixing each factor of the adapters, {alpha:g} of the trained one")
+            self._renewed = True
+            run.add_callback(RenewReference(self.parameters, alpha))
+
+    # Hooks.
+
+    def before_train(self, run: Run, checkpoint: str | None) -> None:
+        """Compute the reference where that is done once, or load one that was renewed."""
+        self.precompute()
+        if self._renewed and checkpoint is not None:
+            load_parameters(Path(checkpoint) / RENEWED_NAME, (target for target, _ in self.parameters()))
+
+    def before_evaluate(self, run: Run) -> None:
+        """An evaluation may come before training."""
+        self.precompute()
+
+    def save_state(self, run: Run, folder: Path) -> None:
+        """A reference that is renewed: it cannot be made again from where the run began."""
+        if self._renewed:
+            save_parameters(folder / RENEWED_NAME, (target for target, _ in self.parameters()))
+
+    def after_weights(self, run: Run, folder: Path) -> None:
+        """Without the copy of the adapter: peft saves all that a model has."""
+        shutil.rmtree(folder / COPY, ignore_errors=True)
+
+    # What losses ask for.
+
+    def sums(self, inputs: Inputs) -> list[torch.Tensor]:
+        """log pi_ref of chosen and rejected answers, (B,) each, without gradient."""
+        if self.kind == PRECOMPUTED and "ref_chosen_logps" in inputs:
+            return [inputs["ref_chosen_logps"], inputs["ref_rejected_logps"]]
+        return list(self._live(inputs).chunk(2))
+
+    def of_answers(self, inputs: Inputs) -> torch.Tensor:
+        """log pi_ref of single answers, (B,), without gradient."""
+        if self.kind == PRECOMPUTED and "ref_logps" in inputs:
+            return inputs["ref_logps"]
+        return self._live(inputs)
+
+    def of_mismatched(self, inputs: Inputs) -> torch.Tensor:
+        """log pi_ref of answers to other prompts, (B,), without gradient."""
+        if self.kind == PRECOMPUTED and "ref_kl_logps" in inputs:
+            return inputs["ref_kl_logps"]
+        return self._live(inputs["kl"])
+
+    def _live(self, inputs: Inputs) -> torch.Tensor:
+        if self.kind == NONE:
+            return torch.zeros(len(inputs["answer_lengths"]), device=self.run.args.device)
+        return self.log_probs(self.run.model_wrapped, inputs)
+
+    def log_probs(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+        """log pi_ref of all answers of a batch, (answers,).
+
+        Args:
+            model: The policy as it is wrapped; a second model takes its place.
+        """
+        run = self.run
+        plain = run.accelerator.unwrap_model(run.model)
+        off = self._adapter_off or self.kind != PRECOMPUTED
+        with as_reference_model(plain, run.args, adapter_off=off), run.accelerator.autocast():
+            return run.answer_sums(run.ref_model or model, inputs)
+
+    def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Each parameter of a live reference with that of the policy."""
+        unwrap = self.run.accelerator.unwrap_model
+        if self.run.ref_model is None:
+            yield from adapter_parameters(unwrap(self.run.model))
+        else:
+            yield from zip(unwrap(self.run.ref_model).parameters(), unwrap(self.run.model).parameters(), strict=True)
+
+    # Computing it once.
+
+    def precompute(self) -> None:
+        """Give all records the reference's numbers, once; nothing where they have them, or need none."""
+        run = self.run
+        if self.kind != PRECOMPUTED or has_reference(run.train_dataset):
+            return
+        assert run.state.global_step == 0, "the model is no longer its own reference"
+        weights = self._fingerprint()
+        run.train_dataset = self._with_reference(run.train_dataset, weights, "train")
+        if isinstance(run.eval_dataset, Dataset):
+            run.eval_dataset = self._with_reference(run.eval_dataset, weights, "eval")
+        elif run.eval_dataset is not None:
+            run.eval_dataset = {
+                name: self._with_reference(dataset, weights, name) for name, dataset in run.eval_dataset.items()
+            }
+        self._engine = None
+        run.ref_model = None  # its memory is for training
+
+    def add_to_others(self, dataset: Dataset, name: str) -> Dataset:
+        """Other records than the trainer was given, with the reference's numbers.
+
+        Raises:
+            ArgumentError: The model was trained, and nothing is left of its reference.
+        """
+        if self.kind != PRECOMPUTED or has_reference(dataset):
+            return dataset
+        if self.run.state.global_step and not (isinstance(self.run.model, PeftModel) and self._adapter_off):
+            raise ArgumentError(
+                "the reference of these records was to be computed before training",
+                place=f"evaluate({name})",
+                fix="give them to the trainer as held-out records, or use --precompute_ref_log_probs False",
+            )
+        return self._with_reference(dataset, self._fingerprint(), name)
+
+    def _fingerprint(self) -> str:
+        return weights_fingerprint(self.run.ref_model or self.run.model, adapter_off=self._adapter_off)
+
+    def _with_reference(self, dataset: Dataset, weights: str, name: str) -> Dataset:
+        columns = [column for column in IDS if column in dataset.column_names]
+        about = (
+            hftune.__version__,
+            weights,
+            data_fingerprint(dataset, columns),
+            f"{self.run.args.ld_alpha} {self.run.args.normalize_logps}",
+            str(self.run.accelerator.mixed_precision),
+        )
+        key = xxhash.xxh3_128_hexdigest("\0".join(about).encode())
+        return add_reference_columns(dataset, key, lambda: self.compute(dataset, name))
+
+    def compute(self, dataset: Dataset, name: str) -> Columns:
+        """The reference's columns, every rank a share of the records."""
+        run = self.run
+        size = run.args.precompute_ref_batch_size or run.args.eval_batch_size
+        # Long records first: what memory is needed is needed at once. As many batches for all ranks, under ZeRO-3.
+        lengths = dataset["length"][:] if "length" in dataset.column_names else [0] * len(dataset)
+        order = sorted(range(len(dataset)), key=lambda row: -lengths[row])
+        chunks = [order[start : start + size] for start in range(0, len(order), size)]
+        chunks += [[]] * (-len(chunks) % ranks.world_size())
+        model = self._for_computing()
+        names = ["ref_logps"] if "label" in dataset.column_names else ["ref_chosen_logps", "ref_rejected_logps"]
+        names += ["ref_kl_logps"] if "kl_ids" in dataset.column_names else []
+        found = torch.zeros(len(names), len(dataset), dtype=torch.float64, device=run.args.device)
+        mine = chunks[ranks.rank() :: ranks.world_size()]
+        for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or run.args.disable_tqdm):
+            phases.alive()
+            batch = run._prepare_inputs(run.data_collator([dataset[row] for row in rows or order[:1]]))
+            sums = [self.log_probs(model, batch)]
+            sums += [self.log_probs(model, batch["kl"])] if "kl" in batch else []
+            if rows:
+                found[:, rows] = torch.cat(sums).view(-1, len(rows)).double()
+        return dict(zip(names, run.accelerator.reduce(found, "sum"), strict=True))
+
+    def _for_computing(self) -> Any:
+        """The reference before training began: DeepSpeed's engine for training is not there yet."""
+        run = self.run
+        if run.ref_model is not None:
+            return run.ref_model
+        if not run.is_deepspeed_enabled:
+            return run.model
+        if run.state.global_step:
+            return run.model_wrapped
+        if self._engine is None:
+            self._engine = prepare_deepspeed(run.model, run.accelerator)
+        return self._engine
+
+    # Choosing.
+
+    def _choose_kind(self, adapted: bool, ref_model: Any) -> tuple[str, str]:
+        args, live = self.run.args, MODEL if ref_model is not None else ADAPTER
+        asked = args.precompute_ref_log_probs
+        if asked is not None and not (asked and args.sync_ref_model):
+            return (PRECOMPUTED if asked else live), "as asked"
+        if args.sync_ref_model:
+            return live, "it is renewed in training"
+        if not adapted or ref_model is not None:
+            return PRECOMPUTED, "no second model is kept in training"
+        if other := _trained_besides(self.run.model):
+            return PRECOMPUTED, f"{other} is trained beside the adapter, and cannot be switched off"
+        passes = self._passes()
+        if passes > 1:
+            return PRECOMPUTED, f"{passes:.3g} passes over the records, and cached for the next run"
+        return live, "records are seen once"
+
+    def _passes(self) -> float:
+        """How often a record is seen in training and evaluation, on average."""
+        args = self.run.args
+        if args.max_steps <= 0:
+            return float(args.num_train_epochs)
+        records = args.max_steps * self.run.get_total_train_batch_size(args)
+        return float(records / len(self.run.train_dataset))
+
+    def _prepared(self, ref_model: PreTrainedModel) -> Any:
+        """A second model, where and as this run computes."""
+        if self.run.is_deepspeed_enabled:
+            return prepare_deepspeed(ref_model, self.run.accelerator)
+        return self.run.accelerator.prepare_model(ref_model, evaluation_mode=True)
+
+
+def has_reference(dataset: Dataset) -> bool:
+    """Whether records have the reference's numbers."""
+    return bool({"ref_chosen_logps", "ref_logps"} & {*dataset.column_names})
+
+
+WORDS = {
+    PRECOMPUTED: "computed once, before training",
+    ADAPTER: "the model without what is trained of its adapter, in each step",
+    MODEL: "a second model, in each step",
+}
+
+
+def _trained_besides(model: PeftModel) -> str | None:
+    """The first parameter that is trained and is no part of the adapter."""
+    return next(
+        (name for name, parameter in model.named_parameters() if parameter.requires_grad and ".default." not in name),
+        None,
+    )

@@ -1,0 +1,117 @@
+"""The end of an epoch on several processes: no record is trained twice to fill up the last batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers.trainer_utils import has_length
+
+from hftune.constants import IGNORE_INDEX
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.distributed import ranks
+from hftune.errors import DataError
+from hftune.trainers.features.feature import Epoch, Feature, Run
+from hftune.trainers.features.record_order import innermost_sampler
+
+ROWS = "row_lengths"
+
+
+class RepeatedRows(Feature):
+    """Does nothing unless records are collated for a token loss.
+
+    Processes need as many batches each, so accelerate completes the last ones with records from the epoch's beginning.
+    Here those rows lose their labels. The loss is a sum over the labels of a step, over all processes, divided by
+    their number, so that it and its gradient are those of one process that sees the rest of the records alone.
+    """
+
+    def __init__(self) -> None:
+        self._place = 0  # micro batches of the epoch that this process has read
+        self._records = 0  # of an epoch; 0 where their number or their way to the processes is not known
+
+    @contextmanager
+    def making_train_loader(self, run: Run) -> Iterator[None]:
+        """Batches without padding say where their rows begin."""
+        collator = run.data_collator
+        if isinstance(collator, FlatCollator):
+            run.data_collator = WithRows(collator)
+        try:
+            yield
+        finally:
+            run.data_collator = collator
+
+    def on_steps(self, run: Run, loader: DataLoader) -> None:
+        """Refuse an empty loader, which the Trainer goes through and calls that training.
+
+        Raises:
+            DataError: There is no whole batch.
+        """
+        if has_length(loader) and len(loader) == 0:
+            raise no_batch(run)
+
+    def before_epoch(self, run: Run, epoch: Epoch) -> None:
+        """From here on batches are counted."""
+        sampler = innermost_sampler(epoch.loader)
+        self._records = len(sampler) if hasattr(sampler, "__len__") and each_reads_its_own(run) else 0
+        self._place = 0 if run.args.ignore_data_skip else epoch.done
+
+    def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+        """Without the labels of what has been seen in this epoch."""
+        mesh = run.args.mesh
+        for batch in batches:
+            lengths = batch.pop(ROWS, None) if isinstance(batch, dict) else None
+            if isinstance(getattr(run.data_collator, "inner", run.data_collator), CausalCollator | FlatCollator):
+                size = run._train_batch_size
+                # accelerate gives batches to processes one by one, in turn; a group of processes gets the same.
+                first = (self._place * mesh.data + mesh.data_rank(ranks.rank())) * size
+                new = max(0, self._records - first) if self._records and mesh.data > 1 else size
+                if new < size:
+                    ignore_rows(batch["labels"], new, lengths)
+            self._place += 1
+            yield batch
+
+
+def each_reads_its_own(run: Run) -> bool:
+    """Whether each process, or group of them, gets batches of its own: not split, not sent by one."""
+    alone = run._train_batch_size * run.args.gradient_accumulation_steps * run.args.data_parallel_size
+    split = run.accelerator.split_batches or run.accelerator.dispatch_batches
+    return not split and run.get_total_train_batch_size(run.args) == alone
+
+
+def no_batch(run: Run) -> DataError:
+    """The error for training records that fill no batch."""
+    args, records = run.args, len(run.train_dataset)
+    dropping = ", --dataloader_drop_last" if args.dataloader_drop_last else ""
+    return DataError(
+        f"{records} training records fill no batch of {args.train_batch_size}, so that nothing would be trained",
+        place=f"--per_device_train_batch_size{dropping}",
+        fix="give more records or smaller batches" + (", or leave --dataloader_drop_last out" if dropping else ""),
+    )
+
+
+class WithRows:
+    """A collator that keeps the lengths of the rows which it has put into one."""
+
+    def __init__(self, inner: FlatCollator) -> None:
+        self.inner = inner
+
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        """The collator's batch, and under ROWS the tokens of each feature."""
+        return {**self.inner(features), ROWS: [len(feature["input_ids"]) for feature in features]}
+
+
+def ignore_rows(labels: torch.Tensor, kept: int, lengths: list[int] | None) -> None:
+    """Take the labels from all rows but the first, in place.
+
+    Args:
+        labels: LongTensor (rows, length), or (1, tokens) with the rows end to end.
+        kept: Rows that keep theirs.
+        lengths: Tokens of each row, where they lie end to end.
+    """
+    if lengths is None:
+        labels[kept:] = IGNORE_INDEX
+    else:
+        labels[:, sum(lengths[:kept]) :] = IGNORE_INDEX

@@ -1,0 +1,102 @@
+"""What the trainers that draw their own data share: order of prompts, guards of rewards, samples of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hftune.distributed import phases
+from hftune.trainers.features.completions import Completions
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.phases import reporting_passes
+from hftune.trainers.features.prompt_order import PromptOrder
+from hftune.trainers.features.reward_guards import RewardGuards
+from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
+from hftune.trainers.stage_trainer import StageTrainer
+
+
+class OnlineTrainer(StageTrainer):
+    """Put before one of TRL's trainers (1.16) that generate: each method of TRL's that hftune changes, once.
+
+    Attributes:
+        guards: Holds the judges: scored, logged, and never trained on.
+        scores: Weighted sums of the rewards of the last batch of answers, (completions of all ranks,); NaN where no
+            function had an opinion.
+    """
+
+    scores: torch.Tensor
+    processing_class: Any
+    _keeper: Any = None  # stands for the tokenizer where prompts are encoded
+
+    def make_features(self) -> list[Feature]:
+        """Before all others: prompts have an order, guards a state, answers a file of their own."""
+        self.guards = RewardGuards()
+        return [PromptOrder(self.record_order), self.guards, Completions(), *super().make_features()]
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""
+        phases.enter(phases.GENERATION, self.state.global_step)
+        with reporting_passes(self.accelerator.unwrap_model(self.model, keep_torch_compile=False)):
+            result = super()._generate(prompts)
+        phases.enter(phases.REWARDS)
+        return result
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """Overrides TRL's, which goes through a batch of answers in pieces: each is a sign of life."""
+        if torch.is_grad_enabled() or self.args.torch_compile:
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+        with reporting_passes(self.accelerator.unwrap_model(model)):
+            return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    def _calculate_rewards(
+        self, inputs: list[dict[str, Any]], prompts: list[Any], completions: list[Any], ids: list[list[int]]
+    ) -> torch.Tensor:
+        """Overrides TRL's (completions of all ranks, functions): guards measure on the way."""
+        phases.enter(phases.REWARDS)  # what reads log-probabilities before may have taken long
+        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)
+        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        self.scores = weighted.masked_fill(rewards.isnan().all(dim=1), torch.nan)
+        self.guards.measure(self, rewards, weighted, prompts, ids)
+        if self.guards.judges[0]:
+            phases.enter(phases.REWARDS)
+            with self._judges_in_place_of_rewards():
+                judged = super()._calculate_rewards(inputs, prompts, completions, ids)
+            self.guards.compare(self, weighted, judged)
+        return rewards
+
+    @contextmanager
+    def _judges_in_place_of_rewards(self) -> Iterator[None]:
+        """Judges are asked by TRL's own way of asking reward models and functions."""
+        names = ("reward_funcs", "reward_processing_classes", "reward_func_names")
+        trained = {name: getattr(self, name) for name in names}
+        for name, value in zip(names, (*self.guards.judges, self.guards.names), strict=True):
+            setattr(self, name, value)
+        try:
+            yield
+        finally:
+            for name, value in trained.items():
+                setattr(self, name, value)
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        """Overrides TRL's: prompts stay text (`--borders_in_text`)."""
+        with self._keeping_text():
+            return super()._tokenize_prompts(prompts)
+
+    def _get_tool_suffix_ids(self, tool_messages: list[Any]) -> Any:
+        """Overrides TRL's: results of tools stay text."""
+        with self._keeping_text():
+            return super()._get_tool_suffix_ids(tool_messages)
+
+    @contextmanager
+    def _keeping_text(self) -> Iterator[None]:
+        given = self.processing_class
+        if self._keeper is None:
+            self._keeper = guarded_tokenizer(given, self.args.borders_in_text)
+        self.processing_class = self._keeper
+        try:
+            yield
+        finally:
+            self.processing_class = given

@@ -1,0 +1,1 @@
+"""Parameter groups, Muon and learning-rate schedules."""

@@ -1,0 +1,198 @@
+"""The loss of a batch of pairs, and what is measured on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hftune.arguments.preference import DPOArguments
+from hftune.models.kernels.answer_head import AnswerOutput
+from hftune.trainers.features.feature import Inputs, Run
+from hftune.trainers.features.pair_figures import PairFigures
+from hftune.trainers.features.reference_policy import ReferencePolicy
+from hftune.trainers.losses.divergences import desensitised, scores
+from hftune.trainers.losses.table import LOSSES, combined
+from hftune.trainers.losses.terms import Settings, Terms
+from hftune.trainers.losses.unpaired import of_answers
+from hftune.trainers.preference.batches import FILLER
+
+OF_MODEL = ("input_ids", "attention_mask", "position_ids", "use_cache", "shared_prompts", "answer_at", "answer_ids")
+"""What of a batch goes to the model, beside the borders of its runs."""
+
+
+class PairLoss:
+    """The loss of batches of `PairCollator`.
+
+    Args:
+        run: The trainer.
+        reference_policy: Gives the reference's numbers.
+        figures: Where metrics are added up on the way.
+
+    Attributes:
+        settings: The numbers of the losses.
+    """
+
+    def __init__(self, run: Run, reference_policy: ReferencePolicy, figures: PairFigures) -> None:
+        self.run, self.reference_policy, self.figures = run, reference_policy, figures
+        self.settings = settings_of(run.args)
+
+    def loss(self, model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, AnswerOutput]:
+        """The weighted sum of the losses asked for, a scalar, and what the model said."""
+        args = self.run.args
+        kl = self.divergence(model, inputs) if "kto" in args.loss_type else None
+        outputs = forward_answers(model, inputs)
+        if "label" in inputs:
+            return self._of_answers(outputs, inputs, kl), outputs
+        terms = self.terms(outputs, inputs, kl)
+        weights = likelihoods(outputs, inputs) if args.use_weighting else None
+        names = args.loss_type
+        loss = combined(terms, names, args.loss_weights or [1.0] * len(names), weights)
+        self._measure(terms, outputs, inputs, loss)
+        return loss, outputs
+
+    def answer_sums(self, outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
+        """log pi of each answer, (answers,), with LD-DPO's weights, or scaled as `--normalize_logps` says."""
+        assert outputs.log_probs is not None
+        lengths = inputs["answer_lengths"]
+        half = len(lengths) // 2
+        if not inputs["paired"]:
+            return desensitised(outputs.log_probs, lengths, lengths, None)
+        shared = torch.minimum(lengths[:half], lengths[half:]).repeat(2)
+        sums = desensitised(outputs.log_probs, lengths, shared, self.run.args.ld_alpha)
+        if not self.run.args.normalize_logps:
+            return sums
+        means = (lengths[:half] + lengths[half:]).repeat(2) / 2
+        return sums * means / lengths
+
+    def divergence(self, model: nn.Module, inputs: Inputs) -> torch.Tensor:
+        """KTO's estimate of KL(policy, reference), >= 0: the mean log ratio of mismatched answers over all ranks."""
+        assert "kl" in inputs, "records for KTO bring an answer to another prompt"
+        with torch.no_grad():
+            policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
+            kept = inputs[FILLER].logical_not() if FILLER in inputs else torch.ones_like(policy, dtype=torch.bool)
+            ratios = (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept].double()
+            total, number = self.run.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
+        return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
+
+    def _of_answers(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None) -> torch.Tensor:
+        """The weighted sum of the means of losses over single answers; metrics are added up on the way."""
+        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        policy, good = self.answer_sums(outputs, inputs)[kept], inputs["label"][kept]
+        ratios = policy - self.reference_policy.of_answers(inputs)[kept].to(policy)
+        names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
+        weights = self.run.args.loss_weights or [1.0] * len(names)
+        losses = [of_answers(name, ratios, good, kl, self.settings).mean() for name in names]
+        loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), policy.sum() * 0)
+        metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
+        if self.run.model.training:
+            self.figures.seen_tokens += inputs["num_tokens"]
+        metrics.add("loss", loss.expand(len(good)))
+        metrics.add("kl", kl.expand(len(good)))
+        rewards = self.run.args.beta * ratios.detach()
+        for name, which in (("chosen", good), ("rejected", good.logical_not())):
+            metrics.add(f"rewards/{name}", rewards, which.double())
+            metrics.add(f"logps/{name}", policy, which.double())
+        metrics.add("rewards/accuracies", ((rewards > 0) == good).float())
+        return loss
+
+    def terms(self, outputs: AnswerOutput, inputs: Inputs, kl: torch.Tensor | None = None) -> Terms:
+        """What losses are computed from; without the records that only fill up an evaluation."""
+        kept = inputs[FILLER].logical_not() if FILLER in inputs else slice(None)
+        chosen, rejected = (part[kept] for part in self.answer_sums(outputs, inputs).chunk(2))
+        ref_chosen, ref_rejected = (part[kept].to(chosen) for part in self.reference_policy.sums(inputs))
+        lengths = [part[kept] for part in inputs["answer_lengths"].chunk(2)]
+        kind, alpha = self.run.args.f_divergence_type, self.run.args.f_alpha_divergence_coef
+        differences = inputs.get("differences")
+        return Terms(
+            chosen=chosen,
+            rejected=rejected,
+            ref_chosen=ref_chosen,
+            ref_rejected=ref_rejected,
+            chosen_tokens=lengths[0].to(chosen.dtype),
+            rejected_tokens=lengths[1].to(chosen.dtype),
+            chosen_scores=scores(chosen - ref_chosen, kind, alpha),
+            rejected_scores=scores(rejected - ref_rejected, kind, alpha),
+            nll=_nll(outputs, inputs, kept),
+            differences=None if differences is None else differences[kept],
+            kl=kl,
+            settings=self.settings,
+        )
+
+    def _measure(self, terms: Terms, outputs: AnswerOutput, inputs: Inputs, loss: torch.Tensor) -> None:
+        """TRL's metrics, as sums."""
+        metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
+        if self.run.model.training:
+            self.figures.seen_tokens += inputs["num_tokens"]
+        chosen, rejected = self.rewards(terms)
+        metrics.add("loss", loss.expand(len(chosen)))
+        values = {
+            "rewards/chosen": chosen,
+            "rewards/rejected": rejected,
+            "rewards/accuracies": (chosen > rejected).float(),
+            "rewards/margins": chosen - rejected,
+            "logps/chosen": terms.chosen,
+            "logps/rejected": terms.rejected,
+        }
+        for name, numbers in values.items():
+            metrics.add(name, numbers)
+        lengths = inputs["answer_lengths"]
+        first, total = inputs["chosen_total"], len(inputs["answer_ids"])
+        counts = torch.repeat_interleave(_ones(lengths, _kept(inputs, 2)), lengths, output_size=total)
+        assert outputs.entropy is not None and outputs.mean_logits is not None and outputs.is_top1 is not None
+        metrics.add("entropy", outputs.entropy, counts)
+        metrics.add("logits/chosen", outputs.mean_logits[:first], counts[:first])
+        metrics.add("logits/rejected", outputs.mean_logits[first:], counts[first:])
+        metrics.add("mean_token_accuracy", outputs.is_top1[:first].float(), counts[:first])
+
+    def rewards(self, terms: Terms) -> tuple[torch.Tensor, torch.Tensor]:
+        """Implicit rewards of both answers, (B,): what the losses compare, times beta."""
+        beta = self.run.args.beta
+        kinds = [LOSSES[name] for name in self.run.args.loss_type if name != "sft"]
+        if any(kind.average for kind in kinds) and not any(kind.reference for kind in kinds):
+            chosen, rejected = terms.averages
+            return beta * chosen.detach(), beta * rejected.detach()
+        return beta * terms.chosen_ratios.detach(), beta * terms.rejected_ratios.detach()
+
+
+def forward_answers(model: nn.Module, inputs: Inputs) -> AnswerOutput:
+    """Log-probabilities of the answers' tokens under any model."""
+    borders = {name: value for name, value in inputs.items() if name.startswith(("cu_seq_lens", "max_length"))}
+    output: AnswerOutput = model(**{name: inputs[name] for name in OF_MODEL if name in inputs}, **borders)
+    return output
+
+
+def likelihoods(outputs: AnswerOutput, inputs: Inputs) -> torch.Tensor:
+    """WPO's factor of each pair, (B,), without gradient (arXiv:2406.11827, eq. 2 and 4)."""
+    assert outputs.log_probs is not None and outputs.log_sum_sq is not None
+    aligned = (outputs.log_probs - outputs.log_sum_sq).detach()
+    lengths = inputs["answer_lengths"]
+    means = desensitised(aligned, lengths, lengths, None) / lengths
+    chosen, rejected = means.exp().chunk(2)
+    weights = chosen * rejected
+    return weights[inputs[FILLER].logical_not()] if FILLER in inputs else weights
+
+
+def _nll(outputs: AnswerOutput, inputs: Inputs, kept: Any) -> torch.Tensor:
+    """Mean over the tokens of the batch's chosen answers."""
+    assert outputs.log_probs is not None
+    lengths, first = inputs["answer_lengths"].chunk(2)[0], inputs["chosen_total"]
+    counts = torch.repeat_interleave(_ones(lengths, kept), lengths, output_size=first)
+    total = (outputs.log_probs[:first] * counts).sum()
+    return -total / counts.sum().clamp(min=1)
+
+
+def _kept(inputs: Inputs, times: int) -> Any:
+    return inputs[FILLER].logical_not().repeat(times) if FILLER in inputs else slice(None)
+
+
+def settings_of(args: DPOArguments) -> Settings:
+    """The numbers of the losses."""
+    return Settings(**{name: getattr(args, name) for name in Settings.__dataclass_fields__})
+
+
+def _ones(lengths: torch.Tensor, kept: Any) -> torch.Tensor:
+    counts = torch.zeros(len(lengths), device=lengths.device)
+    counts[kept] = 1
+    return counts

@@ -1,0 +1,247 @@
+"""What RL is rewarded by: reward models of the stage before, and functions in Python."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.reward_scale import RewardScale, read_scale
+from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
+from hftune.data.templates.turn_token_guard import mode_for_answers
+from hftune.distributed.zero import not_partitioned
+from hftune.errors import ArgumentError, did_you_mean, raise_together
+from hftune.logging import notice
+from hftune.models.adapters.folding import fold_adapters
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.models.loading.config_sizes import check_config
+from hftune.models.loading.from_pretrained import pretrained
+from hftune.models.loading.stored_weights import check_loaded
+from hftune.models.vocabulary.growing import grow_as_recorded
+from hftune.nearby import not_had
+from hftune.preflight.rules.rl import check_rewards
+from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
+from hftune.trainers.rewards.builtin import builtin_reward
+from hftune.trainers.rewards.score_batches import StepReward
+
+RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]]
+Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
+
+
+def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    """The rewards in order, models before functions, and a tokenizer beside each model.
+
+    Args:
+        training_args: `reward_model_path`: folders of run_rm.py (adapter, full or merged), or Hub names with a score
+            head. `reward_funcs`: `module:function` or `file.py:function`, called as TRL calls reward functions: with
+            `prompts`, `completions` and the data's columns as lists, returning one float a completion.
+        model_args: `dtype` is also that of the reward models' weights; float32 for auto.
+
+    Raises:
+        ArgumentError: No reward at all, a function that cannot be found, or a model without a score head.
+    """
+    model_paths, functions = training_args.reward_model_path, training_args.reward_funcs
+    raise_together(check_rewards(functions or [], model_paths or []))
+    return _load(model_paths or [], functions or [], training_args, model_args)
+
+
+def load_judges(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
+    names = training_args.judge_reward or []
+    models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
+    return _load(models, [name for name in names if name not in models], training_args, model_args)
+
+
+def _load(model_paths: list[str], functions: list[str], training_args: RLFields, model_args: ModelArguments) -> Rewards:
+    dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
+    sources: list[RewardSource] = []
+    tokenizers: list[PreTrainedTokenizerBase | None] = []
+    for path, name in zip(model_paths, log_names(model_paths), strict=True):
+        source, tokenizer = _reward_of(path, dtype, training_args)
+        if isinstance(source, PreTrainedModel):
+            source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
+        else:
+            source.__name__ = name  # type: ignore[attr-defined]
+        sources.append(source)
+        tokenizers.append(tokenizer)
+    for name in functions:
+        sources.append(load_function(name))
+        tokenizers.append(None)
+    return sources, tokenizers
+
+
+def log_names(paths: Sequence[str]) -> list[str]:
+    """What reward models are called in the log: their folders' names, with those above where two are alike.
+
+    Figures of the same name would be averaged, and rows of the table of answers mixed up.
+    """
+    whole = [Path(path).resolve().parts for path in paths]
+    for count in range(1, max(map(len, whole), default=0) + 1):
+        names = ["-".join(parts[-count:]) for parts in whole]
+        if len(set(names)) == len({*whole}):
+            return names
+    return []
+
+
+def _reward_of(
+    path: str, dtype: torch.dtype, training_args: RLFields
+) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
+    """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
+    trusted = bool(getattr(training_args, "trust_remote_code", False))
+    model, tokenizer = load_reward_model(path, dtype, trust_remote_code=trusted)
+    scale = _said_scale(path) if training_args.normalize_rewards else None
+    mode = mode_for_answers(training_args.borders_in_text)
+    if reward_head(path, trust_remote_code=trusted) == "steps":
+        device = getattr(training_args, "device", "cpu")
+        separator, name = step_separator(path), Path(path).name
+        options: dict[str, Any] = {"separator": separator, "scale": scale, "device": device, "borders": mode}
+        return StepReward(model, tokenizer, name=name, **options), None
+    if scale is not None:
+        apply_scale(model, scale)
+    return model, guarded_tokenizer(tokenizer, mode)
+
+
+def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_code: bool = False) -> str:
+    """What a reward model scores: "score" (conversations) or "steps".
+
+    Raises:
+        ArgumentError: There is no such model, or it has no score head.
+    """
+    if (Path(path) / "adapter_config.json").is_file():
+        task = read_lora_config(path, flag).task_type
+        head = next((head for head, kind in TASK_TYPES.items() if kind == task), "causal_lm")
+    else:
+        check_config(path, flag)
+        try:
+            names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
+        except (OSError, ValueError) as error:
+            raise not_had(path, error, flag, "reward model") from error
+        heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
+        head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
+    if head == "causal_lm":
+        raise ArgumentError(
+            f"{path} has no score head", place=flag, fix="give the output folder of run_rm.py, or its merged model"
+        )
+    return head
+
+
+def load_reward_model(
+    path: str, dtype: torch.dtype, *, flag: str = "--reward_model_path", trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A reward model whole: an adapter is folded into its base in memory. It is never trained here.
+
+    Args:
+        path: Of an outcome or a process reward model.
+        dtype: Of the weights.
+        flag: What named it, for errors.
+        trust_remote_code: Run code that comes with it.
+    """
+    head = reward_head(path, flag, trust_remote_code=trust_remote_code)
+    auto: Any = getattr(transformers, AUTO_CLASSES[head])
+    labels = len(STEP_LABELS) if head == "steps" else 1
+    tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
+    with not_partitioned():
+        if (Path(path) / "adapter_config.json").is_file():
+            base = (read_manifest(path) or {}).get("base", {}).get("name")
+            base = base or read_lora_config(path, flag).base_model_name_or_path
+            folders = whole_chain([path])
+            notice(f"{', '.join(folders)}: a reward model as an adapter; folded into {base} in memory")
+            model = _from_base(auto, base, num_labels=labels, dtype=dtype, trust_remote_code=trust_remote_code)
+            grow_as_recorded(model, folders)
+            model = fold_adapters(model, folders)
+        else:
+            options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+            model, info = pretrained(auto, path, num_labels=labels, output_loading_info=True, **options)
+            check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    model.requires_grad_(False)
+    return model.eval(), tokenizer
+
+
+def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:
+    level = hf_logging.get_verbosity()
+    hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
+    try:
+        return pretrained(auto, base, **given)
+    finally:
+        hf_logging.set_verbosity(level)
+
+
+def step_separator(path: str) -> str:
+    """What stands between steps, as a process reward model was trained; a line break where nobody has said."""
+    manifest = read_manifest(path) or {}
+    for folder in [path, *(parent["folder"] for parent in manifest.get("parents") or [])]:
+        trained = ((read_manifest(folder) or {}).get("arguments") or {}).get("training") or {}
+        if trained.get("reward_kind") == "process":
+            return str(trained["step_separator"])
+    return "\n"
+
+
+def _said_scale(path: str) -> RewardScale | None:
+    """The scale that is stored with a model, said."""
+    scale = read_scale(path)
+    if scale is None:
+        notice(f"{path} has no scale stored with it: its scores are the rewards as they are")
+    else:
+        notice(f"{path}: rewards are (score - {scale.mean:.4g}) / {scale.std:.4g}, by its {scale.measured_on}")
+    return scale
+
+
+def apply_scale(model: PreTrainedModel, scale: RewardScale) -> None:
+    """Have the model give (score - mean) / std from now on; its weights stay as they are.
+
+    Args:
+        model: With `logits` of shape (batch, 1) in its outputs.
+        scale: Of its raw scores.
+    """
+
+    def normalise(module: Any, args: Any, output: Any) -> Any:
+        output.logits = (output.logits.float() - scale.mean) / scale.std
+        return output
+
+    model.register_forward_hook(normalise)
+
+
+def load_function(name: str) -> Callable[..., Sequence[float | None]]:
+    """The reward function behind `module:function` or `file.py:function`, or a built-in one."""
+    return builtin_reward(name) if name in BUILTIN_REWARDS else named_function(name, "--reward_funcs")
+
+
+def named_function(name: str, flag: str) -> Callable[..., Any]:
+    """The function behind `module:function` or `file.py:function`.
+
+    Raises:
+        ArgumentError: It names none, or its module cannot be imported. The error's place is `flag`.
+    """
+    where, _, attribute = name.rpartition(":")
+    if not where:
+        known = did_you_mean(name, BUILTIN_REWARDS, written=f"{flag} {{}}") if flag == "--reward_funcs" else ""
+        fix = f"{known} write {flag} FILE.py:FUNCTION or MODULE:FUNCTION".strip()
+        raise ArgumentError(f"{name!r} names no function", place=flag, fix=fix)
+    module: Any
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        function: Callable[..., Any] = getattr(module, attribute)
+    except (ImportError, FileNotFoundError, AttributeError) as error:
+        fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
+        raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error
+    return function

@@ -1,0 +1,68 @@
+"""The last batches of an epoch, with accelerate's own sharding of batches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.data_loader import BatchSamplerShard
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from hftune.data.batches.collators import CausalCollator, FlatCollator
+from hftune.distributed.parallel import Mesh
+from hftune.trainers.features import repeated_rows
+from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, ignore_rows
+from tests.unit.trainers.features import made_up
+
+
+def record(number: int) -> dict[str, list[int]]:
+    """As many tokens as its number tells, all of them its number + 1."""
+    length = 2 + number % 3
+    return {"input_ids": [number + 1] * length, "labels": [-100] + [number + 1] * (length - 1)}
+
+
+def labels_seen(
+    monkeypatch: pytest.MonkeyPatch, records: int, processes: int, size: int, collator: Any, done: int = 0
+) -> list[int]:
+    """Numbers of the records whose labels are trained in an epoch, over all ranks, after `done` batches a rank."""
+    seen: list[int] = []
+    for rank in range(processes):
+        monkeypatch.setattr(
+            repeated_rows, "ranks", SimpleNamespace(rank=lambda r=rank: r, world_size=lambda: processes)
+        )
+        feature = RepeatedRows()
+        feature._records, feature._place = records, done
+        run = made_up.run(args={"mesh": Mesh(world=processes)}, _train_batch_size=size, data_collator=collator)
+        collate = WithRows(collator) if isinstance(collator, FlatCollator) else collator
+        inner = BatchSampler(SequentialSampler(range(records)), size, drop_last=False)
+        batches = list(BatchSamplerShard(inner, processes, rank))[done:] if processes > 1 else list(inner)[done:]
+        collated = (collate([record(number) for number in batch]) for batch in batches)
+        for batch in feature.batches(run, collated):
+            assert ROWS not in batch
+            seen += {int(label) - 1 for label in batch["labels"].flatten() if label != -100}
+    return sorted(seen)
+
+
+@pytest.mark.parametrize("collator", [CausalCollator(0), FlatCollator()], ids=["padded", "flat"])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_each_record_once(monkeypatch: pytest.MonkeyPatch, processes: int, collator: Any) -> None:
+    for records in range(1, 15):
+        for size in (1, 2, 3):
+            assert labels_seen(monkeypatch, records, processes, size, collator) == list(range(records)), (records, size)
+
+
+def test_going_on_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert labels_seen(monkeypatch, 11, 2, 2, CausalCollator(0), done=2) == [8, 9, 10]
+
+
+def test_rows_lose_their_labels() -> None:
+    padded = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    ignore_rows(padded, 1, None)
+    assert padded.tolist() == [[1, 2], [-100, -100], [-100, -100]]
+    flat = torch.tensor([[1, 2, 3, 4, 5]])
+    ignore_rows(flat, 1, [2, 3])
+    assert flat.tolist() == [[1, 2, -100, -100, -100]]
+    ignore_rows(flat, 0, [2, 3])
+    assert flat.tolist() == [[-100] * 5]

@@ -1,0 +1,42 @@
+"""Online DPO's pairs and losses."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.trainers.online.dpo import best_and_worst, pair_losses
+from tests.unit.trainers.rl_runs import PROMPTS, make_trainer
+
+
+def test_losses_by_hand() -> None:
+    chosen, rejected = torch.tensor([1.0]), torch.tensor([-0.5])
+    assert pair_losses(chosen, rejected, beta=0.2, kind="sigmoid").item() == pytest.approx(math.log(1 + math.exp(-0.3)))
+    assert pair_losses(chosen, rejected, beta=0.2, kind="ipo").item() == pytest.approx((1.5 - 2.5) ** 2)
+
+
+def test_the_best_and_the_worst() -> None:
+    best, worst, differ = best_and_worst(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 5.0]]))
+    assert best.tolist() == [1, 0] and worst.tolist() == [0, 0] and differ.tolist() == [True, False]
+
+
+def test_pairs_are_of_one_prompt_and_ties_train_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    def two_sorts(completion_ids: list[list[int]], prompts: list[Any], **_: Any) -> list[float]:
+        tie = prompts[0]
+        return [0.5 if prompt == tie else float(sum(ids)) for ids, prompt in zip(completion_ids, prompts, strict=True)]
+
+    flags = ("--per_device_train_batch_size", "8", "--max_completion_length", "5", "--num_generations", "4")
+    trainer = make_trainer(tiny_model, tmp_path, "online_dpo", two_sorts, *flags)
+    trainer.model.train()
+    rows = [{"prompt": [{"role": "user", "content": text}]} for text in PROMPTS[:2] for _ in range(4)]
+    batch = trainer._generate_and_score_completions(rows)
+    assert batch["counts"].tolist() == [0.0, 1.0]
+    assert (batch["prompt_ids"][:, 0] == batch["prompt_ids"][:, 1]).all()
+    sums = (batch["completion_ids"] * batch["completion_mask"]).sum(-1)
+    assert sums[1, 0] > sums[1, 1]
+    # Policy and reference are the same model still: the loss is log 2.
+    assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(math.log(2), abs=1e-5)

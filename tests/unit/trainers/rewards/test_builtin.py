@@ -1,0 +1,75 @@
+"""Rewards that need no model."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.defaults.medicalgpt import ASKS_FOR_TAGS
+from hftune.errors import ArgumentError
+from hftune.trainers.rewards.builtin import accuracy, builtin_reward, final_answer, fits_length, follows_format
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{\frac{1}{2}} it is, not 7.", r"\frac{1}{2}"),
+        ("3 + 4 = 7\n#### 7", "7"),
+        ("<think>maybe 3</think><answer>Paris</answer>", "Paris"),
+        ("First 3, then 12.", "12"),
+        ("no idea", "no idea"),
+    ],
+)
+def test_the_final_answer(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("right", "said", "reward"),
+    [
+        ("42", "The answer is 42.", 1.0),
+        ("1,234", "it is 1234", 1.0),
+        ("0.5", r"\boxed{1/2}", 1.0),
+        ("She has 3 + 4 = 7. #### 7", "7 apples", 1.0),
+        ("42", "It was 42, but now 43", 0.0),
+        ("Paris", "<answer> paris </answer>", 1.0),
+        ("Paris", "London", 0.0),
+        ("7", "seventeen", 0.0),
+        (None, "42", None),
+    ],
+)
+def test_accuracy(right: str | None, said: str, reward: float | None) -> None:
+    assert accuracy([[{"role": "assistant", "content": said}]], answer=[right]) == [reward]
+    assert accuracy([said], solution=[right]) == [reward]
+
+
+def test_accuracy_without_right_answers_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="no record has a right answer"):
+        accuracy(["42"], prompts=["?"])
+
+
+def test_format() -> None:
+    texts = ["<think>a</think> b", "<think>a</think>", "b", "<think>a</think> <think>b</think> c"]
+    assert follows_format(texts) == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_format_that_a_prompt_asks_for() -> None:
+    """Tags around the answer where the prompt, as messages or as text, asks for them."""
+    texts = ["<think>a</think><answer>4</answer>", "<think>a</think>\n<answer>\n4\n</answer>\n", "<think>a</think> 4"]
+    texts += ["<answer>4</answer>", "<think>a</think><answer>4</answer> done", "<think>a</think><answer></answer>"]
+    asks = [{"role": "system", "content": ASKS_FOR_TAGS}, {"role": "user", "content": "2 + 2?"}]
+    plain = [{"role": "user", "content": "2 + 2?"}]
+    assert follows_format(texts, prompts=[asks] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert follows_format(texts[:1] * 2, prompts=[ASKS_FOR_TAGS, "2 + 2?"]) == [1.0, 1.0]
+    assert follows_format(texts[2:3] * 2, prompts=[asks, plain]) == [0.0, 1.0]
+
+
+def test_length() -> None:
+    assert fits_length(["", "a " * 8, "a " * 16, "a " * 256, "a " * 384, "a " * 600]) == [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
+
+
+def test_names_are_those_of_the_flag() -> None:
+    assert [builtin_reward(name).__name__ for name in ("accuracy", "format", "length")] == [
+        "accuracy",
+        "format",
+        "length",
+    ]

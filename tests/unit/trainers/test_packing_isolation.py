@@ -1,0 +1,189 @@
+"""A run finds out whether documents in a row see each other, before its first step."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
+from transformers.models.llama import modeling_llama
+
+from hftune.arguments.entry import parse_arguments
+from hftune.data.packing.rows import pack
+from hftune.data.splits import Splits
+from hftune.errors import ArgumentError
+from hftune.models.attention.segments import SEGMENTS
+from hftune.trainers.packing_isolation import layers_of_each_kind, prove_isolation, uncompiled_and_unrounded
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.data.helpers import to_dataset
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Llama that keeps its position ids from its mask, as GPT-OSS does in transformers 5.23."""
+    original = modeling_llama.create_causal_mask
+
+    def without_positions(*args: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", without_positions)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
+def test_apart(tiny_model: Path, attention: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention).train()
+    prove_isolation(model, 256, attention, CPU)
+    assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_not_apart(tiny_model: Path, blind: None, attention: str, dtype: torch.dtype) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention, dtype=dtype)
+    with pytest.raises(ArgumentError, match=f"see each other in LlamaForCausalLM with attention {attention}") as caught:
+        prove_isolation(model, 256, attention, CPU)
+    assert f"--attn_implementation {SEGMENTS}" in str(caught.value)
+
+
+def test_our_own_attention_makes_it_good(tiny_model: Path, blind: None) -> None:
+    prove_isolation(AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=SEGMENTS), 256, SEGMENTS, CPU)
+
+
+def test_a_state_that_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4))
+    forward = model.forward
+    # It takes no borders at all, so only the tokens are handed on.
+    monkeypatch.setattr(model, "forward", lambda input_ids, **_: forward(input_ids=input_ids))
+    with pytest.raises(ArgumentError, match="MambaForCausalLM"):
+        prove_isolation(model, 64, None, CPU)
+
+
+def trainer_for(folder: Path, out: Path, attention: str) -> SFTTrainer:
+    flags = ["--use_cpu", "True", "--report_to", "none", "--packing", "--max_steps", "1", "--save_strategy", "no"]
+    *_, args = parse_arguments("sft", ["--output_dir", str(out), *flags])
+    ids = [[5, 6, 7], [8, 9]]
+    data = pack(to_dataset({"input_ids": ids, "labels": ids}), 8)[0]
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention)
+    return SFTTrainer(model, args, AutoTokenizer.from_pretrained(folder), Splits(data, data))
+
+
+def test_a_run_stops_before_its_first_step(tiny_model: Path, tmp_path: Path, blind: None) -> None:
+    trainer = trainer_for(tiny_model, tmp_path, "sdpa")
+    with pytest.raises(ArgumentError, match="see each other"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_evaluation_alone_is_stopped_too(tiny_model: Path, tmp_path: Path, blind: None) -> None:
+    with pytest.raises(ArgumentError, match="see each other"):
+        trainer_for(tiny_model, tmp_path, "eager").evaluate()
+
+
+def test_a_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = trainer_for(tiny_model, tmp_path, SEGMENTS)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", SEGMENTS])
+def test_apart_with_a_config_that_asks_for_a_cache(tiny_model: Path, attention: str) -> None:
+    """As after training, when a model is made ready to generate: with a cache, nobody looks for documents in a row."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention)
+    model.config.use_cache = True
+    prove_isolation(model, 256, attention, CPU)
+
+
+def test_on_a_cpu_a_few_layers_answer_for_all(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=32, num_hidden_layers=9, num_attention_heads=2, intermediate_size=32
+    )
+    model = LlamaForCausalLM(config)
+    every, ran = model.model.layers, list[int]()
+    for number, layer in enumerate(every):
+        layer.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+    prove_isolation(model, 256, "sdpa", CPU)
+    assert ran == [0, 1, 2, 3] * 2
+    assert model.model.layers is every and len(every) == 9
+    ran.clear()
+    every[6].self_attn.is_causal = False
+    with suppress(ArgumentError):
+        prove_isolation(model, 256, "sdpa", CPU)
+    assert ran == [0, 1, 2, 3, 4, 5, 6] * 2, "a layer of every kind is asked"
+
+
+def test_layers_whose_attention_is_of_another_kind_are_asked() -> None:
+    """Of Gemma 3's layers the sixth sees everything, the others a window."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    config = Gemma3TextConfig(vocab_size=256, num_hidden_layers=13, intermediate_size=32, **sizes)
+    model = Gemma3ForCausalLM(config)
+    assert layers_of_each_kind(model, model.model.layers, 4) == 6
+    assert layers_of_each_kind(model, model.model.layers[:5], 4) == 4
+
+
+def test_a_model_that_insists_on_all_its_layers_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=256, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32)
+    )
+    forward, lengths = model.model.forward, list[int]()
+
+    def insists(*args: Any, **kwargs: Any) -> Any:
+        lengths.append(len(model.model.layers))
+        assert len(model.model.layers) == 6
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", insists)
+    prove_isolation(model, 256, "sdpa", CPU)
+    assert lengths == [4, 6, 6]
+
+
+def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:
+    """bf16; and LLM.int8() lets a column with an outlier in one document change how all are rounded."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+
+    def refused(share: float, autocast: bool = True) -> bool:
+        """Whether it is, where the second document's numbers move by this share with the first one."""
+        numbers = iter([1.0, 1.0 + share])
+        try:
+            prove_isolation(model, 256, "sdpa", CPU, lambda *_: torch.full((1, 24, 1), next(numbers)), autocast)
+        except ArgumentError:
+            return True
+        return False
+
+    assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, True, True]
+    assert [refused(share, autocast=False) for share in (0.001, 0.004, 0.01)] == [False, True, True]
+    model.to(torch.bfloat16)
+    assert not refused(0.004, autocast=False)
+    model.is_loaded_in_8bit = True
+    assert [refused(share) for share in (0.01, 0.04, 0.1)] == [False, False, True]
+
+
+def test_a_proof_compiles_nothing(tiny_model: Path) -> None:
+    """Its lengths are no other batch's; DeepCompile's model alone cannot run as it is."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    counter = CompileCounter()
+    compiled, ids = torch.compile(model, backend=counter), torch.arange(8)[None]
+    args = SimpleNamespace(ds_resolved=None, torch_compile=True)
+    with uncompiled_and_unrounded(model, args):
+        compiled(input_ids=ids)
+    assert counter.frame_count == 0
+    args.ds_resolved = {"compile": {"deepcompile": True}}
+    with uncompiled_and_unrounded(model, args):
+        compiled(input_ids=ids)
+    assert counter.frame_count > 0

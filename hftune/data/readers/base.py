@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,18 @@ class ParsedChunk(Chunk):
     def rows(self) -> Iterator[RowOrError]:
         """The records."""
         yield from self.found
+
+
+Reader = Callable[[Path, int], Iterator[Chunk]]
+"""Gives the records of a file in chunks of at most so many."""
+
+COMPRESSED = (".gz", ".zst")
+"""What the name of a compressed file ends with."""
+
+
+def is_compressed(file: Path) -> bool:
+    """Whether the name says so."""
+    return file.suffix.lower() in COMPRESSED
 
 
 UNREADABLE_FIX = "Make it readable for you (ls -l shows whose it is), or leave it out of the data."

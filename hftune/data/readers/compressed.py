@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import zstandard
 
+from hftune.data.readers.base import is_compressed
 from hftune.digests import open_file
 from hftune.errors import DataError
 
@@ -43,16 +44,6 @@ class DecompressionError(Exception):
     def __init__(self, error: DataError) -> None:
         self.error = error
         super().__init__(error.cause)
-
-
-def is_compressed(file: Path) -> bool:
-    """Whether the name ends with .gz or .zst."""
-    return file.suffix.lower() in DECODERS
-
-
-def plain_suffix(file: Path) -> str:
-    """The suffix in lower case, without that of a compression: ".jsonl" for a.JSONL.gz."""
-    return Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
 
 
 def read_blocks(file: Path) -> Iterator[bytes]:

@@ -48,12 +48,21 @@ class CsvRecords(Chunk):
             yield fault or Row(dict(zip(self.columns, fields, strict=True)), self.file, line)
 
 
-def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
-    """The records behind the header in chunks.
+def csv_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The records behind the header in chunks of at most `rows_per_chunk`.
 
     Raises:
         OSError: From the system.
     """
+    return _chunks(file, rows_per_chunk, ",")
+
+
+def tsv_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The same where tabs divide fields."""
+    return _chunks(file, rows_per_chunk, "\t")
+
+
+def _chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
     lines = _Lines(file, delimiter)
     columns: tuple[str, ...] | None = None
     held: list[tuple[int, Fields | DataError]] = []

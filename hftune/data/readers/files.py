@@ -18,14 +18,21 @@ from pathlib import Path
 
 import numpy as np
 
-from hftune.data.readers.base import UNREADABLE_FIX, Chunk, FailedChunk, ParsedChunk, Row, RowOrError, unreadable
-from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
-from hftune.data.readers.compressed import DECODERS, plain_suffix
-from hftune.data.readers.csv_table import csv_chunks
-from hftune.data.readers.json_array import json_chunks
-from hftune.data.readers.lines import line_chunks
+from hftune.data.readers.base import (
+    COMPRESSED,
+    UNREADABLE_FIX,
+    Chunk,
+    FailedChunk,
+    ParsedChunk,
+    Reader,
+    Row,
+    RowOrError,
+    is_compressed,
+    unreadable,
+)
 from hftune.errors import DataError
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 
 __all__ = [
     "SUFFIXES",
@@ -41,26 +48,28 @@ __all__ = [
     "sampled_rows",
 ]
 
-Reader = Callable[[Path, int], Iterator[Chunk]]
-
-_TEXT_READERS: dict[str, Reader] = {
-    ".txt": lambda file, rows: line_chunks(file, rows, is_text=True),
-    ".json": json_chunks,
-    ".jsonl": lambda file, rows: line_chunks(file, rows, is_text=False),
-    ".ndjson": lambda file, rows: line_chunks(file, rows, is_text=False),
-    ".csv": lambda file, rows: csv_chunks(file, rows, ","),
-    ".tsv": lambda file, rows: csv_chunks(file, rows, "\t"),
+_TEXT_READERS = {
+    ".txt": "hftune.data.readers.lines:text_chunks",
+    ".json": "hftune.data.readers.json_array:json_chunks",
+    ".jsonl": "hftune.data.readers.lines:json_line_chunks",
+    ".ndjson": "hftune.data.readers.lines:json_line_chunks",
+    ".csv": "hftune.data.readers.csv_table:csv_chunks",
+    ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
 }
-_BINARY_READERS: dict[str, Reader] = {".parquet": parquet_chunks, ".arrow": arrow_chunks}
+_BINARY_READERS = {
+    ".parquet": "hftune.data.readers.columnar:parquet_chunks",
+    ".arrow": "hftune.data.readers.columnar:arrow_chunks",
+}
+"""What reads a kind of file: a function of the file and the number of rows a chunk."""
 
 SUFFIXES = (
     *_TEXT_READERS,
     *_BINARY_READERS,
-    *(f"{suffix}{packed}" for suffix in _TEXT_READERS for packed in DECODERS),
+    *(f"{suffix}{packed}" for suffix in _TEXT_READERS for packed in COMPRESSED),
 )
 """What a data file's name may end with."""
 
-_ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
+_ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(COMPRESSED)}"
 # What lies next to data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
@@ -234,8 +243,8 @@ def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
         that gives one error.
     """
     for file in files:
-        suffix = plain_suffix(file)
-        reader = _TEXT_READERS.get(suffix) or _BINARY_READERS[suffix]
+        suffix = Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
+        reader: Reader = on_demand((_TEXT_READERS | _BINARY_READERS)[suffix])
         try:
             yield from reader(file, rows_per_chunk)
         except OSError as error:

@@ -25,7 +25,7 @@ from hftune.data.readers.base import (
     no_record,
 )
 from hftune.data.readers.compressed import DecompressionError, read_blocks
-from hftune.data.readers.lines import line_chunks
+from hftune.data.readers.lines import json_line_chunks
 from hftune.data.readers.strict_json import MALFORMED, parse_object
 from hftune.errors import DataError
 
@@ -66,7 +66,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         OSError: From the system.
     """
     if _starts_with_an_object_on_a_line(file):
-        yield from line_chunks(file, rows_per_chunk, is_text=False)
+        yield from json_line_chunks(file, rows_per_chunk)
         return
     window = _Window(file)
     held: list[tuple[int, bytes]] = []

@@ -20,11 +20,12 @@ from hftune.data.readers.base import (
     FailedChunk,
     Row,
     RowOrError,
+    is_compressed,
     no_record,
     too_large,
     unreadable,
 )
-from hftune.data.readers.compressed import DecompressionError, is_compressed, read_blocks
+from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.strict_json import decode, parse_object
 from hftune.digests import open_file
 from hftune.errors import DataError
@@ -90,15 +91,21 @@ class LineBytes(Chunk):
         yield from parse_lines(self.data, self.file, self.first_line, self.is_text)
 
 
-def line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
-    """The lines of a file in chunks of at most `rows_per_chunk`, fewer where they are long.
-
-    Args:
-        is_text: A record is the line itself; else the JSON object on it.
+def text_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The lines of a file, each of which is a text, in chunks of at most `rows_per_chunk`; fewer where they are long.
 
     Raises:
         OSError: From the system.
     """
+    return _line_chunks(file, rows_per_chunk, is_text=True)
+
+
+def json_line_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The same of lines that hold a JSON object each."""
+    return _line_chunks(file, rows_per_chunk, is_text=False)
+
+
+def _line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
     found = False
     for chunk, blank in _cut(file, rows_per_chunk, is_text):
         found = found or not blank

@@ -78,8 +78,8 @@ def dispatch(argv: list[str]) -> None:
 def preview(argv: list[str]) -> None:
     """Samples and counts of what a script would train on."""
     encoder, data_args, training_args = _encoder(argv, "preview")
-    from hftune.data.preview import describe_formats
     from hftune.data.preview import preview as show
+    from hftune.data.records.recognition import describe_formats
     from hftune.data.splits import load_splits
 
     data, samples = load_splits(encoder, data_args, training_args), data_args.preview or 3

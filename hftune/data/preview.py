@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
-from hftune.data.readers.files import read_rows
-from hftune.data.records.schemas import describe_format
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 
@@ -56,16 +53,6 @@ def preview(
         steps = math.ceil(len(data.train) / rows_per_step)
         console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")
     console.print(_legend())
-
-
-def describe_formats(files: list[Path], script: str, samples: int) -> Iterator[str]:
-    """The first records of some files: where each is, the format it was taken for, and why.
-
-    Args:
-        script: A key of `formats.FORMATS`, or run_rm.py.
-    """
-    for row in read_rows(files, max_samples=samples, on_bad_record="drop"):
-        yield f"{row.origin}: {describe_format(row.value, script)}"
 
 
 def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:

@@ -24,7 +24,7 @@ from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.readers.files import Row, chunks
-from hftune.data.records.schemas import Prompt
+from hftune.data.records.prompts import Prompt
 from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.tokenizing.chats import ChatEncoder

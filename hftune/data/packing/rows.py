@@ -6,14 +6,11 @@ first label of each is masked. The collator hands the boundaries to the attentio
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -32,7 +29,6 @@ from hftune.data.packing.bins import (
 )
 from hftune.data.packing.int_columns import IntColumn, int_lists
 from hftune.data.storage.cache import cached
-from hftune.data.storage.work_folder import WorkFolder
 from hftune.data.tokenizing.counts import Counts, check_length
 from hftune.data.tokenizing.encoder import write_batches
 from hftune.errors import ArgumentError, DataError
@@ -92,33 +88,6 @@ class PackStats:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the manifest and the cache."""
         return {**asdict(self), "fill": round(self.fill, 4)}
-
-
-def pack(
-    dataset: Dataset, max_length: int, strategy: str = "bfd", *, cross_document_attention: bool = False
-) -> tuple[Dataset, PackStats]:
-    """Pack documents into rows; see `Packing` for the settings.
-
-    Args:
-        dataset: Columns input_ids and labels, lists of integers, one row a document.
-
-    Returns:
-        Columns input_ids, labels, position_ids and seq_lengths, lists of int32, one row a pack. Their file lies in the
-        cache of `datasets`, and goes when the dataset does.
-
-    Raises:
-        DataError: A document longer than `max_length` with `bfd`, or no token to train.
-    """
-    folder = Path(datasets.config.HF_DATASETS_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    work = WorkFolder(folder, "packing-")
-    with ExitStack() as undo:
-        undo.callback(work.remove)
-        stats = pack_into(work.path, dataset, Packing(max_length, strategy, cross_document_attention))
-        rows = datasets.load_from_disk(str(work.path))
-        undo.pop_all()
-    weakref.finalize(rows, work.remove)
-    return rows, stats
 
 
 def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:

@@ -20,7 +20,7 @@ from hftune.data.preferences.truncation import Pair, truncated_pair
 from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.records.schemas import to_labelled
+from hftune.data.records.labelled import to_labelled
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS

@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.lengths import CUT
 from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
 from hftune.data.readers.files import Row
+from hftune.data.records.labelled import Labelled
 from hftune.data.records.messages import Message
-from hftune.data.records.schemas import Labelled, Preference, to_preference
+from hftune.data.records.preferences import Preference, to_preference
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText

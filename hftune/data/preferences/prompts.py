@@ -11,7 +11,7 @@ from datasets.features.features import generate_from_arrow_type
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids

@@ -15,7 +15,7 @@ from hftune.data.preferences.pairs import COUNT_COLUMNS, PairEncoder, PairText, 
 from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message, without_weight
-from hftune.data.records.schemas import Preference, to_preference
+from hftune.data.records.preferences import Preference, to_preference
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts

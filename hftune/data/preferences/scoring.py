@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.preferences.step_encoder import StepEncoder, last_tokens
 from hftune.data.readers.base import Row
+from hftune.data.records.conversations import to_conversation
 from hftune.data.records.formats import pair_format
 from hftune.data.records.messages import Message, without_weight
-from hftune.data.records.schemas import to_conversation, to_preference
+from hftune.data.records.preferences import to_preference
 from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer

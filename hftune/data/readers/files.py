@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -43,7 +42,6 @@ __all__ = [
     "chunks",
     "find_files",
     "first_rows",
-    "read_rows",
     "sampled_positions",
     "sampled_rows",
 ]
@@ -288,43 +286,3 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:
     """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
-
-
-def read_rows(
-    files: list[Path],
-    max_samples: int | None = None,
-    on_bad_record: str = "error",
-) -> list[Row]:
-    """Read the rows of all files in order, at most `max_samples` over all of them. For what fits into memory.
-
-    A file past the limit is not opened.
-
-    Args:
-        on_bad_record: "error" raises the first bad record; "drop" leaves bad ones out, and says how many and why.
-
-    Raises:
-        DataError: With `file:line`, for anything that is not UTF-8 text or JSON objects, or a file without a record.
-    """
-    rows: list[Row] = []
-    dropped: list[DataError] = []
-    if max_samples is None or max_samples > 0:
-        for read in (read for chunk in chunks(files) for read in chunk.rows()):
-            if isinstance(read, Row):
-                rows.append(read)
-            elif on_bad_record == "error":
-                raise read
-            else:
-                dropped.append(read)
-            if len(rows) == max_samples:
-                break
-    if dropped:
-        notice(describe_dropped(dropped))
-    return rows
-
-
-def describe_dropped(errors: list[DataError]) -> str:
-    """How many records were dropped, why, and where the first of each kind is."""
-    kinds = Counter(error.kind for error in errors)
-    first = {error.kind: error.place for error in reversed(errors)}
-    reasons = "; ".join(f"{number} x {kind} (first: {first[kind]})" for kind, number in kinds.most_common())
-    return f"{len(errors)} bad records were dropped: {reasons}"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.training import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import to_conversation
+from hftune.data.records.conversations import to_conversation
 from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.columns import apply_columns, check_columns, columns_found
 from hftune.data.readers.files import Chunk, Row
-from hftune.data.tokenizing.counts import Counts, all_dropped
+from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.workers import map_in_order
 from hftune.errors import DataError
 
@@ -120,20 +120,6 @@ def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBa
         for batch in batches:
             writer.write_batch(batch)
     _describe(folder)
-
-
-def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
-    """A few rows, in this process and in memory.
-
-    Raises:
-        DataError: A record that cannot be used, or none left.
-    """
-    counts = Counts(rows=len(rows))
-    columns = encoder.encode([encoder.parse(row) for row in rows], counts)
-    if not counts.used:
-        raise all_dropped(counts, encoder.length_flag)
-    batch = _record_batch(columns, encoder.schema)
-    return without_counts(encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema)))), counts
 
 
 def without_counts(dataset: Dataset) -> Dataset:

@@ -28,7 +28,7 @@ from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
-from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (

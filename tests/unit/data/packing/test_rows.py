@@ -15,11 +15,11 @@ from examples.base_model import prepare_base
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
-from hftune.data.packing.rows import STRATEGIES, Packing, pack, pack_cached, packing_by_split
-from hftune.data.readers.files import find_files, read_rows
+from hftune.data.packing.rows import STRATEGIES, Packing, pack_cached, packing_by_split
+from hftune.data.readers.files import find_files
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import to_dataset, tokenize_chat
+from tests.unit.data.helpers import pack, read_rows, to_dataset, tokenize_chat
 
 LENGTH = 8
 DOCUMENTS = st.lists(st.integers(1, 20), min_size=1, max_size=25)

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder, preference_encoder
 from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.tokenizing.encoder import tokenise_rows
-from tests.unit.data.helpers import row
+from tests.unit.data.helpers import row, tokenise_rows
 
 
 def test_labels_and_other_answers(chatml: PreTrainedTokenizerFast) -> None:

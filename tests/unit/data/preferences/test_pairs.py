@@ -9,13 +9,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data.preferences.prompts import PromptEncoder
-from hftune.data.readers.files import find_files, read_rows
+from hftune.data.readers.files import find_files
 from hftune.errors import ArgumentError, DataError
 from tests.unit.data.helpers import (
     assistant,
     call,
     make_tokenizer,
     prompts_dataset,
+    read_rows,
     row,
     template,
     tokenize_pairs,

@@ -10,9 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from hftune.data.batches.steps import StepCollator
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.records.solutions import Solution, to_solutions
-from hftune.data.tokenizing.encoder import tokenise_rows
 from hftune.errors import DataError
-from tests.unit.data.helpers import make_tokenizer, row, template, user
+from tests.unit.data.helpers import make_tokenizer, row, template, tokenise_rows, user
 
 STEPS = ["1 + 1 = 2", "2 + 1 = 4", "So 4."]
 SHEPHERD = "Ann has 1. How many?  Step 1: 1 + 1 = 2 ки\nStep 2: 2 + 1 = 4 ки\nStep 3: So 4. ки"

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hftune.data.readers.files import read_rows
 from hftune.data.readers.hub import HubName, data_files, download, may_exist, parse_hub_name
-from hftune.data.records.schemas import to_conversation
+from hftune.data.records.conversations import to_conversation
 from hftune.errors import DataError
-from tests.unit.data.helpers import call, user
+from tests.unit.data.helpers import call, read_rows, user
 
 FLAG = "--train_file_dir"
 

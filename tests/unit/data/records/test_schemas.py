@@ -12,18 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import find_files, read_rows
+from hftune.data.readers.files import find_files
+from hftune.data.records.conversations import to_conversation
 from hftune.data.records.formats import FORMATS, KTO, unknown_format
-from hftune.data.records.schemas import (
-    describe_format,
-    to_conversation,
-    to_labelled,
-    to_preference,
-    to_prompt,
-    to_text,
-)
+from hftune.data.records.labelled import to_labelled
+from hftune.data.records.preferences import to_preference
+from hftune.data.records.prompts import to_prompt
+from hftune.data.records.recognition import describe_format
+from hftune.data.records.texts import to_text
 from hftune.errors import DataError
-from tests.unit.data.helpers import assistant, call, row, user
+from tests.unit.data.helpers import assistant, call, read_rows, row, user
 
 SYSTEM = {"role": "system", "content": "S"}
 HG = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]

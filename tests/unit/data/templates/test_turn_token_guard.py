@@ -25,11 +25,20 @@ from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.templates.turn_tokens import turn_tokens
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
-from hftune.data.tokenizing.encoder import tokenise_rows
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
-from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, make_tokenizer, row, template, tokenize_chat, user
+from tests.unit.data.helpers import (
+    CHATML,
+    TEMPLATES,
+    assistant,
+    make_tokenizer,
+    row,
+    template,
+    tokenise_rows,
+    tokenize_chat,
+    user,
+)
 from tests.unit.data.templates.turn_token_families import (
     FAMILIES,
     KINDS,

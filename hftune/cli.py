@@ -95,7 +95,7 @@ def tokenize(argv: list[str]) -> None:
     """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
     encoder, data_args, training_args = _encoder(argv, "tokenize")
     from hftune.checkpoints import manifest as manifests
-    from hftune.data.packing.rows import packing_by_split
+    from hftune.data.packing.settings import packing_by_split
     from hftune.data.sources import concatenated
     from hftune.data.splits import encoders_by_split, load_sources
     from hftune.data.tokenized_folder import save_tokenised

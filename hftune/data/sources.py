@@ -15,10 +15,7 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments.data import DataArguments
-from hftune.constants import IGNORE_INDEX
-from hftune.data.packing.rows import Packing, pack_cached
 from hftune.data.readers.columns import parse_columns
-from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
 from hftune.data.storage.cache import cached, fingerprint
@@ -59,7 +56,7 @@ def load_source(
     files = data_files(path, flag)
     states = _states(files)
     records = limit if seed is None or limit < 0 else [limit, seed]
-    name = partial(fingerprint, files, encoder.tokenizer, **_settings(encoder, data_args), records=records)
+    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
     key = name()
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
@@ -69,7 +66,9 @@ def load_source(
         if _states(files) != states or (again and name() != key):
             raise _changed(files)
 
-    return _made(key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check)
+    return cached_source(
+        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
+    )
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
@@ -94,19 +93,11 @@ def _changed(files: list[Path]) -> DataError:
     )
 
 
-def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:
-    """`--dummy_data` records."""
-    assert data_args.dummy_data is not None
-    kind = encoder.dummy_kind
-    key = fingerprint([], encoder.tokenizer, **_settings(encoder, data_args), records=[data_args.dummy_data, kind])
-    return _made(key, partial(dummy_chunks, data_args.dummy_data, kind), encoder, data_args, [FILE])
-
-
-def _settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
+def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
     return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
 
 
-def _made(
+def cached_source(
     key: str,
     read: Callable[[], Iterator[Chunk]],
     encoder: Encoder,
@@ -194,24 +185,6 @@ def limit_sources(parts: Sequence[TokenizedSource], limit: int, seed: int | None
     ]
 
 
-def limit_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
-    """At most `limit` packed rows of a part, with what is in them counted; -1 for all."""
-    rows = len(part.dataset)
-    if part.counts.packing is None:
-        return limit_source(part, limit)
-    if limit < 0 or limit >= rows:
-        return part
-    kept = select_records(part, range(limit))
-    table = kept.dataset.select_columns(["input_ids", "labels"]).with_format("arrow")[:]
-    labels = pc.list_flatten(table["labels"])
-    tokens, trained = len(labels), int(pc.sum(pc.not_equal(labels, IGNORE_INDEX)).as_py())
-    room = limit * part.counts.packing["max_length"]
-    about = part.counts.packing | {"packs": limit, "of": rows, "fill": round(tokens / room, 4)}
-    about |= {"tokens": tokens, "trained_tokens": trained}
-    counts = replace(part.counts, tokens=tokens, trained_tokens=trained, packing=about)
-    return replace(kept, counts=counts)
-
-
 def draw_records(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
     """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
 
@@ -266,16 +239,3 @@ def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     key = xxhash.xxh3_128("".join(part.key for part in parts).encode()).hexdigest()
     files = [file for part in parts for file in part.files]
     return TokenizedSource(concatenate_datasets([part.dataset for part in parts]), counts, files, key)
-
-
-def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:
-    """The records in packed rows."""
-    dataset, counts = pack_cached(
-        part.dataset,
-        part.counts,
-        packing,
-        part.key,
-        cache_dir=data_args.data_cache_dir,
-        overwrite=data_args.overwrite_cache,
-    )
-    return replace(part, dataset=dataset, counts=counts)

@@ -12,25 +12,32 @@ from datasets import Dataset
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture
-from hftune.data.packing.rows import Packing, packing_by_split
+from hftune.data.packing.settings import Packing, packing_by_split
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import (
     TokenizedSource,
     concatenated,
     draw_records,
-    generated_source,
-    limit_packed_rows,
     limit_source,
     limit_sources,
     load_source,
-    packed_source,
     split_source,
 )
-from hftune.data.tokenized_folder import load_tokenised
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
+from hftune.on_demand import on_demand
+
+_ON_DEMAND = {
+    "streaming": "hftune.data.stream_splits:open_stream",
+    "blocks": "hftune.data.folder_splits:open_tokenized",
+    "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
+    "dummy_data": "hftune.data.generated:generated_source",
+    "packing": "hftune.data.packing.sources:packed_source",
+    "count_rows": "hftune.data.packing.sources:limit_packed_rows",
+}
+"""What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py)."""
 
 
 @dataclass
@@ -50,6 +57,18 @@ Sources = dict[str, list[TokenizedSource]]
 """The parts of "train" and, where records are held out, of "eval"; one a source."""
 
 
+def load_data(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
+    """What a run trains on: records tokenised ahead, a stream, or the blocks of tokenised folders (pre-training)."""
+    makes_blocks = encoder.row_length == "block_size"
+    if makes_blocks and data_args.tokenized:
+        found: Splits = on_demand(_ON_DEMAND["blocks"])(encoder, data_args, training_args)
+        return found
+    if data_args.streaming:
+        found = on_demand(_ON_DEMAND["streaming"])(encoder, data_args, training_args)
+        return found
+    return load_splits(encoder, data_args, training_args)
+
+
 def load_splits(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
     """Both splits, as `encoder` makes them, packed where the training arguments say so.
 
@@ -66,7 +85,8 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
         sources = {
-            name: _rows_wanted(parts, limits[name]) if limits[name] > 0 else parts for name, parts in sources.items()
+            name: _rows_wanted(parts, limits[name], packed=name in packing) if limits[name] > 0 else parts
+            for name, parts in sources.items()
         }
     about, built = {}, {}
     for name, parts in sources.items():
@@ -102,7 +122,7 @@ def load_sources(
     """
     limits = record_limits(data_args)
     if data_args.tokenized_dir:
-        found = load_tokenised(Path(data_args.tokenized_dir), encoders)
+        found = on_demand(_ON_DEMAND["tokenized_dir"])(Path(data_args.tokenized_dir), encoders)
         return {name: [limit_source(part, limits[name])] for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         return _drawn(encoders, data_args, seed)
@@ -135,7 +155,7 @@ def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) ->
 
 def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[TokenizedSource]:
     if data_args.dummy_data is not None:
-        return limit_sources([generated_source(encoder, data_args)], limit)
+        return limit_sources([on_demand(_ON_DEMAND["dummy_data"])(encoder, data_args)], limit)
     shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
         return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)
@@ -167,13 +187,14 @@ def record_limits(data_args: DataArguments) -> dict[str, int]:
     return {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
 
 
-def _rows_wanted(parts: list[TokenizedSource], limit: int) -> list[TokenizedSource]:
+def _rows_wanted(parts: list[TokenizedSource], limit: int, *, packed: bool) -> list[TokenizedSource]:
     """At most `limit` rows over all parts, as they are trained."""
+    limited = on_demand(_ON_DEMAND["count_rows"]) if packed else limit_source
     kept: list[TokenizedSource] = []
     for part in parts:
         left = limit - sum(len(other.dataset) for other in kept)
         if left > 0:
-            kept.append(limit_packed_rows(part, left))
+            kept.append(limited(part, left))
     return kept
 
 
@@ -181,7 +202,10 @@ def pack_sources(
     parts: list[TokenizedSource], packing: Packing | None, data_args: DataArguments
 ) -> list[TokenizedSource]:
     """Each part in packed rows; as it is without packing."""
-    return parts if packing is None else [packed_source(part, packing, data_args) for part in parts]
+    if packing is None:
+        return parts
+    packed_source = on_demand(_ON_DEMAND["packing"])
+    return [packed_source(part, packing, data_args) for part in parts]
 
 
 def _weights(data_args: DataArguments) -> list[float] | None:

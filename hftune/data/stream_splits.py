@@ -12,7 +12,7 @@ import numpy as np
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
-from hftune.data.packing.rows import packing_by_split
+from hftune.data.packing.settings import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns
 from hftune.data.readers.files import Chunk, Row, chunks
 from hftune.data.readers.hub import data_files

@@ -7,16 +7,14 @@ first label of each is masked. The collator hands the boundaries to the attentio
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from datasets import Dataset, Features, List, Value
 
-from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.bins import (
     Bins,
@@ -28,40 +26,15 @@ from hftune.data.packing.bins import (
     whole_documents,
 )
 from hftune.data.packing.int_columns import IntColumn, int_lists
-from hftune.data.storage.cache import cached
-from hftune.data.tokenizing.counts import Counts, check_length
+from hftune.data.packing.settings import STRATEGIES, Packing
 from hftune.data.tokenizing.encoder import write_batches
-from hftune.errors import ArgumentError, DataError
-from hftune.logging import notice
-
-STRATEGIES = ("bfd", "bfd_split", "wrapped")
+from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
 """Columns of a packed dataset."""
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens that are held in memory while writing."""
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How documents are packed.
-
-    Args:
-        max_length: Tokens a row, at most.
-        strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for segments of at most
-            `max_length`; `wrapped` cuts one stream of all documents, in their order, every `max_length` tokens.
-        cross_document_attention: Each row counts as one document: its tokens see all before them.
-    """
-
-    max_length: int
-    strategy: str = "bfd"
-    cross_document_attention: bool = False
-
-    @property
-    def cuts(self) -> bool:
-        """Whether documents may be cut while packing, and so must not be before."""
-        return self.strategy != "bfd"
 
 
 @dataclass
@@ -135,65 +108,6 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
     else:
         segments = whole_documents(lengths)
     return segments, best_fit_decreasing(segments.length, max_length)
-
-
-def pack_cached(
-    dataset: Dataset,
-    counts: Counts,
-    packing: Packing,
-    key: str,
-    *,
-    cache_dir: str | None = None,
-    overwrite: bool = False,
-) -> tuple[Dataset, Counts]:
-    """`pack` through the cache, under the fingerprint `key` of the documents and the settings.
-
-    Returns:
-        The packed dataset, and the counts with tokens as packed and `packing` filled in.
-    """
-
-    def write(folder: Path) -> Counts:
-        stats = pack_into(folder, dataset, packing)
-        about = {"strategy": packing.strategy, **stats.to_dict()}
-        return replace(counts, tokens=stats.tokens, trained_tokens=stats.trained_tokens, packing=about)
-
-    own_key = xxhash.xxh3_128(f"{key} {packing}".encode()).hexdigest()
-    return cached(own_key, write, cache_dir=cache_dir, overwrite=overwrite)
-
-
-def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bool) -> None:
-    """Settings of what is not done."""
-    defaults = {field.name: field.default for field in fields(training_args)}
-    for name in ("packing_strategy", "cross_document_attention"):
-        if not some and getattr(training_args, name, None) != defaults.get(name):
-            notice(f"--{name} has no effect without --packing")
-    if every and training_args.padding_free:
-        notice("--padding_free has no effect: packed rows have no padding")
-
-
-def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Packing]:
-    """How the splits "train" and "eval" are packed; those that are not are left out.
-
-    Args:
-        length: Name of the argument that is the length of a row, of the arguments and of the function that tokenises.
-
-    Raises:
-        ArgumentError: No such length.
-    """
-    train = bool(training_args.packing)
-    chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
-    _say_what_has_no_effect(training_args, any(chosen.values()), all(chosen.values()))
-    if not any(chosen.values()):
-        return {}
-    check_length(getattr(training_args, length), f"--{length}")
-    if getattr(training_args, length) is None:
-        raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
-    packing = Packing(
-        getattr(training_args, length),
-        training_args.packing_strategy,
-        getattr(training_args, "cross_document_attention", False),
-    )
-    return {name: packing for name, packs in chosen.items() if packs}
 
 
 def _portions(segments: Segments, bins: Bins) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,8 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.packing.rows import Packing, PackStats, pack_into
+from hftune.data.packing.rows import PackStats, pack_into
+from hftune.data.packing.settings import Packing
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder

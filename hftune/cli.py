@@ -18,7 +18,6 @@ hftune doctor      what this machine has for a run, and what is wrong with it
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -39,14 +38,8 @@ hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other argu
 
 See docs/planning.md for what is counted and how far it was from what was measured."""
 
-ENCODERS = {
-    "pt": "hftune.data.tokenizing.texts:TextEncoder",
-    "sft": "hftune.data.tokenizing.chats:ChatEncoder",
-    "rm": "hftune.data.preferences.reward_encoder:RewardEncoder",
-    "dpo": "hftune.data.preferences.pairs:PairEncoder",
-    "rl": "hftune.data.preferences.prompts:PromptEncoder",
-}
-"""What each script makes of its records; imported when it is needed."""
+STAGES = ("pt", "sft", "rm", "dpo", "rl")
+"""Scripts whose records `preview` and `tokenize` read."""
 
 
 def main() -> None:
@@ -69,7 +62,7 @@ def dispatch(argv: list[str]) -> None:
         fix = f"{did_you_mean(argv[0], COMMANDS, written='`hftune {}`')} one of: {', '.join(COMMANDS)}".strip()
         said = argv[0].partition("=")[0]
         stage = said.removesuffix(".py").removeprefix("run_")
-        if stage in ENCODERS:
+        if stage in STAGES:
             fix = f"a stage is a script: python run_{stage}.py ..., or under a launcher: deepspeed run_{stage}.py ..."
         raise ArgumentError(f"there is no `hftune {said}`", fix=fix)
     command(argv[1:])
@@ -197,21 +190,21 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
 
     model_args, data_args, _, training_args = parse_arguments(stage, argv)
 
+    from hftune.data.encoders import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer
     from hftune.preflight.checks import check_data_flags, check_model_folder
 
     raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])
-    module, _, name = ENCODERS[stage].partition(":")
-    encoder = getattr(importlib.import_module(module), name)
-    return encoder.from_arguments(load_tokenizer(model_args, training_args), training_args), data_args, training_args
+    encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)
+    return encoder, data_args, training_args
 
 
 def _stage(argv: list[str], command: str) -> tuple[str, list[str]]:
     """`run_sft.py`, `run_sft` or `sft`, and the arguments behind it."""
     stage = argv[0].removesuffix(".py").removeprefix("run_") if argv else ""
-    if stage not in ENCODERS:
-        scripts = ", ".join(f"run_{name}" for name in ENCODERS)
+    if stage not in STAGES:
+        scripts = ", ".join(f"run_{name}" for name in STAGES)
         raise ArgumentError(
             f"`hftune {command}` needs the script whose arguments follow",
             fix=f"hftune {command} run_sft ...; {scripts}",

@@ -136,6 +136,14 @@ def _parts_of(split: dict[str, Any]) -> tuple[Any, ...]:
     return {**split["settings"]}, Counts(**split["counts"]), [*split["files"]], str(split["key"])
 
 
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The settings of the encoder that made the training records of a folder; {} where none are written down."""
+    if not (folder / INDEX).is_file():
+        return {}
+    found: dict[str, Any] = _index(folder)["splits"].get("train", {}).get("settings", {})
+    return found
+
+
 def check_index(folders: Sequence[str], encoder: Encoder) -> None:
     """Refuse folders of `hftune tokenize` that this run would have tokenised differently; others cannot be checked.
 

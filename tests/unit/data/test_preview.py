@@ -15,7 +15,8 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, describe_formats, preview
+from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview
+from hftune.data.records.recognition import describe_formats
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user

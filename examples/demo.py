@@ -54,11 +54,11 @@ def processes() -> int:
 
 def hftune(*words: str, **values: str) -> int:
     """Run the command, shown as a user would type it. Ctrl-C is the command's to answer; SIGTERM is passed on to it."""
-    from hftune import children
+    from hftune import child_processes
 
     shown = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
     print(f"\n{' '.join([*shown, 'hftune', *words])}", flush=True)
-    running = children.start(children.python("-m", "hftune.cli", *words), env={**os.environ, **values})
+    running = child_processes.start(child_processes.python("-m", "hftune.cli", *words), env={**os.environ, **values})
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: running.send_signal(number))
     return running.wait()

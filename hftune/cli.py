@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hftune.children import leave_working_folder
+from hftune.child_processes import leave_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.visible import as_json, say
 
@@ -128,7 +128,7 @@ def explain(argv: list[str]) -> None:
     """What names mean: hftune's own and those of other tools."""
     if not argv:
         raise ArgumentError("`hftune explain` needs a name", fix="hftune explain lora_rank")
-    from hftune.arguments.names.explain import explain as meaning
+    from hftune.tools.explaining.explain import explain as meaning
 
     say("\n\n".join(meaning(name.partition("=")[0]) for name in argv))
 
@@ -149,8 +149,8 @@ def export(argv: list[str]) -> None:
 
 def consolidate(argv: list[str]) -> None:
     """Whole weights from a DeepSpeed checkpoint."""
-    from hftune.arguments.consolidating import ConsolidateArguments
     from hftune.arguments.stages import parse_command
+    from hftune.checkpoints.consolidate import ConsolidateArguments
     from hftune.checkpoints.consolidate import consolidate as write
 
     write(parse_command(ConsolidateArguments, argv))
@@ -158,9 +158,9 @@ def consolidate(argv: list[str]) -> None:
 
 def score(argv: list[str]) -> None:
     """A file of conversations through a reward model."""
-    from hftune.arguments.scoring import ScoreArguments
     from hftune.arguments.stages import parse_command
     from hftune.distributed import launch
+    from hftune.tools.scoring.arguments import ScoreArguments
 
     launch.prepare_environment()
     from hftune.tools.scoring.run import score as run
@@ -227,7 +227,7 @@ def vocab(argv: list[str]) -> None:
         near = did_you_mean(name, command.COMMANDS, written="`hftune vocab {}`")
         fix = f"{near} one of: {', '.join(command.COMMANDS)}".strip()
         raise ArgumentError(f"there is no `hftune vocab {name}`", fix=fix)
-    from hftune.arguments.stages import parse_vocab_arguments
+    from hftune.tools.vocabulary.arguments import parse_vocab_arguments
 
     command.run(name, parse_vocab_arguments(rest))
 

@@ -45,10 +45,10 @@ class UserError(Exception):
         fix: What to do about it.
 
     Attributes:
-        everywhere: Whether every process is known to raise it.
+        on_all_ranks: Whether every process is known to raise it.
     """
 
-    everywhere = False
+    on_all_ranks = False
 
     def __init__(self, cause: str, *, place: str | None = None, fix: str | None = None) -> None:
         self.cause, self.place, self.fix = cause, place, fix
@@ -105,7 +105,7 @@ class Preempted(Exception):
     """The run was told to stop and has saved a checkpoint; it ends with `PREEMPTED_EXIT_CODE`."""
 
 
-farewells: list[Callable[[BaseException | None], None]] = []
+exit_hooks: list[Callable[[BaseException | None], None]] = []
 """Called before a script ends, with what ends it: an error, or None. Other processes may wait for this one."""
 
 _OTHERS_WAIT = 3.0
@@ -113,15 +113,15 @@ _TOOLS_PATIENCE = 30.0
 _TAIL = 15
 
 
-class _Farewell:
-    """Says goodbye however the block inside ends, and hides nothing."""
+class _ExitHooks:
+    """Calls `exit_hooks` however the block inside ends, and hides no error."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.told()
-        for farewell in farewells:
-            farewell(None if stopped else error)
+        stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.stop_signal()
+        for hook in exit_hooks:
+            hook(None if stopped else error)
 
 
 def run_script(main: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ def _listen(code: int, patience: float) -> None:
 def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
     hide_in_tracebacks()
     try:
-        with _Farewell():
+        with _ExitHooks():
             main()
     except UserError as error:
         _refuse(error)
@@ -164,7 +164,8 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
         _speak(str(stop))
         _exit(PREEMPTED_EXIT_CODE)
     except Exception as error:
-        if interrupts.told() and not interrupts.deferring():  # what a signal breaks elsewhere, it breaks on purpose
+        # What a signal breaks in a library (a pipe, a collective) was broken on purpose: no traceback.
+        if interrupts.stop_signal() and not interrupts.deferring():
             _stop(stopped, stop_code)
         _fail(error)
     except interrupts.Interrupted:
@@ -177,7 +178,7 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
 def _stop(words: str, code: int) -> None:
     interrupts.leave(code)
     _speak(words)
-    interrupts.kill_below()
+    interrupts.kill_descendants()
     _exit(code)
 
 
@@ -187,7 +188,7 @@ def _refuse(error: UserError) -> None:
     if rank != 0:
         time.sleep(_OTHERS_WAIT)
     who = f"[rank {rank}] " if rank != 0 else ""
-    if not error.everywhere or os.environ.get("LOCAL_RANK", "0") == "0":
+    if not error.on_all_ranks or os.environ.get("LOCAL_RANK", "0") == "0":
         say(f"\n{who}error: {error.render()}\n", file=terminal.err(), flush=True)
     # Skip interpreter teardown: collectives of ranks that stopped elsewhere must not hold this one back.
     _exit(USER_ERROR_EXIT_CODE)

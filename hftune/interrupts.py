@@ -87,7 +87,7 @@ class Listener:
         """The process is about to end with this code: whatever asks it to stop now only hastens that."""
         self.leaving, self.code = True, code
 
-    def told_to_worker(self) -> bool:
+    def parent_was_told(self) -> bool:
         """Whether the process from which this one was forked was told to stop."""
         return self._shared[0] == 1
 
@@ -136,7 +136,7 @@ class Listener:
     def _end(self, words: str) -> None:
         if words:
             self.said(words)
-        for act in (kill_below, *self.last_acts):
+        for act in (kill_descendants, *self.last_acts):
             with contextlib.suppress(Exception):  # whatever fails now, the process ends
                 act()
         os._exit(self.code if self.leaving or not self.deferring else INTERRUPTED_EXIT_CODE)
@@ -170,7 +170,7 @@ def listener() -> Listener | None:
     return _listener
 
 
-def told() -> int:
+def stop_signal() -> int:
     """The signal that asked this process to stop; 0 for none."""
     return (_listener.told or 0) if _listener is not None else 0
 
@@ -204,7 +204,7 @@ def paused() -> Iterator[None]:
             _listener.start()
 
 
-def kill_below() -> None:
+def kill_descendants() -> None:
     """End what this process has started: workers, compilers, servers."""
     import psutil
 
@@ -246,7 +246,7 @@ def keep_working() -> None:
     def end(number: int, frame: FrameType | None) -> None:
         limit = time.monotonic() + _WORKER_WAITS
         while time.monotonic() < limit:
-            if parent.told_to_worker():
+            if parent.parent_was_told():
                 return
             time.sleep(0.01)
         signal.signal(number, signal.SIG_DFL)

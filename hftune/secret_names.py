@@ -71,7 +71,7 @@ def variable_says_secret(name: str) -> bool:
         return False
     if surely_secret(name) or bool({*words} & _ALWAYS) or "token" in words[:-1]:
         return True
-    return needs_look(name) or words[-2:] == ["auth", "config"]
+    return may_be_secret(name) or words[-2:] == ["auth", "config"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -88,7 +88,7 @@ def surely_secret(name: str) -> bool:
     return words[-1:] == ["pat"] and before in _OF_PAT
 
 
-def needs_look(name: str) -> bool:
+def may_be_secret(name: str) -> bool:
     """Whether a value of a variable of that name is a secret only if it looks like one (`SORT_BY_KEY=id`)."""
     words = _words(name)
     if words[-1:] == ["key"]:

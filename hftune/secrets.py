@@ -30,7 +30,7 @@ from hftune.secret_names import (
     MASK,
     SHAPES,
     USER_IN_URL,
-    needs_look,
+    may_be_secret,
     says_secret,
     surely_secret,
     variable_says_secret,
@@ -129,7 +129,7 @@ def _of_variable(name: str, value: str) -> frozenset[str]:
         learn_config(_parsed(value))
     bare = value.strip()
     if variable_says_secret(name) and _is_searched(bare):
-        sure = surely_secret(name) or not needs_look(name)
+        sure = surely_secret(name) or not may_be_secret(name)
         found |= {bare} if sure or _looks_secret(bare) else set()
     return frozenset(found)
 

@@ -39,7 +39,7 @@ from hftune.models.heads import head_of
 from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules.vocabulary import follow_adapter
-from hftune.publishing.disk import disk_errors, is_there, write_file
+from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.features.profiling import ProfileSteps
@@ -374,7 +374,7 @@ def _write_samples(args: StageArguments, trainer: StageTrainer, data: Splits) ->
 def _write_card(args: StageArguments, manifest: manifests.Manifest) -> None:
     """A short README.md; one that somebody else has written there stays."""
     file = Path(str(args.output_dir)) / "README.md"
-    if not is_there(file) or is_marked(file):
+    if not lexists(file) or is_marked(file):
         write_page(file, model_card(manifest, file.resolve().parent.name), "card")
 
 

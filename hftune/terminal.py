@@ -180,11 +180,11 @@ def _led_to(number: int) -> int:
     folder = os.environ.get(ELSEWHERE)
     if folder:
         with contextlib.suppress(OSError):
-            return open_again(f"{folder}/{number}")
+            return reopen(f"{folder}/{number}")
     return os.dup(number)
 
 
-def open_again(path: str) -> int:
+def reopen(path: str) -> int:
     """A descriptor of a terminal, pipe or file that another process has open, for adding to it.
 
     Raises:
@@ -243,14 +243,14 @@ def err() -> TextIO:
     return _capture.err if _capture is not None else sys.stderr  # type: ignore[return-value]
 
 
-def shout(text: str) -> None:
+def write_unbuffered(text: str) -> None:
     """Write to standard error in one system call, whatever other threads hold or wait for."""
     os.write(error_descriptor(), (_CLEAR * bool(_progress) + text).encode())
     if _capture is not None:
         _capture.err.log(text)
 
 
-def note(text: str) -> None:
+def log_only(text: str) -> None:
     """Put a line of hftune's into the log alone."""
     if _capture is not None:
         _capture.err.log(text + "\n")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hftune.errors import ManifestError
-from hftune.opening.folders import stray
+from hftune.opening.folders import unsafe_entry
 from hftune.opening.safetensors_file import read_index, read_safetensors_header
 
 WEIGHTS_NAME, INDEX_NAME = "model.safetensors", "model.safetensors.index.json"
@@ -50,7 +50,7 @@ def weight_files(folder: str | Path) -> list[Path]:
         found = [path / WEIGHTS_NAME]
     else:
         found = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-    for problem in (stray(file, path) for file in found):
+    for problem in (unsafe_entry(file, path) for file in found):
         if problem is not None:
             raise problem
     return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.borders import BorderFields
+from hftune.arguments.data import TurnTokenFields
 
 
 @dataclass
-class AskArguments(BorderFields):
+class AskArguments(TurnTokenFields):
     """The same questions to one model or several, answered greedily."""
 
     models: list[str] | None = field(

@@ -22,8 +22,8 @@ from hftune.visible import say
 
 if TYPE_CHECKING:
     from hftune.arguments.preference import DPOArguments
-    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
     from hftune.arguments.reward import RMArguments
+    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
     from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 
     RLArguments = GRPOArguments | RLOOArguments | PPOArguments | OnlineDPOArguments

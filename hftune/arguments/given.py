@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.aliases import JOINED
 from hftune.arguments.bounded_yaml import load as load_yaml
+from hftune.arguments.special_fields import JOINED
 from hftune.errors import ArgumentError, UserError, raise_together
-from hftune.nearby import way_out
+from hftune.path_hints import path_hint
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
 
@@ -110,7 +110,7 @@ def given_in_file(path: str | None) -> Given:
     if path is None:
         return []
     if not Path(path).is_file():
-        raise ArgumentError(f"there is no file {path}", place="--config", fix=way_out(path, "a YAML file"))
+        raise ArgumentError(f"there is no file {path}", place="--config", fix=path_hint(path, "a YAML file"))
     content = load_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")

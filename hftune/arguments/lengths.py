@@ -39,7 +39,7 @@ class PairLengths:
         },
     )
 
-    def settle_lengths(self) -> None:
+    def resolve_lengths(self) -> None:
         """Make `max_length` the sum of both lengths where both are given.
 
         Raises:

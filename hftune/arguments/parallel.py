@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hftune.distributed import ranks
-from hftune.distributed.parallel import Mesh, problems_of
+from hftune.distributed.mesh import Mesh, mesh_problems
 from hftune.errors import raise_together
 
 
@@ -48,10 +48,10 @@ class ParallelArguments:
         """Processes that see rows of their own: the factor of batches, samplers and token counts."""
         return self.mesh.data
 
-    def settle_parallel(self) -> None:
+    def check_parallel_sizes(self) -> None:
         """Refuse sizes for which the processes do not suffice.
 
         Raises:
             ArgumentError: A size below 1, or processes that do not divide into such groups.
         """
-        raise_together(problems_of(self.mesh))
+        raise_together(mesh_problems(self.mesh))

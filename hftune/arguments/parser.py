@@ -12,8 +12,6 @@ from typing import Any, NoReturn, get_origin
 from trl import TrlParser
 
 from hftune import terminal
-from hftune.arguments.aliases import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
-from hftune.arguments.complaints import of_a_class, of_argparse
 from hftune.arguments.given import (
     GIVEN_NAMES,
     LEFT_OUT,
@@ -24,11 +22,13 @@ from hftune.arguments.given import (
     take_config,
     yaml_value,
 )
-from hftune.arguments.helping import help_groups
+from hftune.arguments.help_page import help_groups
 from hftune.arguments.names.row import STAGES, Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
+from hftune.arguments.parse_errors import argparse_error, class_error
 from hftune.arguments.ranges import numbers_of, out_of_range
+from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json
@@ -58,7 +58,7 @@ class HftuneParser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """argparse's own complaints (a wrong type, a missing value) as ours."""
-        raise of_argparse(message, self.known, COMMAND_LINE)
+        raise argparse_error(message, self.known, COMMAND_LINE)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """The page of --help, where the user looks: standard output itself may lead to a log."""
@@ -89,18 +89,18 @@ class HftuneParser(TrlParser):
             ArgumentError: Unknown or refused names, values that do not fit, a YAML file that cannot be read.
         """
         entries = self.translate(argv)
-        self.settle_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
+        self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
         self.set_defaults_with_config(**from_file)
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
         except (ValueError, TypeError) as error:
-            raise of_a_class(error, self.known, COMMAND_LINE) from error
+            raise class_error(error, self.known, COMMAND_LINE) from error
         finally:
             GIVEN_NAMES.reset(before)
 
-    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+    def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
         """Nothing; a script whose defaults depend on what was given sets them here."""
 
     def world(self) -> tuple[int, int]:

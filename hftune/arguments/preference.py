@@ -89,7 +89,7 @@ class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
     )
 
     def __post_init__(self) -> None:
-        self.settle_lengths()
+        self.resolve_lengths()
         super().__post_init__()
 
     @property

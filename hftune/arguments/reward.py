@@ -58,7 +58,7 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
     )
 
     def __post_init__(self) -> None:
-        self.settle_lengths()
+        self.resolve_lengths()
         # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
         self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
         self.label_smoothing_factor = 0.0

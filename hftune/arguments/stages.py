@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
-from hftune.arguments.defaults.choosing import choose_defaults, reads_as_medicalgpts, say_differences
+from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medicalgpt, say_differences
 from hftune.arguments.given import take_config
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
@@ -18,25 +17,25 @@ from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.run_arguments import RunArguments
-from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
 from hftune.distributed import launch, ranks
 from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, UserError
+from hftune.on_demand import on_demand
 
 STAGES = {
     "pt": "hftune.arguments.training:PTArguments",
     "sft": "hftune.arguments.training:SFTArguments",
     "rm": "hftune.arguments.reward:RMArguments",
     "dpo": "hftune.arguments.preference:DPOArguments",
-    "rl": "hftune.arguments.reinforcement:GRPOArguments",
+    "rl": "hftune.arguments.rl_algorithms:GRPOArguments",
 }
 """The training arguments of each stage; imported when they are asked for: each brings its part of TRL along."""
 
 ALGORITHMS = {
-    "grpo": "hftune.arguments.reinforcement:GRPOArguments",
-    "rloo": "hftune.arguments.reinforcement:RLOOArguments",
-    "ppo": "hftune.arguments.reinforcement:PPOArguments",
-    "online_dpo": "hftune.arguments.reinforcement:OnlineDPOArguments",
+    "grpo": "hftune.arguments.rl_algorithms:GRPOArguments",
+    "rloo": "hftune.arguments.rl_algorithms:RLOOArguments",
+    "ppo": "hftune.arguments.rl_algorithms:PPOArguments",
+    "online_dpo": "hftune.arguments.rl_algorithms:OnlineDPOArguments",
 }
 """Those of each --rl_algorithm."""
 
@@ -51,7 +50,7 @@ class ScriptParser(HftuneParser):
         """Overrides `HftuneParser.world`: a script is one of several processes."""
         return ranks.world_size(), ranks.local_world_size()
 
-    def settle_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
+    def set_run_defaults(self, entries: list[Entry], written: Iterable[str] = ()) -> None:
         """Give arguments that were not given the defaults for what is trained, or those asked for.
 
         A command of MedicalGPT's that does not say whose defaults it wants is told what differs.
@@ -67,7 +66,7 @@ class ScriptParser(HftuneParser):
             return
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
-        if not asked and reads_as_medicalgpts(written, self.known):
+        if not asked and looks_like_medicalgpt(written, self.known):
             say_differences(self.stage, entries, chosen, self.known)
         self.set_defaults_with_config(**chosen)
 
@@ -90,7 +89,7 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
     launch.prepare_environment()  # before transformers and peft, which come with the first class
-    training = resolve_name(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage]))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
 
 
@@ -114,7 +113,7 @@ def help_of(stage: str, argv: list[str]) -> str:
     """The page that `--help` shows."""
     parser = parser_for(stage, argv)
     with contextlib.suppress(UserError):  # said when the script runs
-        parser.settle_defaults(parser.translate(argv))
+        parser.set_run_defaults(parser.translate(argv))
     return parser.format_help()
 
 
@@ -123,12 +122,6 @@ def parser_for(stage: str, argv: list[str]) -> ScriptParser:
     if stage == "rl":
         return stage_parser(stage, _algorithm(argv))
     return stage_parser(stage)
-
-
-def parse_vocab_arguments(argv: list[str]) -> VocabArguments:
-    """The arguments of `hftune vocab`, whatever its subcommand."""
-    launch.prepare_environment()
-    return parse_command(VocabArguments, argv, VOCAB_ALIASES)
 
 
 def _algorithm(argv: list[str]) -> str | None:
@@ -145,7 +138,7 @@ def _algorithms_with(name: str, known: Iterable[str]) -> list[str]:
     """The RL algorithms that have an argument which the chosen one lacks."""
     if name in known:
         return []
-    classes = {algorithm: resolve_name(training) for algorithm, training in ALGORITHMS.items()}
+    classes = {algorithm: on_demand(training) for algorithm, training in ALGORITHMS.items()}
     return [algorithm for algorithm, cls in classes.items() if name in {entry.name for entry in fields(cls)}]
 
 

@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.borders import BorderFields
-from hftune.arguments.checkpointing import CheckpointingFields
+from hftune.arguments.computation import PrecisionFields, TilingFields
+from hftune.arguments.data import TurnTokenFields
 from hftune.arguments.given import GIVEN_NAMES
-from hftune.arguments.long_context import TilingFields
-from hftune.arguments.measuring import MeasuringFields
+from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
-from hftune.arguments.precision import PrecisionFields
+from hftune.arguments.recomputation import CheckpointingFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.arguments.watching import WatchFields
-from hftune.distributed import building, ds_config, ds_keys, launch, ranks, tensor_parallel
+from hftune.distributed import ds_config, ds_keys, launch, op_builder, ranks, tensor_parallel
 from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
-from hftune.distributed.ds_secrets import take_secrets_out
+from hftune.distributed.ds_secrets import remove_secrets
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.secrets import redacted
@@ -32,12 +30,12 @@ class StageArguments(
     DropoutFields,
     CheckpointingFields,
     TilingFields,
-    MeasuringFields,
+    ProfileFields,
     PrecisionFields,
     ParallelArguments,
     OptimizerArguments,
-    WatchFields,
-    BorderFields,
+    HangTimeoutFields,
+    TurnTokenFields,
 ):
     """What all stages share. Mixed into a `TrainingArguments`, whose fields it may give other defaults."""
 
@@ -100,27 +98,27 @@ class StageArguments(
         self.output_dir = self.output_dir or ""
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu and launch.computes_in_bf16()
-        self.settle_checkpointing()
-        self.settle_profile()
-        self.settle_precision()
-        self.settle_watching()
+            self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
+        self.resolve_recomputation()
+        self.check_profile()
+        self.check_precision()
+        self.raise_ddp_timeout()
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
-        self.settle_parallel()
-        with launch.meeting():
+        self.check_parallel_sizes()
+        with launch.report_waiting():
             launch.join_process_group(
                 use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
             )
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu
-        if ranks.imagined() is not None:
+        if ranks.planned_world() is not None:
             # A plan: transformers must not look for the device, nor join a process group.
             self.use_cpu, self.deepspeed = True, None
-        with launch.meeting():
+        with launch.report_waiting():
             super().__post_init__()
         self.use_cpu = asked
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
@@ -130,12 +128,12 @@ class StageArguments(
         config = ds_config.read_ds_config(self.deepspeed)
         problems = ds_config.check_ds_config(config, self._setting(config))
         problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
-        problems += tensor_parallel.problems_of_config(config, self.tensor_parallel_size)
+        problems += tensor_parallel.config_problems(config, self.tensor_parallel_size)
         raise_together(problems)
-        self.tensor_parallel_size = max(self.tensor_parallel_size, tensor_parallel.asked_size(config))
+        self.tensor_parallel_size = max(self.tensor_parallel_size, tensor_parallel.size_in_config(config))
         resolved, changes = ds_config.resolve_ds_config(
             config,
-            has_compiler=building.builds_operators(),
+            has_compiler=op_builder.can_build_operators(),
             on_cpu=self.use_cpu,
             optim=self.optim_name,
             nvme_path=self.nvme_path,
@@ -144,7 +142,7 @@ class StageArguments(
         if ds_config.asks_for_compiling(resolved) and not self.torch_compile:  # type: ignore[has-type]
             notice("DeepCompile compiles with --torch_compile, which is switched on")
             self.torch_compile = True
-        resolved, moved = take_secrets_out(resolved)
+        resolved, moved = remove_secrets(resolved)
         for change in (*changes, *ds_config.fill_in_sizes(resolved), *moved):
             notice(change)
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
@@ -169,7 +167,7 @@ class StageArguments(
 
     def _setting(self, config: dict[str, Any]) -> Setting:
         zero = config.get("zero_optimization")
-        here = not self.use_cpu and ranks.imagined() is None  # of another machine's compilers nothing is known
+        here = not self.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
         return Setting(
             on_cpu=self.use_cpu,
             world_size=ranks.world_size(),
@@ -177,9 +175,9 @@ class StageArguments(
             optim=self.optim_name,
             recomputes=self.recomputation is not None,
             nvme_path=self.nvme_path,
-            has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_files(),
-            has_compiler=not here or building.builds_operators(),
-            unbuilt=building.not_buildable(gpu_operators(config) if here else ()),
+            has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_io(),
+            has_compiler=not here or op_builder.can_build_operators(),
+            unbuilt=op_builder.missing_operators(gpu_operators(config) if here else ()),
         )
 
     @property
@@ -190,7 +188,7 @@ class StageArguments(
     @property
     def world_size(self) -> int:
         """Number of processes; of a plan: those that it is made for."""
-        imagined = ranks.imagined()
+        imagined = ranks.planned_world()
         return int(super().world_size if imagined is None else imagined.processes)  # type: ignore[misc]
 
     @property

@@ -6,6 +6,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,14 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
-from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import get_logger
-from hftune.nearby import missing_folder
-from hftune.opening.folders import copy_file, strays
+from hftune.opening.folders import copy_file, unsafe_entries
 from hftune.opening.torch_file import check_torch_files
+from hftune.path_hints import missing_folder
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.weight_files import fingerprint, weight_files, weight_shapes
@@ -35,6 +35,20 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SIZE = re.compile(r"\d+ ?[KMGT]B")
 Read = Callable[[], Tensor]
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@dataclass
+class ConsolidateArguments:
+    """Whole weights from a DeepSpeed checkpoint of any ZeRO stage."""
+
+    checkpoint: str | None = field(default=None, metadata={"help": "Checkpoint folder (checkpoint-N)."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder for the weights."})
+    dtype: str = field(
+        default="float32",
+        metadata={"help": "Dtype of the weights.", "choices": ["float32", "bfloat16", "float16"]},
+    )
+    max_shard_size: str = field(default="5GB", metadata={"help": "Largest weight file."})
+    overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace a finished result of hftune's there."})
 
 
 def consolidate(args: ConsolidateArguments) -> Path:
@@ -75,7 +89,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
             f"DeepSpeed had not finished writing {folder}", place="--checkpoint", fix="take the checkpoint before it"
         )
     else:
-        yield from strays(folder)
+        yield from unsafe_entries(folder)
         check_torch_files(folder)
     if not _SIZE.fullmatch(args.max_shard_size.strip().upper()):
         yield ArgumentError(

@@ -14,7 +14,7 @@ from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.sharded_state import WEIGHTS, Shard, ShardedState, group_settings, make_shard, numel_of
 from hftune.errors import ManifestError, shown
 from hftune.opening.files import read_bytes
-from hftune.opening.folders import stray
+from hftune.opening.folders import unsafe_entry
 from hftune.opening.safetensors_file import is_plain_name
 from hftune.opening.torch_file import DEEPSPEED, load_torch
 
@@ -59,7 +59,7 @@ def read_tag(file: Path) -> str:
 
 
 def _refuse_stray(place: Path) -> None:
-    problem = stray(place, place.parent)
+    problem = unsafe_entry(place, place.parent)
     if problem is not None:
         raise problem
 

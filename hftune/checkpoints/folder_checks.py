@@ -10,7 +10,7 @@ from hftune.checkpoints.integrity import altered_files
 from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import MANIFEST_NAME
 from hftune.errors import ManifestError, UserError
-from hftune.opening.folders import strays
+from hftune.opening.folders import unsafe_entries
 from hftune.opening.model_files import json_problems
 
 
@@ -25,7 +25,7 @@ def folder_problems(folder: str | Path, flag: str, *, whole: bool = False) -> It
     place = Path(folder)
     if not place.is_dir():
         return
-    yield from strays(place)
+    yield from unsafe_entries(place)
     yield from json_problems(place)
     changed = list(_changed(place, whole=whole))
     if changed:

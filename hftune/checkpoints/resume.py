@@ -16,11 +16,11 @@ from hftune.constants import MANIFEST_NAME
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.logging import notice
-from hftune.nearby import missing_folder
-from hftune.opening.folders import strays
+from hftune.opening.folders import unsafe_entries
 from hftune.opening.model_files import read_checked
 from hftune.opening.torch_file import check_torch_files
-from hftune.publishing.disk import free_name, is_plain_folder, is_there
+from hftune.path_hints import missing_folder
+from hftune.publishing.disk import free_name, is_plain_folder, lexists
 from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
@@ -154,7 +154,7 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
         )
     elif found.folder:
         yield from missing_shards(found.folder)
-        yield from strays(found.folder)
+        yield from unsafe_entries(found.folder)
         yield from _programs(found.folder)
 
 
@@ -260,7 +260,7 @@ def remove_leftovers(output_dir: Path) -> None:
         ArgumentError: Something that hftune did not make has the name under which checkpoints are written.
     """
     aside = output_dir / PARTIAL
-    if is_there(aside):
+    if lexists(aside):
         # Versions before the mark wrote nothing but checkpoints there.
         if not is_ours(aside) and not (is_plain_folder(aside) and all(map(_step, aside.iterdir()))):
             raise ArgumentError(
@@ -269,7 +269,7 @@ def remove_leftovers(output_dir: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     for folder in output_dir.glob(".checkpoint-*.old"):
         place = output_dir / folder.name.removeprefix(".").removesuffix(".old")
-        if not is_there(place) and checkpoint_fault(folder) is None:
+        if not lexists(place) and checkpoint_fault(folder) is None:
             folder.rename(place)  # the run was killed in the middle of an exchange
         else:
             shutil.rmtree(folder, ignore_errors=True)

@@ -9,17 +9,14 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-import hftune.compat
-from hftune.compat.touched import Touched
+from hftune.compat.symbols import UpstreamSymbol, listed
 from hftune.visible import say
 
 OTHERS = "..."
@@ -32,30 +29,7 @@ _GONE = object()
 _SET_BY_SOURCE = object()
 
 
-@cache
-def listed() -> tuple[Touched, ...]:
-    """All entries of the lists in this package, each symbol once, in the order of modules and entries."""
-    found: dict[str, Touched] = {}
-    # The modules that install patches import what they patch, which takes seconds.
-    lists = [info for info in pkgutil.iter_modules(hftune.compat.__path__) if not info.name.endswith("_patches")]
-    for info in lists:
-        module = importlib.import_module(f"{hftune.compat.__name__}.{info.name}")
-        tuples = [value for value in vars(module).values() if isinstance(value, tuple)]
-        entries = [entry for value in tuples for entry in value if isinstance(entry, Touched)]
-        found |= {entry.symbol: entry for entry in entries}
-    return tuple(found.values())
-
-
-def entry_of(symbol: str) -> Touched:
-    """The entry of a symbol.
-
-    Raises:
-        KeyError: It is on no list.
-    """
-    return {entry.symbol: entry for entry in listed()}[symbol]
-
-
-def problems(entries: Iterable[Touched] | None = None) -> Iterator[str]:
+def problems(entries: Iterable[UpstreamSymbol] | None = None) -> Iterator[str]:
     """A line for each entry that the installed libraries do not have as it is listed. Imports the libraries."""
     for entry in listed() if entries is None else entries:
         problem = problem_of(entry)
@@ -63,7 +37,7 @@ def problems(entries: Iterable[Touched] | None = None) -> Iterator[str]:
             yield problem
 
 
-def problem_of(entry: Touched) -> str | None:
+def problem_of(entry: UpstreamSymbol) -> str | None:
     """What changed upstream, and which feature needs it; None where all is as listed, or there is nothing to check.
 
     Libraries that are not installed, and versions that the entry is not for, have no problem.

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
-from hftune.compat.checking import entry_of, problem_of
+from hftune.compat.checking import problem_of
+from hftune.compat.symbols import entry_of
 from hftune.errors import UserError
 from hftune.logging import notice
 

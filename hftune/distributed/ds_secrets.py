@@ -14,7 +14,7 @@ _VARIABLES: dict[tuple[str, ...], str] = {("comet", "api_key"): "COMET_API_KEY"}
 """What reads a secret from a variable as well as from the config."""
 
 
-def take_secrets_out(config: DsConfig) -> tuple[DsConfig, list[str]]:
+def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
     """A copy without secrets, and what became of them, a line each.
 
     Left out is whatever stands under a key that says so, at any depth and of any type; in other texts, such as URLs,

@@ -28,7 +28,7 @@ def group_name(size: int) -> str:
     return f"ep_size_{size}"
 
 
-def deal_out_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
+def shard_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
     """Have each process keep 1 / size of the experts of every layer, in place. All processes must call it.
 
     Args:

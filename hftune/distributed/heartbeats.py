@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hftune.distributed.door import Door, Stranger, greeting, listen
+from hftune.distributed.listener import Listener, PendingConnection, greeting, open_socket
 
 Message = dict[str, Any]
 
@@ -34,7 +34,7 @@ _LONGEST = 1 << 20
 
 
 @dataclass
-class Wire:
+class Connection:
     """A connection that carries one JSON object a line; two threads may send."""
 
     socket: socket.socket
@@ -90,7 +90,7 @@ class Member:
         answered: When it last said where it is, after being asked.
     """
 
-    wire: Wire
+    wire: Connection
     report: Message
     heard: float = 0.0
     answered: float = 0.0
@@ -120,11 +120,11 @@ class Hub:
             server: Where they come in, as `door.listen` makes it; left out: on this machine's loopback.
         """
         self.word, self._judge = word, judge
-        server = server or listen(one_machine=True, master="")
+        server = server or open_socket(one_machine=True, master="")
         self.address, self.port = str(server.getsockname()[0]), int(server.getsockname()[1])
         self._members: dict[int, Member] = {}
         self._selector = selectors.DefaultSelector()
-        self._door = Door(server, word, expected, self._selector)
+        self._door = Listener(server, word, expected, self._selector)
         self._asked: float | None = None
         self._lost: dict[int, Message] = {}
         self._lost_at = 0.0
@@ -146,9 +146,9 @@ class Hub:
     def _listen(self) -> None:
         while not self._over.is_set():
             for key, _ in self._selector.select(0.25):
-                if isinstance(key.data, Door):
+                if isinstance(key.data, Listener):
                     key.data.accept()
-                elif isinstance(key.data, Stranger):
+                elif isinstance(key.data, PendingConnection):
                     self._let_in(key.data)
                 else:
                     self._read(key.data)
@@ -159,18 +159,18 @@ class Hub:
                 self._maybe_judge(self._asked)
         self._door.close()
 
-    def _let_in(self, stranger: Stranger) -> None:
+    def _let_in(self, stranger: PendingConnection) -> None:
         """Whoever has said the word is a process of the run from then on."""
         if stranger.socket.fileno() < 0:
             return  # the door closed while this event waited
         rank = self._door.hear(stranger)
         if rank is not None:
             stranger.socket.settimeout(10)
-            wire = Wire(stranger.socket)
+            wire = Connection(stranger.socket)
             self._members[rank] = Member(wire, {})
             self._selector.register(stranger.socket, selectors.EVENT_READ, wire)
 
-    def _read(self, wire: Wire) -> None:
+    def _read(self, wire: Connection) -> None:
         messages = wire.receive()
         rank = next((rank for rank, member in self._members.items() if member.wire is wire), None)
         for message in messages or ():
@@ -215,13 +215,13 @@ class Hub:
             member.wire.send(message)
 
 
-def connect(address: str, port: int, rank: int, word: str, report: Message) -> Wire:
+def connect(address: str, port: int, rank: int, word: str, report: Message) -> Connection:
     """A connection to the hub.
 
     Raises:
         OSError: It cannot be reached.
     """
-    wire = Wire(socket.create_connection((address, port), timeout=30))
+    wire = Connection(socket.create_connection((address, port), timeout=30))
     wire.socket.settimeout(10)
     wire.socket.sendall(greeting(word, rank))
     wire.send({"report": report})

@@ -18,8 +18,8 @@ from datetime import timedelta
 import torch
 
 from hftune.compat import accelerate_patches, deepspeed_patches
-from hftune.distributed import building, ranks, watchdog
-from hftune.errors import farewells
+from hftune.distributed import op_builder, ranks, watchdog
+from hftune.errors import exit_hooks
 from hftune.logging import get_logger, notice
 
 _PATIENCE = 30.0
@@ -28,24 +28,24 @@ _PATIENCE = 30.0
 
 def has_accelerator() -> bool:
     """Whether torch sees a GPU or another accelerator, or a plan is made for one."""
-    imagined = ranks.imagined()
+    imagined = ranks.planned_world()
     if imagined is not None:
         return not imagined.on_cpu
     return torch.accelerator.is_available()
 
 
-def computes_in_bf16() -> bool:
+def supports_bf16() -> bool:
     """Whether the accelerator does."""
-    imagined = ranks.imagined()
+    imagined = ranks.planned_world()
     return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
 
 
-def has_async_files() -> bool:
+def has_async_io() -> bool:
     """Whether DeepSpeed can build its asynchronous files, which NVMe offload needs. Imports DeepSpeed."""
     prepare_environment()
     from deepspeed.accelerator import get_accelerator
 
-    if not building.builds_operators():
+    if not op_builder.can_build_operators():
         return False
     builder = get_accelerator().create_op_builder("AsyncIOBuilder")
     return builder is not None and bool(builder.is_compatible(verbose=False))
@@ -61,22 +61,22 @@ def prepare_environment() -> None:
     # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
     for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
         logging.getLogger(library).setLevel(logging.ERROR)
-    if watchdog.say_farewell not in farewells:
-        farewells.append(watchdog.say_farewell)
-    building.bring_ninja()
+    if watchdog.on_exit not in exit_hooks:
+        exit_hooks.append(watchdog.on_exit)
+    op_builder.put_ninja_on_path()
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 @contextmanager
-def meeting() -> Iterator[None]:
+def report_waiting() -> Iterator[None]:
     """Say whom this process waits for, where the others do not come at once: torch waits half an hour in silence."""
     variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
     rank, *address = variables
     said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
     timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
     timer.daemon = True
-    if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.imagined() is None:
+    if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.planned_world() is None:
         timer.start()
     try:
         yield
@@ -94,22 +94,22 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
         timeout: Seconds that a collective may take, for a group that is made here.
     """
     prepare_environment()
-    if ranks.imagined() is not None:
+    if ranks.planned_world() is not None:
         return
     accelerate_patches.look_for_engines(needed=deepspeed)
     if deepspeed and "RANK" not in os.environ:
-        _become_a_world_of_one()
+        _set_single_process_variables()
     if not use_cpu:
         return
     os.environ["DS_ACCELERATOR"] = "cpu"
     # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
     os.environ.pop("ACCELERATE_USE_CPU", None)
-    _share_cores()
+    _limit_threads()
     if deepspeed and not ranks.is_distributed():
         _init_deepspeed_on_gloo(timeout)
 
 
-def _become_a_world_of_one() -> None:
+def _set_single_process_variables() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -118,7 +118,7 @@ def _become_a_world_of_one() -> None:
         os.environ.setdefault(name, value)
 
 
-def _share_cores() -> None:
+def _limit_threads() -> None:
     """Give each process its share of the cores: launchers set one thread a process, plain python takes them all."""
     if ranks.world_size() == 1:
         return

@@ -37,7 +37,7 @@ def hosts() -> list[str]:
     return ranks.gathered_objects(host())
 
 
-def several() -> bool:
+def spans_machines() -> bool:
     """Whether the processes are on more than one machine; all ranks must ask.
 
     By names, and by who is first on a machine: machines of a cluster may all be called localhost.
@@ -64,7 +64,7 @@ def is_shared(folder: Path) -> bool:
     return seen
 
 
-def raise_everywhere(problems: Iterable[UserError]) -> None:
+def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
     """As `raise_together`, on all ranks if on any; all must call it.
 
     What is wrong on some machines only is said with their names, by every rank: rank 0 is heard first.
@@ -79,21 +79,21 @@ def raise_everywhere(problems: Iterable[UserError]) -> None:
         if all(len(found) == len(everyone) for found in where.values()):
             raise_together(own)
         raise_together(
-            found if len(names) == len(everyone) else _there(found, names)
+            found if len(names) == len(everyone) else _on_machines(found, names)
             for (cause, place, fix), names in where.items()
             for found in [ArgumentError(cause, place=place, fix=fix)]
         )
     except UserError as error:
-        error.everywhere = True
+        error.on_all_ranks = True
         raise
 
 
-def _there(problem: ArgumentError, names: list[str]) -> ArgumentError:
+def _on_machines(problem: ArgumentError, names: list[str]) -> ArgumentError:
     on = ", ".join(dict.fromkeys(names))
     return ArgumentError(f"on {on}: {problem.cause}", place=problem.place, fix=problem.fix)
 
 
-def facts() -> Facts:
+def process_facts() -> Facts:
     """What this process says of itself: `versions` and `code` must be the same everywhere, the rest is shown."""
     device, memory = _device()
     return {
@@ -104,7 +104,7 @@ def facts() -> Facts:
         "memory": memory,
         "backend": dist.get_backend() if ranks.is_distributed() else "none",
         "versions": versions(),
-        "code": {"hftune's files": _code(), "commit": _commit()},
+        "code": {"hftune's files": _code_digest(), "commit": _commit()},
     }
 
 
@@ -121,7 +121,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def reach(device: torch.device) -> float:
+def collective_seconds(device: torch.device) -> float:
     """Seconds of a collective over one number, the fastest of a few; 0 without a group. All ranks must call it."""
     if not ranks.is_distributed():
         return 0.0
@@ -147,7 +147,7 @@ def _device() -> tuple[str, int]:
 
 
 @functools.cache
-def _code() -> str:
+def _code_digest() -> str:
     """Sixteen hex digits over hftune's own files: a checkout that was edited has the version of one that was not."""
     digest, root = xxhash.xxh3_64(), Path(hftune.__file__).parent
     for file in sorted(root.rglob("*.py")):

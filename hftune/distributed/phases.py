@@ -58,7 +58,7 @@ def enter(name: str, step: int | None = None) -> None:
     _now = Phase(name, before.step if step is None else step, before.count + 1, time.monotonic(), before.timed)
 
 
-def alive() -> None:
+def keep_alive() -> None:
     """The phase is the same and moves on: its time begins again.
 
     It does not count as another phase: how often this is called may differ between processes.

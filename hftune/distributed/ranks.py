@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Imagined:
+class PlannedWorld:
     """Processes that a plan is made for, and where they would train.
 
     Args:
@@ -31,23 +31,23 @@ class Imagined:
     bf16: bool = True
 
 
-_imagined: Imagined | None = None
+_planned_world: PlannedWorld | None = None
 
 
-def imagined() -> Imagined | None:
+def planned_world() -> PlannedWorld | None:
     """The processes that arguments are parsed for where no run follows; None where one does."""
-    return _imagined
+    return _planned_world
 
 
 @contextmanager
-def imagine(processes: Imagined) -> Iterator[None]:
+def planning_for(processes: PlannedWorld) -> Iterator[None]:
     """Answer for a while as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
-    global _imagined
-    before, _imagined = _imagined, processes
+    global _planned_world
+    before, _planned_world = _planned_world, processes
     try:
         yield
     finally:
-        _imagined = before
+        _planned_world = before
 
 
 def is_distributed() -> bool:
@@ -67,15 +67,15 @@ def local_rank() -> int:
 
 def world_size() -> int:
     """Number of processes; 1 without a launcher."""
-    if _imagined is not None:
-        return _imagined.processes
+    if _planned_world is not None:
+        return _planned_world.processes
     return dist.get_world_size() if is_distributed() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_world_size() -> int:
     """Number of processes on this machine; the world size where the launcher does not say."""
-    if _imagined is not None:
-        return _imagined.local_processes
+    if _planned_world is not None:
+        return _planned_world.local_processes
     # DeepSpeed's launcher has a name of its own for it.
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
     return int(next((os.environ[name] for name in names if name in os.environ), "1"))
@@ -97,7 +97,7 @@ def all_agree(fact: bool) -> bool:
     return all(gathered_objects(fact))
 
 
-def largest(number: int) -> int:
+def max_over_ranks(number: int) -> int:
     """The largest of every process's numbers; all must ask."""
     if not is_distributed():
         return number

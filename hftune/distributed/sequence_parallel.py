@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hftune.distributed import ranks
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 
 
 def shares(total: int, size: int) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class _Exchange(torch.autograd.Function):
 _active: SequenceGroup | None = None
 
 
-def join(mesh: Mesh) -> SequenceGroup:
+def join_group(mesh: Mesh) -> SequenceGroup:
     """Make the groups, and remember that of this process; all processes must call, once the world is there."""
     global _active
     rank = ranks.rank()
@@ -207,7 +207,7 @@ def join(mesh: Mesh) -> SequenceGroup:
     return _active
 
 
-def active() -> SequenceGroup:
-    """The group that `join` made."""
+def active_group() -> SequenceGroup:
+    """The group that `join_group` made."""
     assert _active is not None, "a trainer joins its group before a model with this attention runs"
     return _active

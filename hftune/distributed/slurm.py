@@ -22,14 +22,14 @@ def adopt_slurm() -> None:
     """
     if "RANK" in os.environ:
         return
-    found = from_slurm(os.environ)
+    found = torch_variables(os.environ)
     if found:
         os.environ.update({name: value for name, value in found.items() if name not in os.environ})
         met = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         notice(f"{found['WORLD_SIZE']} processes started by srun, without a launcher; they meet at {met}")
 
 
-def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Torch's variables from those of a task of srun; none for a single task, or outside of srun.
 
     SLURM_STEP_NUM_TASKS is set by srun alone: a batch script has SLURM_NTASKS as well, and runs once.
@@ -56,7 +56,7 @@ def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
         "RANK": variables["SLURM_PROCID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_RANK": variables["SLURM_LOCALID"],
-        "LOCAL_WORLD_SIZE": str(per_node(variables["SLURM_STEP_TASKS_PER_NODE"])[int(variables["SLURM_NODEID"])]),
+        "LOCAL_WORLD_SIZE": str(tasks_per_node(variables["SLURM_STEP_TASKS_PER_NODE"])[int(variables["SLURM_NODEID"])]),
         "MASTER_ADDR": variables.get("MASTER_ADDR") or first_host(nodes),
         # Every task must come to the same, and two jobs on a machine to different ones.
         "MASTER_PORT": variables.get("MASTER_PORT") or str(_FIRST_PORT + job % _PORTS),
@@ -66,7 +66,7 @@ def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
 _OTHERWISE = "start torchrun within the job instead, as examples/cluster/slurm.sbatch does"
 
 
-def per_node(text: str) -> list[int]:
+def tasks_per_node(text: str) -> list[int]:
     """Tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
     counts = []
     for piece in text.split(","):

@@ -24,20 +24,20 @@ _WAITS = re.compile(r"\.(wait|synchronize|item|tolist|cpu)\(")
 _NOT_DONE = ("scheduled", "started")
 
 
-def main_stack(frames: int = _FRAMES) -> str:
+def main_thread_stack(frames: int = _FRAMES) -> str:
     """The innermost frames of the main thread, the innermost last, with their source lines."""
     frame = sys._current_frames().get(_main())
     found = traceback.extract_stack(frame)[-frames:] if frame else []
     return "".join(traceback.format_list(found)).rstrip()
 
 
-def place() -> str:
+def innermost_frame() -> str:
     """The innermost frame of the main thread: `file.py:12 function`."""
     frame = sys._current_frames().get(_main())
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
-def waits_in() -> str | None:
+def waiting_for() -> str | None:
     """The collective (or the data loader, or the device) that this process waits for, as far as can be seen.
 
     A collective on a GPU is queued, and the main thread waits later for something else: there NCCL's own record of

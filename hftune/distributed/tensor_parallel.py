@@ -23,14 +23,14 @@ STYLES = (_COLUMN, _ROW, _SUMMED, _WHOLE)
 """Of transformers' plans: those that split a matrix by heads or by neurons, and what such a split asks of others."""
 
 
-def asked_size(config: DsConfig | None) -> int:
+def size_in_config(config: DsConfig | None) -> int:
     """Processes that share the matrices of a layer, as a DeepSpeed config has them; 1 for none."""
     block = (config or {}).get(KEY) or {}
     size = block.get(SIZE, 0) if isinstance(block, Mapping) else 0
     return max(1, int(size)) if isinstance(size, int) else 1
 
 
-def problems_of_config(config: DsConfig, size: int) -> Iterator[ArgumentError]:
+def config_problems(config: DsConfig, size: int) -> Iterator[ArgumentError]:
     """A config's own block of tensor parallelism: its size is that of the flag, and the rest is hftune's to say.
 
     Args:
@@ -50,9 +50,9 @@ def problems_of_config(config: DsConfig, size: int) -> Iterator[ArgumentError]:
             place=f"--deepspeed: {KEY}.{others[0]}",
             fix=f"remove the block and use {FLAG}",
         )
-    if size > 1 and asked_size(config) not in (1, size):
+    if size > 1 and size_in_config(config) not in (1, size):
         yield ArgumentError(
-            f"the DeepSpeed config has {SIZE} {asked_size(config)}, the arguments have {FLAG} {size}",
+            f"the DeepSpeed config has {SIZE} {size_in_config(config)}, the arguments have {FLAG} {size}",
             place=f"--deepspeed: {KEY}.{SIZE} and {FLAG}",
             fix="remove it from the config, so that the argument counts",
         )
@@ -102,7 +102,7 @@ def without_block(config: DsConfig) -> DsConfig:
     return {key: value for key, value in config.items() if key != KEY}
 
 
-def split_as_planned(config: DsConfig, size: int, model_config: Any) -> None:
+def write_plan(config: DsConfig, size: int, model_config: Any) -> None:
     """Write into the config of a run, in place, that and how AutoTP splits this model. Nothing for one process.
 
     Args:
@@ -116,7 +116,7 @@ def split_as_planned(config: DsConfig, size: int, model_config: Any) -> None:
         notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")
 
 
-def own_part(parameter: Any, whole: Tensor) -> Tensor:
+def local_shard(parameter: Any, whole: Tensor) -> Tensor:
     """This rank's part of a whole weight: rows or columns where AutoTP has split the parameter, else all of it.
 
     Args:

@@ -46,7 +46,7 @@ def _least(reports: dict[int, Report]) -> set[int]:
     return least if len(least) < len(reports) else set()
 
 
-def say(verdict: dict[str, Any], rank: int, timeout: float, stack: str) -> str:
+def render(verdict: dict[str, Any], rank: int, timeout: float, stack: str) -> str:
     """The whole message for one process, as it is printed."""
     reports = {int(key): report for key, report in verdict["reports"].items()}
     words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports, timeout)
@@ -66,7 +66,7 @@ def _hang(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -
         silent = f", silent for {first.get('ago', 0):.0f} s (frozen, or in code that keeps the interpreter)"
         silent = silent if first.get("silent") else ""
         others = len(reports) - len(behind)
-        names = f"{named(behind)} on {_hosts(behind, reports)}"
+        names = f"{name_ranks(behind)} on {_hosts(behind, reports)}"
         how = silent or f", for {_time(first)}"
         lines = [f"the run hangs: {names} at {at}{how}; {others} other process(es) wait"]
     lines.append(f"  where: {_at(first)}")
@@ -83,7 +83,7 @@ def _lost(verdict: dict[str, Any], reports: dict[int, Report], timeout: float) -
     first = reports[gone[0]]
     ended = "ended without a word" if len(gone) == 1 else "ended without a word, together"
     return [
-        f"lost {named(gone)} on {_hosts(gone, reports)}: {ended}, last heard {first.get('ago', 0):.0f} s "
+        f"lost {name_ranks(gone)} on {_hosts(gone, reports)}: {ended}, last heard {first.get('ago', 0):.0f} s "
         f"before, at step {first.get('step')}, {first.get('phase')}",
         "  where: killed from outside (out of memory, the scheduler), its machine or its network gone, or a crash: see "
         "the output there",
@@ -101,13 +101,13 @@ def _failed(verdict: dict[str, Any], reports: dict[int, Report], timeout: float)
     ]
 
 
-def named(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-2,5`."""
     found = sorted(ranks)
-    return ("rank " if len(found) == 1 else "ranks ") + spans(found)
+    return ("rank " if len(found) == 1 else "ranks ") + ranges(found)
 
 
-def spans(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """Sorted numbers with runs drawn together: `0-2,5`."""
     pieces: list[list[int]] = []
     for number in numbers:
@@ -140,12 +140,12 @@ def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
         row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
         groups.setdefault(row, []).append(rank)
     rows: list[tuple[str, ...]] = [("", "ranks", "host", "step", "phase", "for", "in")]
-    rows += [(row[0], spans(ranks), *row[1:]) for row, ranks in groups.items()]
+    rows += [(row[0], ranges(ranks), *row[1:]) for row, ranks in groups.items()]
     left_out = len(rows) - _ROWS
-    return [*aligned(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]
+    return [*align_columns(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]
 
 
-def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def align_columns(rows: list[tuple[str, ...]]) -> list[str]:
     """Rows as lines with columns below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

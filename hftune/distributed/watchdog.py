@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from hftune import terminal
 from hftune.constants import STALLED_EXIT_CODE
-from hftune.distributed import peers, phases, ranks, stacks, verdicts
-from hftune.distributed.door import listen
-from hftune.distributed.heartbeats import Hub, Message, Wire, connect
+from hftune.distributed import connection_errors, phases, ranks, stacks, verdicts
+from hftune.distributed.heartbeats import Connection, Hub, Message, connect
+from hftune.distributed.listener import open_socket
 from hftune.logging import get_logger, notice
 from hftune.visible import visible
 
@@ -52,7 +52,7 @@ class Watchdog:
 
     timeout: float
     hub: Hub | None = None
-    wire: Wire | None = None
+    wire: Connection | None = None
     hub_host: str = ""
     done: threading.Event = field(default_factory=threading.Event)
     leaving: bool = False
@@ -145,7 +145,7 @@ class Watchdog:
         }
 
     def _details(self) -> Message:
-        return {"waits": stacks.waits_in(), "place": stacks.place(), "stack": stacks.main_stack()}
+        return {"waits": stacks.waiting_for(), "place": stacks.innermost_frame(), "stack": stacks.main_thread_stack()}
 
     def _end(self, verdict: Message) -> None:
         """Print the verdict in one piece and end the process, whatever its main thread does."""
@@ -155,8 +155,8 @@ class Watchdog:
         if self.leaving:
             return
         self.leaving = True
-        text = verdicts.say(verdict, self.rank, self.timeout, stacks.main_stack())
-        terminal.shout(visible(text))
+        text = verdicts.render(verdict, self.rank, self.timeout, stacks.main_thread_stack())
+        terminal.write_unbuffered(visible(text))
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
         terminal.release()
@@ -192,23 +192,23 @@ def _open_hub(hosts: set[str]) -> Hub:
     """Rank 0's, reachable from the other machines where there are any; `hosts` are the names of all machines."""
     # Launchers may not say how many processes a machine has, and machines may share a name.
     one_machine = len(hosts) == 1 and ranks.local_world_size() == ranks.world_size()
-    server = listen(one_machine=one_machine, master=os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    server = open_socket(one_machine=one_machine, master=os.environ.get("MASTER_ADDR", "127.0.0.1"))
     return Hub(secrets.token_hex(32), verdicts.judge_hang, expected=ranks.world_size(), server=server)
 
 
-def _forget() -> None:
+def _close_in_child() -> None:
     """In a forked child, such as a worker of a data loader: it is not the process that others listen for."""
     global _watchdog
     if _watchdog is not None:
         for end in (_watchdog.wire, _watchdog.hub):
-            if isinstance(end, Wire):
+            if isinstance(end, Connection):
                 end.close()
             elif isinstance(end, Hub):
                 end.forget()
     _watchdog = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def stop() -> None:
@@ -219,7 +219,7 @@ def stop() -> None:
         _watchdog = None
 
 
-def _connected(word: str, address: str, port: int) -> Wire | None:
+def _connected(word: str, address: str, port: int) -> Connection | None:
     """A connection to the hub; `address` is where it listens, which may be "everywhere"."""
     if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
         address = "127.0.0.1" if ranks.is_main() else os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -233,25 +233,25 @@ def _connected(word: str, address: str, port: int) -> Wire | None:
         return None
 
 
-def say_farewell(error: BaseException | None) -> None:
+def on_exit(error: BaseException | None) -> None:
     """The script ends: well, with an error of its own, or because others are gone; does not return in the last case.
 
-    Put into `errors.farewells` by `launch.prepare_environment`.
+    Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
-    if error is None or not (ranks.world_size() > 1 and peers.lost_contact(error)):
+    if error is None or not (ranks.world_size() > 1 and connection_errors.lost_contact(error)):
         if _watchdog is not None:
-            _watchdog.stop(_words(error))
+            _watchdog.stop(_parting_words(error))
         return
     if _watchdog is not None and _watchdog.wire is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
-    terminal.shout(visible(f"\n{who}error: {peers.explain(error)}\n\n"))
+    terminal.write_unbuffered(visible(f"\n{who}error: {connection_errors.describe_lost_contact(error)}\n\n"))
     terminal.release()
     os._exit(STALLED_EXIT_CODE)
 
 
-def _words(error: BaseException | None) -> str:
-    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "everywhere", False):
+def _parting_words(error: BaseException | None) -> str:
+    if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_all_ranks", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
     return f"{name}{str(error).strip()}"[:2000]

@@ -40,7 +40,7 @@ def is_any_partitioned(module: torch.nn.Module) -> bool:
     return any(is_partitioned(parameter) for parameter in module.parameters())
 
 
-def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
+def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
     """Have ZeRO-3 gather `parameter` while `module` runs, forward and backward, though another module owns it.
 
     It may be partitioned already, or later, with the optimizer, as quantised models are.
@@ -50,7 +50,7 @@ def read_also(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
     deepspeed.zero.register_external_parameter(module, parameter)
 
 
-def forget_order(engine: Any) -> None:
+def reset_fetch_order(engine: Any) -> None:
     """Have ZeRO-3 learn anew in which order modules run, after passes that were not like those of training.
 
     It fetches ahead in the order of the passes before (DeepSpeed 0.19). A head that the next pass does not run, because
@@ -61,7 +61,7 @@ def forget_order(engine: Any) -> None:
         coordinator._invalidate_trace()
 
 
-def end_fetches(engine: Any) -> None:
+def release_fetched(engine: Any) -> None:
     """Release what ZeRO-3 has fetched ahead for a backward pass that does not come, as after an evaluation.
 
     DeepSpeed 0.19 does so as the next forward pass begins. Until then such a parameter can be gathered for a
@@ -78,7 +78,7 @@ def _coordinator(engine: Any) -> Any:
     return None if offload is None else offload.get_param_coordinator()
 
 
-def local_part(parameter: torch.Tensor) -> torch.Tensor:
+def local_values(parameter: torch.Tensor) -> torch.Tensor:
     """The values that this rank holds: all of them, or its piece, flat, of one that ZeRO-3 partitions."""
     return parameter.ds_tensor.detach() if is_partitioned(parameter) else parameter.detach()  # type: ignore[attr-defined]
 
@@ -93,7 +93,7 @@ def full_numel(parameter: torch.nn.Parameter) -> int:
 
 
 @contextmanager
-def not_partitioned() -> Iterator[None]:
+def no_partitioning() -> Iterator[None]:
     """Make whole models in the block also under ZeRO-3, whose config transformers would otherwise consult."""
     with no_deepspeed_config():
         yield

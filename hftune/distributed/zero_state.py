@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Part:
+class Fragment:
     """A run of a parameter's elements in a flat tensor: elements `begin` on, at `start`."""
 
     name: str
@@ -38,22 +38,22 @@ class Slot:
 
     number: int
     weights: Tensor
-    parts: list[Part]
+    parts: list[Fragment]
     members: list[str]
 
 
-KINDS = {"DeepSpeedZeroOptimizer": 2, "BF16_Optimizer": 2, "DeepSpeedZeroOptimizer_Stage3": 3}
+LAYOUTS = {"DeepSpeedZeroOptimizer": 2, "BF16_Optimizer": 2, "DeepSpeedZeroOptimizer_Stage3": 3}
 """ZeRO's optimizers whose layout is known here, and whether they are cut as stage 2 or as stage 3 does it."""
 
 Read = Callable[[str, int, int], Tensor]
 """(name, first element, elements) to a flat tensor."""
 
 
-def kind(optimizer: Any) -> int | None:
+def layout_of(optimizer: Any) -> int | None:
     """2 or 3 for ZeRO's optimizers, 0 for one of torch's; None for any other."""
     name = type(optimizer).__name__
-    if name in KINDS:
-        return KINDS[name]
+    if name in LAYOUTS:
+        return LAYOUTS[name]
     return 0 if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
@@ -65,7 +65,7 @@ def slots(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
         names: Of the model's parameters.
     """
     found = {0: _plain, 2: _stage_2, 3: _stage_3}
-    layout = kind(optimizer)
+    layout = layout_of(optimizer)
     assert layout is not None, type(optimizer)
     return found[layout](optimizer, names)
 
@@ -73,7 +73,7 @@ def slots(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
 def _plain(optimizer: torch.optim.Optimizer, names: dict[Tensor, str]) -> list[Slot]:
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return [
-        Slot(number, parameter, [Part(names[parameter], 0, 0, parameter.numel())], [names[parameter]])
+        Slot(number, parameter, [Fragment(names[parameter], 0, 0, parameter.numel())], [names[parameter]])
         for number, parameter in enumerate(members)
     ]
 
@@ -87,7 +87,7 @@ def _stage_2(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
             mapping = parameter._hp_mapping
             if mapping is not None:
                 model, flat_place = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
-                parts.append(Part(names[parameter], model.start, flat_place.start, flat_place.numel))
+                parts.append(Fragment(names[parameter], model.start, flat_place.start, flat_place.numel))
         result.append(Slot(number, flat, parts, [names[each] for each in group]))
     return result
 
@@ -109,7 +109,7 @@ def _stage_3(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
         for parameter in group:
             size = parameter.partition_numel()
             held = max(0, min(size, parameter.ds_numel - rank * size))
-            parts.append(Part(names[parameter], rank * size, offset, held))
+            parts.append(Fragment(names[parameter], rank * size, offset, held))
             offset += size
         flat = optimizer.fp32_partitioned_groups_flat[number]
         result.append(Slot(place, flat, parts, [names[each] for each in group]))
@@ -144,7 +144,7 @@ class Groups:
     rates: list[float]
 
 
-def put_back(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
+def load_state(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
     """Give an optimizer the weights and states of its slots; under ZeRO every rank must.
 
     Args:
@@ -154,7 +154,7 @@ def put_back(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, 
         groups: As in the checkpoint.
     """
     put = {0: _put_plain, 2: _put_stage_2, 3: _put_stage_3}
-    layout = kind(optimizer)
+    layout = layout_of(optimizer)
     assert layout is not None, type(optimizer)
     put[layout](optimizer, weights, states, groups)
 

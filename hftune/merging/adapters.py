@@ -11,8 +11,8 @@ from typing import Any
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.manifest import Manifest, read_manifest
 from hftune.errors import ManifestError, raise_together
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import not_an_adapter
 from hftune.weight_files import StoredTensor, read_header, stored_tensors
 
 CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -151,7 +151,7 @@ def read_adapter(folder: str | Path, weight: float, flag: str) -> Adapter:
     """
     path = Path(folder)
     if not (path / CONFIG_NAME).is_file():
-        raise no_adapter(folder, flag)
+        raise not_an_adapter(folder, flag)
     raise_together(folder_problems(path, flag, whole=True))
     file = path / ADAPTER_WEIGHTS
     if file.is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import raise_together
-from hftune.nearby import not_had
+from hftune.path_hints import cannot_load
 from hftune.weight_files import weight_files
 
 _PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
@@ -61,5 +61,5 @@ def from_hub(name: str, revision: str | None, *, flag: str, patterns: list[str])
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_ELSEWHERE)
     except (OSError, ValueError) as error:
-        raise not_had(name, error, flag, "model") from error
+        raise cannot_load(name, error, flag, "model") from error
     return Path(found)

@@ -12,7 +12,7 @@ from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained, reporting_damage
-from hftune.opening.folders import copy_file, copy_folder, strays
+from hftune.opening.folders import copy_file, copy_folder, unsafe_entries
 from hftune.opening.json_file import read_json
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def tokenizer_folder(asked: str | None, adapters: list[Path], base: Path) -> Pat
             folder = from_hub(asked, None, flag="--tokenizer_path", patterns=list(TOKENIZER_FILES))
         if not _has_tokenizer(folder):
             raise ArgumentError(f"there is no tokenizer in {asked}", place="--tokenizer_path", fix="give its folder")
-        raise_together(strays(folder))
+        raise_together(unsafe_entries(folder))
         return folder
     return next((folder for folder in reversed(adapters) if _has_tokenizer(folder)), base)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hftune.errors import ArgumentError
-from hftune.publishing.disk import free_room
+from hftune.publishing.disk import free_bytes
 
 
 def check_space(output: Path, needed: int) -> None:
@@ -14,7 +14,7 @@ def check_space(output: Path, needed: int) -> None:
     Raises:
         ArgumentError: Too little room, with both figures.
     """
-    free = free_room(output)
+    free = free_bytes(output)
     if free < needed + (1 << 24):
         raise ArgumentError(
             f"the merged model needs {needed / 1e9:.2f} GB, the disk of {output} has {free / 1e9:.2f} GB left",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hftune.errors import ManifestError, UserError
-from hftune.nearby import way_out
+from hftune.path_hints import path_hint
 
 MIB = 1 << 20
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -100,7 +100,7 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
 def _way_out(file: str | Path, problem: OSError | ValueError) -> str:
     """The nearest path where there is none; else whose rights it is about."""
     if isinstance(problem, FileNotFoundError):
-        return way_out(str(file), "the path of a file")
+        return path_hint(str(file), "the path of a file")
     return "make it readable for you (ls -l shows whose it is), or name another file"
 
 

@@ -28,26 +28,26 @@ def files_of(folder: str | Path) -> list[Path]:
     Raises:
         ManifestError: One of them is a link that leads out of the folder, or no file.
     """
-    refuse_strays(folder)
+    refuse_unsafe_entries(folder)
     return [file for file in _entries(Path(folder)) if file.is_file()]
 
 
-def refuse_strays(folder: str | Path) -> None:
-    """Raise the first of `strays`."""
-    for problem in strays(folder):
+def refuse_unsafe_entries(folder: str | Path) -> None:
+    """Raise the first of `unsafe_entries`."""
+    for problem in unsafe_entries(folder):
         raise problem
 
 
-def strays(folder: str | Path) -> Iterator[ManifestError]:
+def unsafe_entries(folder: str | Path) -> Iterator[ManifestError]:
     """Of what a folder is read from: links that lead out of it, broken ones, pipes, sockets, devices."""
     place = Path(folder)
     for file in _entries(place) if place.is_dir() else ():
-        problem = stray(file, place)
+        problem = unsafe_entry(file, place)
         if problem is not None:
             yield problem
 
 
-def stray(file: Path, folder: str | Path) -> ManifestError | None:
+def unsafe_entry(file: Path, folder: str | Path) -> ManifestError | None:
     """Why a file does not belong to a folder; None where it does, or is not there."""
     try:
         kind = os.lstat(file).st_mode
@@ -70,7 +70,7 @@ def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
     Raises:
         ManifestError: It is such a link, or no file.
     """
-    problem = stray(file, within)
+    problem = unsafe_entry(file, within)
     if problem is not None:
         raise problem
     with open_regular(file) as source, open(target, "wb") as stream:
@@ -79,7 +79,7 @@ def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
 
 def copy_folder(folder: Path, target: Path, *, within: str | Path) -> None:
     """Copy the files that lie in a folder itself, each as `copy_file` does."""
-    problem = stray(folder, within)
+    problem = unsafe_entry(folder, within)
     if problem is not None:
         raise problem
     target.mkdir(parents=True, exist_ok=True)

@@ -152,7 +152,7 @@ def is_plain_name(name: str) -> bool:
 
 
 @contextmanager
-def opened(file: str | Path) -> Iterator[Any]:
+def open_tensors(file: str | Path) -> Iterator[Any]:
     """As `safetensors.safe_open` for torch; faults become the one message. The library checks the header itself."""
     from safetensors import SafetensorError, safe_open
 
@@ -172,7 +172,7 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     """
     read_safetensors_header(file)
     check_memory(file)
-    with opened(file) as stored:
+    with open_tensors(file) as stored:
         return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - it is no dict
 
 

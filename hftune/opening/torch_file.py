@@ -28,7 +28,7 @@ DEEPSPEED = (
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
     "deepspeed.runtime.zero.config.ZeroStageEnum",
     "deepspeed.utils.tensor_fragment.fragment_address",
-    "builtins.getattr",  # of enumerations alone: `_member`
+    "builtins.getattr",  # of enumerations alone: `_enum_member`
 )
 """What a checkpoint of DeepSpeed's needs beyond tensors: plain values without code of their own."""
 RANDOM_STATES = (
@@ -62,7 +62,7 @@ def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = Fals
     check_torch(file, allow=allow)
     if not mmap:
         check_memory(file)
-    with _allowing(allow), _one_message(file):
+    with _allowed_globals(allow), _one_message(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
@@ -100,7 +100,7 @@ def check_torch_files(folder: str | Path) -> None:
 
 
 @contextmanager
-def only_numbers(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
+def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
     """In the block every `torch.load` of this process, also of other libraries, refuses all but numbers and `allow`.
 
     DeepSpeed asks for whole pickles in thirty places (`weights_only=False`); torch's own switch overrules them:
@@ -109,7 +109,7 @@ def only_numbers(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
     before = os.environ.get(_FORCED)
     os.environ[_FORCED] = "1"
     try:
-        with _allowing(allow):
+        with _allowed_globals(allow):
             yield
     finally:
         if before is None:
@@ -119,10 +119,10 @@ def only_numbers(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
 
 
 @contextmanager
-def loading(place: str | Path) -> Iterator[None]:
-    """Around a library's own loading of a checkpoint: `only_numbers`, and a refusal becomes the one message."""
+def checked_loading(place: str | Path) -> Iterator[None]:
+    """Around a library's own loading of a checkpoint: `weights_only`, and a refusal becomes the one message."""
     try:
-        with only_numbers():
+        with weights_only():
             yield
     except pickle.UnpicklingError as problem:
         _refuse(place, f"it is damaged, or more than numbers: {_first_line(problem)}", problem)
@@ -157,16 +157,16 @@ def _first_line(problem: BaseException) -> str:
     return shown(found[1] if found and found[1] else type(problem).__name__, 160)
 
 
-def _allowing(allow: Iterable[str]) -> Any:
+def _allowed_globals(allow: Iterable[str]) -> Any:
     """A context in which torch's restricted unpickler knows these classes, too."""
     parts = [name.rpartition(".") for name in allow if name != "builtins.getattr"]
     known: list[Any] = [getattr(importlib.import_module(home), last) for home, _, last in parts]
     return torch.serialization.safe_globals(
-        [*known, (_member, "builtins.getattr")] if "builtins.getattr" in allow else known
+        [*known, (_enum_member, "builtins.getattr")] if "builtins.getattr" in allow else known
     )
 
 
-def _member(kind: Any, name: Any) -> Any:
+def _enum_member(kind: Any, name: Any) -> Any:
     """A member of an enumeration, in place of `getattr`, by which Python 3.11.0 to 3.11.3 pickle one.
 
     The real `getattr` would lead from a harmless class to anything: https://github.com/python/cpython/pull/26658

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from hftune.arguments.checkpointing import FULL
 from hftune.arguments.preference import DPOArguments
+from hftune.arguments.recomputation import FULL
 from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl import RLFields
+from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.config import row_length
 

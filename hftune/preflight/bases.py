@@ -8,8 +8,8 @@ from pathlib import Path
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ManifestError, UserError
 from hftune.logging import notice
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import not_an_adapter
 from hftune.weight_files import fingerprint, weight_shapes
 
 _PEFT_PREFIX = "base_model.model."
@@ -23,7 +23,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
     """
     config_file = Path(adapter) / "adapter_config.json"
     if not config_file.is_file():
-        yield no_adapter(adapter, flag)
+        yield not_an_adapter(adapter, flag)
         return
     yield from _shape_problems(base, adapter, flag)
     yield from check_recorded_base(base, adapter, flag)

@@ -18,8 +18,8 @@ from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention.choice import attention_for
 from hftune.models.loading.config import model_config
-from hftune.nearby import looks_local, missing_folder
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import looks_local, missing_folder
 from hftune.preflight.rules.adapters import check_adapters
 from hftune.preflight.rules.contents import check_contents
 from hftune.preflight.rules.data import check_data_flags, check_streaming, check_tokenized, check_turn_weights
@@ -39,7 +39,7 @@ from hftune.preflight.rules.sequence_parallel import check_sequence
 from hftune.preflight.rules.tensor_parallel import check_parallel
 from hftune.preflight.rules.trackers import check_trackers
 from hftune.preflight.rules.vocabulary import check_vocabulary
-from hftune.publishing.disk import free_room, is_there, writing_problem
+from hftune.publishing.disk import free_bytes, lexists, writing_problem
 from hftune.weight_files import weight_files
 
 # What a run writes into its output folder under these names. Checkpoints, logs and the folders of trackers never
@@ -61,7 +61,7 @@ def check_run(
     training_args: StageArguments,
 ) -> None:
     """Raise every problem of a run, on whichever machine, in one message; nothing has been loaded by then."""
-    nodes.raise_everywhere(
+    nodes.raise_on_all_ranks(
         [
             *check_nodes(model_args, data_args, adapter_args, training_args),
             *check_model_folder(model_args),
@@ -186,7 +186,7 @@ def check_room(
     needed = _LEAST_ROOM
     if not adapter_args.use_peft:
         needed += sum(file.stat().st_size for file in weight_files(folder))
-    free = free_room(output)
+    free = free_bytes(output)
     if free < needed:
         yield ArgumentError(
             f"the result needs {needed / 1e9:.2f} GB, the disk of {training_args.output_dir} has {free / 1e9:.2f} GB "
@@ -198,7 +198,7 @@ def check_room(
 
 def _in_the_way(folder: Path) -> list[str]:
     """Files of the kinds that a run leaves, in a folder that has no manifest of a run; checkpoints may be continued."""
-    if not folder.is_dir() or is_there(folder / MANIFEST_NAME):
+    if not folder.is_dir() or lexists(folder / MANIFEST_NAME):
         return []
     return sorted(entry.name for entry in folder.iterdir() if any(entry.match(kind) for kind in _OF_A_RUN))
 

@@ -70,7 +70,7 @@ def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
     """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
     key = adapter_key(bare, config)
     if key not in _counted:
-        with zero.not_partitioned(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
+        with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
             warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
             adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
             _counted[key] = trained_parameters(adapted)

@@ -87,7 +87,7 @@ def write_file(file: Path, content: bytes | str) -> None:
     flush(file.parent)
 
 
-def remove_asides(file: Path) -> None:
+def remove_partials(file: Path) -> None:
     """Remove what processes that were killed in `write_file` left of a file; the caller keeps other writers out."""
     named = re.compile(re.escape(f".{file.name[:120]}.") + r"[0-9a-f]{12}\.partial")
     for entry in file.parent.iterdir():
@@ -155,7 +155,7 @@ def writing_problem(folder: Path, place: str = "--output_dir") -> ArgumentError 
     return None
 
 
-def free_room(folder: Path) -> int:
+def free_bytes(folder: Path) -> int:
     """Bytes that are left on the disk of a folder, or of where it would be made."""
     return shutil.disk_usage(_nearest(folder)).free
 
@@ -163,7 +163,7 @@ def free_room(folder: Path) -> int:
 def _nearest(folder: Path) -> Path:
     """The folder, or the nearest one above it that is there."""
     there = folder.resolve()
-    while not is_there(there):
+    while not lexists(there):
         there = there.parent
     return there
 
@@ -176,7 +176,7 @@ def is_plain_folder(path: Path) -> bool:
         return False
 
 
-def is_there(path: Path) -> bool:
+def lexists(path: Path) -> bool:
     """Whether anything has this name, a broken link included."""
     return os.path.lexists(path)
 
@@ -184,7 +184,7 @@ def is_there(path: Path) -> bool:
 def free_name(path: Path) -> Path:
     """The path itself, or with the first number behind it that nothing has yet."""
     number, found = 1, path
-    while is_there(found):
+    while lexists(found):
         found = path.with_name(f"{path.name}-{number}")
         number += 1
     return found

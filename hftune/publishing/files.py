@@ -13,8 +13,8 @@ from typing import TextIO
 import xxhash
 
 from hftune.errors import ArgumentError
-from hftune.publishing.disk import flush, is_there
-from hftune.publishing.folder import begin, clear, held, work_folder
+from hftune.publishing.disk import flush, lexists
+from hftune.publishing.folder import begin_work, clear_work, work_folder, work_folder_locked
 from hftune.secrets import redact
 
 _MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")
@@ -33,7 +33,7 @@ def file_problems(
         flag: What names the file.
         overwrite_flag: What asks for replacing it.
     """
-    if not is_there(file):
+    if not lexists(file):
         return
     if not _is_regular(file) or not written_by_us(file):
         yield ArgumentError(
@@ -54,9 +54,9 @@ def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
     """
     target = Path(os.path.abspath(file))
     work = work_folder(target)
-    with held(work, file, flag):
-        clear(work)
-        aside = begin(work) / target.name
+    with work_folder_locked(work, file, flag):
+        clear_work(work)
+        aside = begin_work(work) / target.name
         try:
             with aside.open("x", encoding="utf-8") as stream:
                 yield stream
@@ -65,7 +65,7 @@ def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
             os.replace(aside, target)
             flush(target.parent)
         finally:
-            clear(work)
+            clear_work(work)
 
 
 def marked(text: str, kind: str) -> str:
@@ -95,7 +95,7 @@ def write_page(file: Path, text: str, kind: str) -> None:
         ArgumentError: The file is somebody's own, or was edited; another process writes it; or the disk does not take
             it.
     """
-    if is_there(file) and not is_marked(file):
+    if lexists(file) and not is_marked(file):
         raise ArgumentError(
             f"{file} was not written by hftune, or was edited since",
             place=str(file),

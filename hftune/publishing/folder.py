@@ -24,9 +24,16 @@ from filelock import FileLock
 
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.publishing.disk import disk_errors, flush, flush_tree, free_name, is_plain_folder, is_there, write_file
-from hftune.publishing.locks import PATIENCE, acquired, busy, release
-from hftune.publishing.ownership import BETWEEN_LOOKS, LOOKS, output_problems, place_problems, strangers, work_folder
+from hftune.publishing.disk import disk_errors, flush, flush_tree, free_name, is_plain_folder, lexists, write_file
+from hftune.publishing.locks import LOCK_SECONDS, acquire_lock, busy_error, release_lock
+from hftune.publishing.ownership import (
+    ATTEMPTS,
+    SECONDS_BETWEEN_ATTEMPTS,
+    foreign_files,
+    output_problems,
+    place_problems,
+    work_folder,
+)
 
 MARK, RESULT, REPLACED = "hftune.work", "result", "replaced"
 _DISCARDED, LOCK = "discarded", ".lock"
@@ -34,44 +41,44 @@ _WRITING, _READY = "writing\n", "ready\n"
 
 
 @contextmanager
-def held(work: Path, target: Path | str, flag: str = "--output_dir") -> Iterator[None]:
+def work_folder_locked(work: Path, target: Path | str, flag: str = "--output_dir") -> Iterator[None]:
     """Make a work folder and hold its lock; nothing is left of the folder if it is empty in the end.
 
     Raises:
         ArgumentError: Another process works there, something else has the folder's name, or the disk does not take it.
     """
-    if _is_somebody_elses(work):
+    if _is_not_ours(work):
         raise ArgumentError(f"{work} is in the way, and hftune did not make it", place=flag, fix="move it away")
     with disk_errors(target, flag):
         lock = _locked(work, target, flag)
         try:
             yield
         finally:
-            release(lock)
+            release_lock(lock)
             with suppress(OSError):  # not empty: what is left in it is for the next start
                 work.rmdir()
 
 
-def _is_somebody_elses(work: Path) -> bool:
+def _is_not_ours(work: Path) -> bool:
     """Whether something that hftune did not make has a work folder's name; one that is being made or removed is not."""
-    for _ in range(LOOKS):
+    for _ in range(ATTEMPTS):
         with suppress(OSError):
-            if not is_there(work) or is_ours(work):
+            if not lexists(work) or is_ours(work):
                 return False
-        time.sleep(BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_ATTEMPTS)
     return True
 
 
 def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
     """Whoever had the lock before may remove the folder between these lines; then it is made again."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + LOCK_SECONDS
     while True:
         work.mkdir(parents=True, exist_ok=True)
         try:
-            return acquired(work / LOCK, target, flag)
+            return acquire_lock(work / LOCK, target, flag)
         except FileNotFoundError:
             if time.monotonic() > until:  # there is always one more that was quicker
-                raise busy(target, flag) from None
+                raise busy_error(target, flag) from None
 
 
 @contextmanager
@@ -92,15 +99,15 @@ def published_folder(
     raise_together(place_problems(str(output), inputs=list(inputs), flag=flag))
     target = Path(output).resolve()
     work = work_folder(target)
-    with held(work, output, flag):
+    with work_folder_locked(work, output, flag):
         recover(target)
         # What is there is looked at now that nobody else changes it.
         raise_together(output_problems(str(output), overwrite=overwrite, inputs=list(inputs), flag=flag))
         try:
-            yield begin(work)
+            yield begin_work(work)
             _exchange(work, target)
         except BaseException:
-            _give_up(work, target)
+            _restore_target(work, target)
             raise
 
 
@@ -108,13 +115,13 @@ def recover(target: Path) -> None:
     """Complete, or take back, what a killed process left at a target; the caller holds the work folder."""
     work = work_folder(target)
     old = work / REPLACED
-    if not is_there(target) and is_plain_folder(old):
+    if not lexists(target) and is_plain_folder(old):
         ready = is_ready(work)
         os.rename(work / RESULT if ready else old, target)
         flush(target.parent)
         what = "put in place the finished result" if ready else "brought back the result"
         notice(f"{what} of {target}, which a process that was killed had left in the middle of an exchange")
-    elif is_there(work / RESULT):
+    elif lexists(work / RESULT):
         notice(f"removed {work}, left by a process that was interrupted")
     _remove(work, target)
 
@@ -126,7 +133,7 @@ def make_work(work: Path) -> Path:
     return work
 
 
-def begin(work: Path) -> Path:
+def begin_work(work: Path) -> Path:
     """Make a work folder; returns the folder in it that is to be filled."""
     (make_work(work) / RESULT).mkdir()
     return work / RESULT
@@ -140,7 +147,7 @@ def make_ready(work: Path) -> None:
 
 def _exchange(work: Path, target: Path) -> None:
     make_ready(work)
-    if is_there(target):
+    if lexists(target):
         os.rename(target, work / REPLACED)
         flush(target.parent)
     os.rename(work / RESULT, target)
@@ -148,21 +155,21 @@ def _exchange(work: Path, target: Path) -> None:
     _remove(work, target)
 
 
-def _give_up(work: Path, target: Path) -> None:
+def _restore_target(work: Path, target: Path) -> None:
     """Leave the target as it was before; what cannot be taken back now is left for the next start."""
     with suppress(OSError):
-        if not is_there(target) and is_plain_folder(work / REPLACED):
+        if not lexists(target) and is_plain_folder(work / REPLACED):
             os.rename(work / REPLACED, target)
     # With the old result still inside, or the new one in its place already, the work folder is the next start's.
-    if is_plain_folder(work / RESULT) and not is_there(work / REPLACED):
+    if is_plain_folder(work / RESULT) and not lexists(work / REPLACED):
         with suppress(OSError):
-            clear(work)
+            clear_work(work)
 
 
 def _remove(work: Path, target: Path) -> None:
     """Remove a work folder; a replaced folder that got a stranger's file in the last moment is kept under a name."""
     old = work / REPLACED
-    if is_plain_folder(old) and any(old.iterdir()) and strangers(old):
+    if is_plain_folder(old) and any(old.iterdir()) and foreign_files(old):
         kept = free_name(target.with_name(f"{target.name}.replaced"))
         os.rename(old, kept)
         flush(kept.parent)
@@ -170,10 +177,10 @@ def _remove(work: Path, target: Path) -> None:
     if is_plain_folder(old):
         # Checked, and from here on only to be deleted: a deletion cut short must not be checked again.
         os.rename(old, work / _DISCARDED)
-    clear(work)
+    clear_work(work)
 
 
-def clear(work: Path) -> None:
+def clear_work(work: Path) -> None:
     """Empty a work folder, its mark last: without it hftune would not know it as its own any more."""
     for entry in sorted(work.iterdir(), key=lambda entry: entry.name == MARK):
         if is_plain_folder(entry):

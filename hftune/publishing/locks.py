@@ -10,12 +10,14 @@ from filelock import FileLock, Timeout
 
 from hftune.errors import ArgumentError
 
-PATIENCE = 3.0
+LOCK_SECONDS = 3.0
 """Seconds that a process waits for one that is just ending."""
 
 
-def acquired(lock: Path, target: Path | str, place: str = "--output_dir", patience: float = PATIENCE) -> FileLock:
-    """The lock, held until `release` or the end of the process; a process that is ending is waited for.
+def acquire_lock(
+    lock: Path, target: Path | str, place: str = "--output_dir", patience: float = LOCK_SECONDS
+) -> FileLock:
+    """The lock, held until `release_lock` or the end of the process; a process that is ending is waited for.
 
     filelock opens the file without following links and without emptying it: a link that somebody planted under its
     name is an error, and no file of theirs loses anything.
@@ -30,18 +32,18 @@ def acquired(lock: Path, target: Path | str, place: str = "--output_dir", patien
     try:
         held.acquire(timeout=patience)
     except Timeout:
-        raise busy(target, place) from None
+        raise busy_error(target, place) from None
     return held
 
 
-def busy(target: Path | str, place: str) -> ArgumentError:
+def busy_error(target: Path | str, place: str) -> ArgumentError:
     """The error where others write to a target."""
     return ArgumentError(
         f"another process is writing to {target}", place=place, fix="wait until it has ended, or name another folder"
     )
 
 
-def release(held: FileLock) -> None:
+def release_lock(held: FileLock) -> None:
     """Remove the lock's file, then let go; filelock notices that a file it waited for is gone, and makes a new one."""
     with suppress(OSError):
         os.unlink(held.lock_file)

@@ -16,14 +16,14 @@ from hftune.constants import MANIFEST_NAME
 from hftune.digests import Record, changed_files, record_files
 from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.opening.json_file import LARGE, read_json
-from hftune.publishing.disk import is_there
+from hftune.publishing.disk import lexists
 
 WRITTEN = "written"
 """The key of a manifest under which every other file of the folder is recorded."""
 
 COMPLETE = "complete"
 _SHOWN = 3
-LOOKS, BETWEEN_LOOKS = 4, 0.05
+ATTEMPTS, SECONDS_BETWEEN_ATTEMPTS = 4, 0.05
 """How often, and after how many seconds, what other processes may be changing is looked at again."""
 
 
@@ -37,7 +37,7 @@ def record_written(folder: Path) -> dict[str, Record]:
     return record_files({name: folder / name for name in _files(folder) if name != MANIFEST_NAME})
 
 
-def strangers(folder: Path) -> list[str]:
+def foreign_files(folder: Path) -> list[str]:
     """What keeps a folder from being a finished result of hftune's and nothing else; empty where it is one.
 
     Each entry is a phrase such as `thesis.txt` or `config.json (changed after it was written)`.
@@ -75,11 +75,11 @@ def output_problems(
     if problems:
         return problems
     folder = Path(str(output)).resolve()
-    for _ in range(LOOKS):
-        problems = _problems_of_what_is_there(str(output), folder, overwrite, flag)
-        if not problems or not is_there(work_folder(folder)):
+    for _ in range(ATTEMPTS):
+        problems = _content_problems(str(output), folder, overwrite, flag)
+        if not problems or not lexists(work_folder(folder)):
             break
-        time.sleep(BETWEEN_LOOKS)  # in the middle of another process's exchange nothing looks whole
+        time.sleep(SECONDS_BETWEEN_ATTEMPTS)  # in the middle of another process's exchange nothing looks whole
     return problems
 
 
@@ -108,20 +108,20 @@ def place_problems(output: str | None, *, inputs: list[Path], flag: str = "--out
     if folder == here or folder in here.parents or folder == Path.home().resolve():
         what = "the working directory" if folder == here else "your home" if folder == Path.home() else "a folder above"
         return [ArgumentError(f"{output} is {what}", place=flag, fix=f"name a new folder below it: {output}/NAME")]
-    if is_there(folder) and not folder.is_dir():
+    if lexists(folder) and not folder.is_dir():
         return [ArgumentError(f"{output} is no folder", place=flag, fix="choose another name")]
     if os.path.ismount(folder):
         return [ArgumentError(f"{output} is a mount point", place=flag, fix=f"name a folder below it: {output}/NAME")]
     return []
 
 
-def _problems_of_what_is_there(output: str, folder: Path, overwrite: bool, flag: str) -> list[UserError]:
+def _content_problems(output: str, folder: Path, overwrite: bool, flag: str) -> list[UserError]:
     if not folder.is_dir():
         return []
     try:
         if not any(folder.iterdir()):
             return []
-        foreign = strangers(folder)
+        foreign = foreign_files(folder)
     except OSError as error:
         return [ArgumentError(f"{output} cannot be read: {error.strerror}", place=flag, fix="choose another folder")]
     if foreign:

@@ -52,7 +52,7 @@ class Chosen:
     left_out: list[str] = field(default_factory=list)
 
 
-def choose(folder: Path) -> Chosen:
+def files_to_upload(folder: Path) -> Chosen:
     """Sort what is in a folder into what belongs on the Hub and what does not; links are never followed."""
     chosen, code = Chosen(), _own_code(folder)
     recorded = recorded_files(read_own_manifest(folder) or {})
@@ -89,7 +89,7 @@ def push_folder(
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 
-    chosen = choose(folder)
+    chosen = files_to_upload(folder)
     if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
         raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
     contents = {name: _content(folder / name) for name in chosen.files}

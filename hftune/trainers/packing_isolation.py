@@ -15,7 +15,7 @@ from hftune.distributed import zero
 from hftune.distributed.ds_config import asks_for_compiling
 from hftune.errors import ArgumentError
 from hftune.models.blocks import checkpointed_layers
-from hftune.models.kernels.float8 import without_float8
+from hftune.models.kernels.float8_support import without_float8
 
 Read = Callable[[Any, dict[str, Any]], torch.Tensor]
 
@@ -109,7 +109,7 @@ def prove_isolation(
     except INSISTS:  # a fault that is the model's own it will repeat
         before, after = (_logits_of_second(model, vocabulary, shift, device, read, probe) for shift in (1, 7))
     model.train(was_training)
-    zero.forget_order(model)
+    zero.reset_fetch_order(model)
     noticed = (before - after).abs().max() / before.abs().max().clamp(min=1e-6)
     exact = device.type == "cpu" and not autocast and _is_float32(_plain(model))
     if float(noticed) > _tolerance(_plain(model), probe, exact):

@@ -77,7 +77,7 @@ class PreemptionCallback(TrainerCallback):
 
     def told(self) -> int:
         """The signal that any rank was told to stop by, 0 for none; every rank must ask."""
-        number = interrupts.told()
+        number = interrupts.stop_signal()
         if self._group is not None:
             shared = torch.tensor([number])
             dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)

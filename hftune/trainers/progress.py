@@ -147,7 +147,7 @@ class ProgressLine(TrainerCallback):
         if evaluated or not self._moves(args):
             get_logger().info("%s", text)
         else:
-            terminal.note(text)
+            terminal.log_only(text)
         if evaluated:
             self._batch = 0
         else:

@@ -28,7 +28,7 @@ from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
-from hftune.opening.safetensors_file import opened
+from hftune.opening.safetensors_file import open_tensors
 from hftune.opening.torch_file import load_torch
 from hftune.trainers.features.feature import Run
 from hftune.weight_files import read_header, weight_files
@@ -102,7 +102,7 @@ def check_layout(engine: Any, optimizer: Any, checkpoint: str) -> None:
         ManifestError: It lies where it cannot be reached, or in a way that is not known here.
     """
     reason = None
-    if zero_state.kind(optimizer) is None:
+    if zero_state.layout_of(optimizer) is None:
         reason = f"of {type(optimizer).__name__}, whose layout is not known"
     elif engine is not None and engine.zero_nvme_offload_optimizer():
         reason = "with the optimizer on NVMe"
@@ -150,10 +150,10 @@ def fill_optimizer(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str
     weights, states = [], {}
     for slot in zero_state.slots(optimizer, names):
         # Under stage 1 and 2 a slot is a group.
-        flat_whole = zero_state.kind(optimizer) == 2 and optimizer.param_groups[slot.number].get("use_muon", False)
+        flat_whole = zero_state.layout_of(optimizer) == 2 and optimizer.param_groups[slot.number].get("use_muon", False)
         weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
         states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
-    zero_state.put_back(optimizer, weights, states, Groups(pieces.settings, rates))
+    zero_state.load_state(optimizer, weights, states, Groups(pieces.settings, rates))
 
 
 def _states(pieces: ShardedState, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _from_module(module: dict[str, Tensor]) -> dict[str, Callable[[], Tensor]]:
 
 
 def _stored(name: str, file: Path) -> Tensor:
-    with opened(file) as content:
+    with open_tensors(file) as content:
         tensor: Tensor = content.get_tensor(name)
     return tensor
 

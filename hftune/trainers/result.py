@@ -11,10 +11,10 @@ from filelock import FileLock
 from hftune import interrupts
 from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.distributed import nodes, ranks
-from hftune.errors import ArgumentError, farewells
+from hftune.errors import ArgumentError, exit_hooks
 from hftune.publishing.disk import disk_errors
-from hftune.publishing.into import begin_result, finish_result, recover_result, result_folder
-from hftune.publishing.locks import acquired, release
+from hftune.publishing.locks import acquire_lock, release_lock
+from hftune.publishing.result_files import begin_result, finish_result, recover_result, result_folder
 
 LOCK_NAME = ".hftune.lock"
 _PATIENCE = 10.0
@@ -38,17 +38,17 @@ def lock_output(output: Path, *, create: bool) -> None:
         try:
             with disk_errors(output):
                 output.mkdir(parents=True, exist_ok=True)
-                _held[output.resolve()] = acquired(output / LOCK_NAME, output, patience=_PATIENCE)
+                _held[output.resolve()] = acquire_lock(output / LOCK_NAME, output, patience=_PATIENCE)
                 recover_result(output)
         except ArgumentError as problem:
             problems.append(problem)
-    nodes.raise_everywhere(problems)
+    nodes.raise_on_all_ranks(problems)
 
 
 def unlock_output() -> None:
     """Let other runs into the folders that this process holds."""
     while _held:
-        release(_held.popitem()[1])
+        release_lock(_held.popitem()[1])
 
 
 def remove_new_folder_on_failure(output: Path) -> None:
@@ -61,7 +61,7 @@ def remove_new_folder_on_failure(output: Path) -> None:
         with suppress(OSError):  # it is not there, or holds something
             output.rmdir()
 
-    farewells.append(tidy)
+    exit_hooks.append(tidy)
     listener = interrupts.listener()
     if listener is not None:
         listener.last_acts.insert(0, tidy)
@@ -77,7 +77,7 @@ def save_result(trainer: Any, manifest: Manifest) -> None:
         manifest: Of the run, not complete yet.
     """
     output = Path(str(trainer.args.output_dir))
-    apart = nodes.several() and not nodes.is_shared(output)
+    apart = nodes.spans_machines() and not nodes.is_shared(output)
     writes = ranks.is_main() or (apart and ranks.local_rank() == 0)
     if writes:
         begin_result(output)

@@ -10,7 +10,7 @@ import trl
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
+from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments, RLOOArguments
 from hftune.checkpoints.reward_scale import read_scale
 from hftune.data.splits import Splits
 from hftune.distributed import zero

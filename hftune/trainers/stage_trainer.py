@@ -53,7 +53,7 @@ class StageTrainer(Base):
 
     Every method of the upstream trainer that hftune changes is overridden here, and calls the hooks of `Feature`. A
     stage adds features to `make_features`, and has a loss or an evaluation of its own by `stage_loss` and
-    `stage_prediction`. The private methods among these are listed in `hftune/compat/trainer_overrides.py`.
+    `stage_prediction`. The private methods among these are listed in `hftune/compat/symbols.csv`.
     """
 
     reports_perplexity = False

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.digests import changed_files
 from hftune.errors import UserError
 from hftune.merging.merge import merge_adapter
 from hftune.publishing.folder import published_folder
-from hftune.publishing.ownership import strangers
+from hftune.publishing.ownership import foreign_files
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.merging.models import make_adapter
 
@@ -51,7 +51,7 @@ def at_once(*work: Callable[[], object]) -> list[int]:
 
 def is_as_recorded(out: Path) -> bool:
     manifest = read_manifest(out) or {}
-    complete = manifest.get("status") == "complete" and not strangers(out)
+    complete = manifest.get("status") == "complete" and not foreign_files(out)
     return complete and not [*changed_files(out, manifest["written"], whole=True)]
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.cpp_extension import CUDA_HOME
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hftune.arguments.checkpointing import Recomputation
-from hftune.distributed.launch import has_async_files
+from hftune.arguments.recomputation import Recomputation
+from hftune.distributed.launch import has_async_io
 from hftune.models.kernels.activation_checkpointing import recompute
 
 pytestmark = [
@@ -34,7 +34,7 @@ BUILT = ("zero3_zeropp", "zero3_deepcompile", "zero3_nvme", "zero3_nvme_optimize
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_it_trains(config: str, run: Callable, tiny_model: Path, tiny_data: Path, tmp_path: Path) -> None:
-    if "nvme" in config and not has_async_files():
+    if "nvme" in config and not has_async_io():
         pytest.skip("no libaio")
     if config in BUILT and CUDA_HOME is None:
         pytest.skip("no CUDA compiler")

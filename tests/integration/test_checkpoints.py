@@ -12,8 +12,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.consolidating import ConsolidateArguments
-from hftune.checkpoints.consolidate import consolidate
+from hftune.checkpoints.consolidate import ConsolidateArguments, consolidate
 from hftune.checkpoints.integrity import checkpoint_fault, read_record
 
 TWO = "deepspeed --num_gpus 2"

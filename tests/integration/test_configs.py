@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hftune.distributed.launch import has_async_files
+from hftune.distributed.launch import has_async_io
 from tests.conftest import ROOT, Finished
 
 FOLDER = ROOT / "ds_configs"
@@ -23,8 +23,8 @@ CASES: dict[str, tuple[tuple[str, ...], str | None]] = {
     "zero3_offload.json": ((), None),
     "zero3_bf16_states.json": (BF16, None),
     "zero3_hpz.json": ((), None),
-    "zero3_nvme.json": (("--nvme_path", "."), None if has_async_files() else "libaio"),
-    "zero3_nvme_optimizer.json": (("--nvme_path", "."), None if has_async_files() else "libaio"),
+    "zero3_nvme.json": (("--nvme_path", "."), None if has_async_io() else "libaio"),
+    "zero3_nvme_optimizer.json": (("--nvme_path", "."), None if has_async_io() else "libaio"),
     "zero3_zeropp.json": ((), "CUDA kernel"),
     "zero3_superoffload.json": ((), "NVIDIA GPU"),
     "zero3_deepcompile.json": (("--activation_checkpointing", "none"), "CUDA operators"),

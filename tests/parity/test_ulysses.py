@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from hftune.data.batches.collators import FlatCollator
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import sequence_parallel
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.ulysses import ULYSSES
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
@@ -90,7 +90,7 @@ def of_the_whole(name: str, weights: torch.Tensor) -> tuple[torch.Tensor, dict[s
 
 def compare(name: str) -> None:
     """In every process: its slice of the logits, and the sum of all gradients."""
-    group = sequence_parallel.active()
+    group = sequence_parallel.active_group()
     weights = torch.randn(1, sum(LENGTHS), 320, generator=torch.Generator().manual_seed(1))
     whole, gradients = of_the_whole(name, weights[..., : made(name, SEGMENTS).config.vocab_size])
     model, batch = made(name, ULYSSES), sliced(row(), group.slice_of, group.size)
@@ -110,7 +110,7 @@ def compare(name: str) -> None:
 def work(names: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    sequence_parallel.join(Mesh(world=PROCESSES, sequence=PROCESSES))
+    sequence_parallel.join_group(Mesh(world=PROCESSES, sequence=PROCESSES))
     for name in names:
         compare(name)
         os.write(1, f"same: {name}\n".encode())
@@ -135,7 +135,7 @@ def test_every_kind_of_attention(tmp_path: Path) -> None:
 def leak() -> None:
     """A batch whose borders are those of the slice, not of the row."""
     dist.init_process_group("gloo")
-    group = sequence_parallel.join(Mesh(world=PROCESSES, sequence=PROCESSES))
+    group = sequence_parallel.join_group(Mesh(world=PROCESSES, sequence=PROCESSES))
     batch = sliced(row(), group.slice_of, group.size)
     batch["cu_seq_lens_q"] = torch.tensor([0, batch["input_ids"].shape[1]], dtype=torch.int32)
     with pytest.raises(AssertionError, match="a slice of the row whose documents were given"):

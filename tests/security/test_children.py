@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hftune import children
+from hftune import child_processes
 from hftune.errors import ArgumentError
 from hftune.tools.doctor import devices, launching, libraries
 from hftune.tools.pipeline import checking, planning, processes, runner
@@ -71,13 +71,13 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_what_stays_of_pythonpath(hostile: Path, search: str, kept: list[str]) -> None:
     (hostile / "src").mkdir()
     (hostile / "here").symlink_to(hostile)
-    found = children.environment({"PYTHONPATH": search.format(here=hostile)})
+    found = child_processes.environment({"PYTHONPATH": search.format(here=hostile)})
     assert found["PYTHONPATH"].split(os.pathsep) == [str(ROOT), *(entry.format(here=hostile) for entry in kept)]
     assert found["PYTHONSAFEPATH"] == "1"
 
 
 def test_pythonsafepath_cannot_be_taken_back() -> None:
-    assert children.environment({"PYTHONSAFEPATH": ""})["PYTHONSAFEPATH"] == "1"
+    assert child_processes.environment({"PYTHONSAFEPATH": ""})["PYTHONSAFEPATH"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_pythonsafepath_cannot_be_taken_back() -> None:
 )
 def test_programs_are_not_those_of_the_working_folder(hostile: Path, search: str) -> None:
     (hostile / "bin").mkdir()
-    entries = children.environment({"PATH": search})["PATH"].split(os.pathsep)
+    entries = child_processes.environment({"PATH": search})["PATH"].split(os.pathsep)
     assert entries[0] == str(Path(sys.executable).parent) and all(os.path.isabs(entry) for entry in entries)
     assert str(hostile) not in entries
 
 
 def test_packages_that_are_installed_are_not_put_before_python_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "ROOT", Path("/usr/lib/python3/site-packages"))
-    assert children.environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
+    monkeypatch.setattr(child_processes, "ROOT", Path("/usr/lib/python3/site-packages"))
+    assert child_processes.environment({"PYTHONPATH": "/mine"})["PYTHONPATH"] == "/mine"
 
 
 # --- what really runs ---
@@ -122,8 +122,8 @@ def test_children_and_theirs(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", search)
-    command = children.python(*(word.replace("{script}", str(script)) for word in words))
-    done = children.run(command, capture_output=True)
+    command = child_processes.python(*(word.replace("{script}", str(script)) for word in words))
+    done = child_processes.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr
     if "script" in words[-1]:
         assert done.stdout.strip() == str(ROOT / "hftune" / "errors.py")
@@ -132,10 +132,10 @@ def test_children_and_theirs(
 @pytest.mark.parametrize("name", ["python", "torchrun", "hftune", "nvidia-smi", "srun"])
 def test_programs_by_name(hostile: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f":.:{os.environ['PATH']}")
-    found = children.program(name)
+    found = child_processes.program(name)
     assert found is None or Path(found).parent != hostile
     if name == "python":
-        assert children.run(["python", "-c", "import yaml"]).returncode == 0
+        assert child_processes.run(["python", "-c", "import yaml"]).returncode == 0
 
 
 @pytest.fixture
@@ -145,9 +145,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, 
 
     def run(command: list[str], **given: Any) -> Any:
         seen.append((list(command), given["env"]))
-        return children.CompletedProcess(command, 0, "[]\n", "")
+        return child_processes.CompletedProcess(command, 0, "[]\n", "")
 
-    monkeypatch.setattr(children.subprocess, "run", run)
+    monkeypatch.setattr(child_processes.subprocess, "run", run)
     return seen
 
 
@@ -239,7 +239,7 @@ def test_a_merge_s_script_too(hostile: Path) -> None:
 
 def test_without_its_scripts_hftune_says_so(monkeypatch: pytest.MonkeyPatch, hostile: Path, tmp_path: Path) -> None:
     (hostile / "run_sft.py").write_text("")
-    monkeypatch.setattr(children, "ROOT", tmp_path)
+    monkeypatch.setattr(child_processes, "ROOT", tmp_path)
     with pytest.raises(ArgumentError, match="pip install -e"):
         Step("sft", "sft", "sft", tmp_path, {}, {}, "x:1").command()
 
@@ -263,14 +263,14 @@ def test_the_command_leaves_the_working_folder(
 ) -> None:
     monkeypatch.setattr(sys, "path", [entry.format(here=hostile) for entry in path])
     monkeypatch.setenv("PYTHONPATH", search.format(here=hostile))
-    children.leave_working_folder()
+    child_processes.leave_working_folder()
     assert sys.path == [entry.format(here=hostile) for entry in kept]
 
 
 def test_the_checkout_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", ["", "/lib"])
-    children.leave_working_folder()
+    child_processes.leave_working_folder()
     assert sys.path == ["", "/lib"]
 
 
@@ -278,7 +278,7 @@ def test_hftune_by_its_module(hostile: Path) -> None:
     """As `python -m` has it: the working folder is first on the path until `main` begins."""
     code = "import sys; from hftune.cli import main; sys.argv = ['hftune', 'lineage']; sys.path.insert(0, ''); "
     code += "[sys.modules.pop(name, None) for name in ('json', 'yaml', 'difflib')]; main()"
-    done = children.run(children.python("-c", code), capture_output=True)
+    done = child_processes.run(child_processes.python("-c", code), capture_output=True)
     assert done.returncode == 2 and "needs one folder" in done.stderr
 
 
@@ -353,7 +353,7 @@ def test_everything_is_started_by_the_one_file(where: str) -> None:
     found = {
         str(file.relative_to(ROOT)): ways
         for file in files
-        if file != ROOT / "hftune" / "children.py" and (ways := ways_out(file.read_text()))
+        if file != ROOT / "hftune" / "child_processes.py" and (ways := ways_out(file.read_text()))
     }
     assert not found, json.dumps(found, indent=1)
 
@@ -366,6 +366,6 @@ def test_no_interpreter_is_called_without_p() -> None:
         for file in (ROOT / folder).rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.List) and any("sys.executable" in ast.unparse(entry) for entry in node.elts)
-        if file.name != "children.py"
+        if file.name != "child_processes.py"
     ]
     assert not found

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.arguments.export import GgufArguments, OllamaArguments, ServingArguments
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.vocabulary import VocabArguments
-from hftune.checkpoints.consolidate import consolidate
+from hftune.checkpoints.consolidate import ConsolidateArguments, consolidate
 from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
 from hftune.merging.merge import merge_adapter
 from hftune.tools.export.run import export
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab
 from tests.unit.checkpoints.zero_files import write as write_zero
 from tests.unit.merging.models import make_adapter

@@ -16,8 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.arguments.consolidating import ConsolidateArguments
-from hftune.checkpoints.consolidate import consolidate
+from hftune.checkpoints.consolidate import ConsolidateArguments, consolidate
 from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.resume import FoundCheckpoint, resume_problems
 from hftune.errors import UserError, raise_together

@@ -20,8 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.scoring import ScoreArguments
-from hftune.arguments.stages import parse_vocab_arguments
 from hftune.errors import ArgumentError, UserError
 from hftune.merging import companions, reference, skeleton, verify
 from hftune.models.loading import config as configs
@@ -32,7 +30,9 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.tools.export import compared, extract
 from hftune.tools.scoring import ask
+from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.vocabulary import build, domain
+from hftune.tools.vocabulary.arguments import parse_vocab_arguments
 from hftune.trainers.rewards import loading
 
 pytestmark = pytest.mark.long

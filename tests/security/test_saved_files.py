@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from hftune import children, secrets
+from hftune import child_processes, secrets
 from hftune.checkpoints.manifest import is_complete
 from hftune.digests import changed_files
 from hftune.errors import ArgumentError
@@ -169,12 +169,12 @@ shared: {{use_cpu: true, report_to: none, max_steps: 1, run_name: "of {URL}", de
 stages:
   sft: {{train_file_dir: {tiny_data}/sft, use_peft: true, hub_token: "${{mine}}", merge: {{hf_hub_token: "{TOKEN}"}}}}
 """)
-    words = children.python("-m", "hftune.cli", "pipeline", "run", str(file))
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(children.ROOT)}
-    refused = children.run(words, env=environment, capture_output=True)
+    words = child_processes.python("-m", "hftune.cli", "pipeline", "run", str(file))
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(child_processes.ROOT)}
+    refused = child_processes.run(words, env=environment, capture_output=True)
     assert refused.returncode == 2 and "run_name holds a secret" in refused.stderr and not (out / "logs").exists()
     file.write_text(file.read_text().replace(f"of {URL}", "mine"))
-    finished = children.run(words, env=environment, capture_output=True)
+    finished = child_processes.run(words, env=environment, capture_output=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert "HF_TOKEN=***" in finished.stdout and "DB_PASS=***" in finished.stdout
     files = [*contents(out)]

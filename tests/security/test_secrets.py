@@ -23,7 +23,7 @@ from hftune.arguments.stages import stage_parser
 from hftune.checkpoints.manifest import write_manifest
 from hftune.cli import dispatch
 from hftune.distributed.ds_config import read_ds_config
-from hftune.distributed.ds_secrets import take_secrets_out
+from hftune.distributed.ds_secrets import remove_secrets
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice, notices
 from hftune.publishing.files import write_page
@@ -119,7 +119,7 @@ WAYS_IN: dict[str, Way] = {
     "pipeline's answers": _file(
         "p.yaml", PIPELINE.format("sft: {}") + f"answers: {{hub_token: '{SECRET}'}}\n", read_pipeline
     ),
-    "deepspeed dict": lambda folder, patch: take_secrets_out({"wandb": {"api_key": SECRET}}),
+    "deepspeed dict": lambda folder, patch: remove_secrets({"wandb": {"api_key": SECRET}}),
     "HF_TOKEN": _variable("HF_TOKEN"),
     "AWS_SECRET_ACCESS_KEY": _variable("AWS_SECRET_ACCESS_KEY"),
     "OPENAI_KEY": _variable("OPENAI_KEY"),

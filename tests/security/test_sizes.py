@@ -17,7 +17,6 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.data import sources as parts
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import TokenizedSource, draw_records
@@ -30,6 +29,7 @@ from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.checks import check_run
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.build import load_base_tokenizer
 from hftune.trainers.rewards.loading import reward_head
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed import door, heartbeats, watchdog
-from hftune.distributed.door import greeting, listen
-from hftune.distributed.heartbeats import Hub, Wire, connect
+from hftune.distributed import heartbeats, listener, watchdog
+from hftune.distributed.heartbeats import Connection, Hub, connect
+from hftune.distributed.listener import greeting, open_socket
 from hftune.distributed.verdicts import judge_hang
 
 WORD = "0123456789abcdef" * 4
@@ -75,7 +75,7 @@ def hub() -> Iterator[Hub]:
     found._thread.join(3)
 
 
-def _still_works(hub: Hub, first: Wire, rank: int = 63) -> None:
+def _still_works(hub: Hub, first: Connection, rank: int = 63) -> None:
     """A heartbeat is heard, somebody new comes in, and its last words are passed on."""
     assert hub._thread.is_alive()
     first.send({"report": {"step": 77}})
@@ -118,7 +118,7 @@ def test_what_strangers_send_ends_their_connection_alone(
 ) -> None:
     first = connect("127.0.0.1", hub.port, 0, WORD, {"host": "ours"})
     _until(lambda: 0 in hub._members and hub._members[0].report)
-    monkeypatch.setattr(door, "WORD_WITHIN", 0.1)  # for those that are shorter than the word
+    monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 0.1)  # for those that are shorter than the word
     seen: list[bytes] = []
     loads = heartbeats.json.loads
     monkeypatch.setattr(heartbeats.json, "loads", lambda text: seen.append(text) or loads(text))
@@ -127,23 +127,23 @@ def test_what_strangers_send_ends_their_connection_alone(
     assert not seen, "nothing of a stranger's is parsed"
     assert [*hub._members] == [0]
     monkeypatch.setattr(heartbeats.json, "loads", loads)
-    monkeypatch.setattr(door, "WORD_WITHIN", 5.0)
+    monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 5.0)
     _still_works(hub, first)
     first.close()
 
 
 def test_words_are_compared_in_constant_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
-    same = door.hmac.compare_digest
+    same = listener.hmac.compare_digest
     monkeypatch.setattr(
-        door.hmac, "compare_digest", lambda one, other: compared.append((one, other)) or same(one, other)
+        listener.hmac, "compare_digest", lambda one, other: compared.append((one, other)) or same(one, other)
     )
     assert _is_shown_out(_send(hub, greeting("x" * len(WORD), 1)))
     assert compared == [(b"x" * len(WORD), WORD.encode())]
 
 
 def test_a_stranger_who_says_nothing_is_shown_out(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "WORD_WITHIN", 0.3)
+    monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 0.3)
     began = time.monotonic()
     assert _is_shown_out(_send(hub, b""))
     assert time.monotonic() - began < 3
@@ -151,7 +151,7 @@ def test_a_stranger_who_says_nothing_is_shown_out(hub: Hub, monkeypatch: pytest.
 
 def test_letter_by_letter_takes_no_longer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow loris: each byte must not begin the time anew."""
-    monkeypatch.setattr(door, "WORD_WITHIN", 0.5)
+    monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 0.5)
     stranger = socket.create_connection(("127.0.0.1", hub.port))
     began = time.monotonic()
     with pytest.raises(OSError):
@@ -181,8 +181,8 @@ def test_a_reset_in_the_middle(hub: Hub) -> None:
 
 
 def test_a_flood_of_silent_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_WAITING", 16)
-    monkeypatch.setattr(door, "WORD_WITHIN", 0.4)
+    monkeypatch.setattr(listener, "MAX_PENDING", 16)
+    monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 0.4)
     first = connect("127.0.0.1", hub.port, 0, WORD, {})
     _until(lambda: 0 in hub._members)
     flood = [_send(hub, b"") for _ in range(200)]
@@ -270,7 +270,7 @@ def test_a_process_hears_nonsense_from_its_hub(line: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         theirs = socket.create_connection(server.getsockname())
         ours, _ = server.accept()
-    wire = Wire(ours)
+    wire = Connection(ours)
     theirs.sendall(line + b"\n")
     found: Any = []
     while found == []:
@@ -280,14 +280,14 @@ def test_a_process_hears_nonsense_from_its_hub(line: bytes) -> None:
 
 
 def test_one_machine_is_loopback_alone() -> None:
-    with listen(one_machine=True, master="203.0.113.9") as server:
+    with open_socket(one_machine=True, master="203.0.113.9") as server:
         assert server.getsockname()[0] == "127.0.0.1"
 
 
 def test_several_machines_meet_at_the_master_s_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """127.0.0.2 stands for an address of this machine that others reach."""
-    monkeypatch.setattr(door, "_stays_here", lambda address: False)
-    with listen(one_machine=False, master="127.0.0.2") as server:
+    monkeypatch.setattr(listener, "_is_local_only", lambda address: False)
+    with open_socket(one_machine=False, master="127.0.0.2") as server:
         assert server.getsockname()[0] == "127.0.0.2"
 
 
@@ -305,8 +305,8 @@ def test_an_address_that_is_not_here_is_no_end(master: str, monkeypatch: pytest.
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return [(family, socket.SOCK_STREAM, 6, "", (address, 0))]
 
-    monkeypatch.setattr(door.socket, "getaddrinfo", found)
-    with listen(one_machine=False, master=master) as server:
+    monkeypatch.setattr(listener.socket, "getaddrinfo", found)
+    with open_socket(one_machine=False, master=master) as server:
         assert server.getsockname()[0] in ("::", "0.0.0.0")
 
 
@@ -321,9 +321,9 @@ def test_who_listens_where(
 
     def noted(**given: Any) -> socket.socket:
         asked.update(given)
-        return listen(one_machine=True, master="")
+        return open_socket(one_machine=True, master="")
 
-    monkeypatch.setattr(watchdog, "listen", noted)
+    monkeypatch.setattr(watchdog, "open_socket", noted)
     monkeypatch.setattr(watchdog.ranks, "local_world_size", lambda: local)
     monkeypatch.setattr(watchdog.ranks, "world_size", lambda: world)
     monkeypatch.setenv("MASTER_ADDR", "node1")

@@ -108,7 +108,7 @@ def test_several_errors_and_the_end_of_a_script(
     attack: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors.os, "_exit", lambda code: None)
-    monkeypatch.setattr(errors, "farewells", [])
+    monkeypatch.setattr(errors, "exit_hooks", [])
 
     def main() -> None:
         errors.raise_together([ArgumentError(f"1 {attack}"), ArgumentError(f"2 {attack}", place=attack)])

@@ -19,7 +19,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.merging import merge
 from hftune.preflight.rules.hub import check_hub
-from hftune.publishing.uploads import choose, push_folder
+from hftune.publishing.uploads import files_to_upload, push_folder
 from hftune.tools.export import hub
 from hftune.trainers.stage_trainer import StageTrainer
 
@@ -121,12 +121,12 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", BELONGS)
 def test_it_belongs(name: str, folder: Path) -> None:
-    assert name in choose(folder).files
+    assert name in files_to_upload(folder).files
 
 
 @pytest.mark.parametrize("name", DOES_NOT)
 def test_it_does_not_belong(name: str, folder: Path) -> None:
-    chosen = choose(folder)
+    chosen = files_to_upload(folder)
     assert name not in chosen.files
     assert any(name == left or (name.startswith(left) and left.endswith("/")) for left in chosen.left_out)
 
@@ -137,7 +137,7 @@ def test_a_link_does_not_belong(name: str, folder: Path, tmp_path: Path) -> None
     target.write_text("root:x:0:0")
     (folder / name).unlink()
     (folder / name).symlink_to(target)
-    chosen = choose(folder)
+    chosen = files_to_upload(folder)
     assert name not in chosen.files and name in chosen.left_out
 
 
@@ -158,7 +158,7 @@ def test_special_files_do_not_belong(kind: str, folder: Path, tmp_path: Path) ->
             entry.unlink()
         (folder / "additional_chat_templates").rmdir()
         (folder / "additional_chat_templates").symlink_to(tmp_path / "additional")
-    chosen = choose(folder)
+    chosen = files_to_upload(folder)
     assert "LICENSE" not in chosen.files and not any("victim" in name for name in chosen.files)
 
 
@@ -189,7 +189,7 @@ def test_every_road_sends_the_list_and_nothing_else(road: str, folder: Path, sen
     ROADS[road](folder)
     assert {*sent} - {"*"} == {*BELONGS}
     said = next(one for one in reversed(notices()) if str(folder) in one)
-    count = len(choose(folder).left_out)
+    count = len(files_to_upload(folder).left_out)
     assert f"{len(BELONGS)} files of {folder} go to me/mine; {count} other(s) do not belong there" in said
 
 
@@ -230,7 +230,7 @@ def test_weights_are_numbers_whatever_their_bytes_spell(road: str, folder: Path,
 def test_a_config_that_is_none_names_no_code(content: str, folder: Path) -> None:
     (folder / "config.json").write_text(content)
     (folder / "tokenizer_config.json").write_text(content)
-    assert not [name for name in choose(folder).files if name.endswith(".py")]
+    assert not [name for name in files_to_upload(folder).files if name.endswith(".py")]
 
 
 @pytest.mark.parametrize("name", ("../../etc/passwd.X", "/etc/passwd.X", "..X", ".env.X", "a/b.X", "runs.X"))
@@ -238,7 +238,7 @@ def test_code_is_named_within_the_folder(name: str, folder: Path) -> None:
     (folder / "a").mkdir()
     (folder / "a" / "b.py").write_text("from .secret import S")
     (folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": name}}))
-    code = {name for name in choose(folder).files if name.endswith(".py")}
+    code = {name for name in files_to_upload(folder).files if name.endswith(".py")}
     assert code == {"tokenization_own.py"}
 
 

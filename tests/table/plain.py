@@ -55,7 +55,7 @@ class Plain:
 def plain(architecture: str, *, scores: bool) -> Plain:
     """The tiny model of an architecture as the table uses it, without weights."""
     config = make_config(architecture, **changes(architecture))
-    with zero.not_partitioned(), no_init_weights(), torch.device("meta"):
+    with zero.no_partitioning(), no_init_weights(), torch.device("meta"):
         if scores:
             config.num_labels = 1
             model = AutoModelForSequenceClassification.from_config(config)

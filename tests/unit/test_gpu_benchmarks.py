@@ -154,7 +154,7 @@ def test_what_must_be_refused_is_what_preflight_refuses(
     gpu_runs: ModuleType, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_files: bool
 ) -> None:
     """All planned runs, their arguments parsed as for a GPU that has everything else."""
-    monkeypatch.setattr(launch, "has_async_files", lambda: has_files)
+    monkeypatch.setattr(launch, "has_async_io", lambda: has_files)
     shorter = {"--max_length": "256", "--block_size": "256"}
     for run in gpu_runs.plan():
         flags = [shorter.get(before, flag) if flag == "1024" else flag for before, flag in pairs(run.flags(tmp_path))]
@@ -174,7 +174,7 @@ def pairs(flags: list[str]) -> list[tuple[str, str]]:
 def refusal_of(stage: str, flags: list[str]) -> str | None:
     """What hftune says of arguments before a model is loaded; None for nothing."""
     try:
-        with ranks.imagine(ranks.Imagined(1, 1)):
+        with ranks.planning_for(ranks.PlannedWorld(1, 1)):
             check_run(*parse_arguments(stage, flags))
     except UserError as error:
         return str(error)

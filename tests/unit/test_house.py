@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FLOORS = [
     {
-        *("chat_templates", "children", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
-        *("nearby", "on_demand", "opening", "secret_names", "secrets", "terminal", "user_cache", "visible"),
+        *("chat_templates", "child_processes", "constants", "digests", "errors", "hftune", "interrupts", "logging"),
+        *("on_demand", "opening", "path_hints", "secret_names", "secrets", "terminal", "user_cache", "visible"),
         "weight_files",
     },
     {"compat"},

@@ -143,9 +143,9 @@ TRAINS = """
 interrupts.defer(True)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 say("ready", flush=True)
-while not interrupts.told():
+while not interrupts.stop_signal():
     time.sleep(0.01)
-say(f"noted {interrupts.told()} child {child.pid}", flush=True)
+say(f"noted {interrupts.stop_signal()} child {child.pid}", flush=True)
 time.sleep(60)
 """
 
@@ -240,7 +240,7 @@ def test_in_a_thread_nothing_is_heard_and_nothing_breaks() -> None:
     thread = threading.Thread(target=lambda: found.append(interrupts.listen(exits=False)))
     thread.start()
     thread.join()
-    assert found == [None] and interrupts.told() == 0 and not interrupts.deferring()
+    assert found == [None] and interrupts.stop_signal() == 0 and not interrupts.deferring()
 
 
 def test_without_a_script_the_second_ctrl_c_is_a_keyboard_interrupt() -> None:
@@ -250,11 +250,11 @@ def test_without_a_script_the_second_ctrl_c_is_a_keyboard_interrupt() -> None:
     try:
         interrupts.defer(True)
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupts.told() == signal.SIGINT
+        assert interrupts.stop_signal() == signal.SIGINT
         time.sleep(interrupts.TOGETHER + 0.1)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     finally:
         interrupts.stop_listening()
-    assert signal.getsignal(signal.SIGINT) is before and interrupts.told() == 0
+    assert signal.getsignal(signal.SIGINT) is before and interrupts.stop_signal() == 0

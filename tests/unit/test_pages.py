@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from hftune.arguments.asking import AskArguments
-from hftune.arguments.consolidating import ConsolidateArguments
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.names.row import REFUSED
 from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.stages import stage_parser
-from hftune.arguments.vocabulary import VOCAB_ALIASES, VocabArguments
+from hftune.checkpoints.consolidate import ConsolidateArguments
 from hftune.cli import COMMANDS
 from hftune.tools.export.run import FORMATS
+from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments
 from tests.documents import DOCS, PAGES, ROOT, SHELL, Block, anchors, blocks, commands, links
 
 OPENING = 25

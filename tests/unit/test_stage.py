@@ -109,7 +109,7 @@ def test_a_folder_that_is_new_and_empty_goes_with_a_run_that_did_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Any] = []
-    monkeypatch.setattr("hftune.trainers.result.farewells", ends)
+    monkeypatch.setattr("hftune.trainers.result.exit_hooks", ends)
     remove_new_folder_on_failure(tmp_path)
     assert not ends, "one that was there stays"
     new = tmp_path / "new"

@@ -8,12 +8,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from hftune.compat.checking import listed
+from hftune.compat.symbols import listed
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {
@@ -42,6 +41,7 @@ HOOKS = {
     ("hftune/arguments/parser.py", "type"): "how argparse reads a value",
     ("hftune/errors.py", "said"): "of a listener of our own",
     ("hftune/interrupts.py", "deferring"): "of a listener of our own",
+    ("hftune/trainers/features/loader_workers.py", "worker_init_fn"): "torch's, for workers of a loader",
     ("hftune/visible.py", "excepthook"): "Python's, for tracebacks",
 }
 """Where a function is put on an object that is meant to be given one."""
@@ -56,8 +56,7 @@ def name_of(path: Path) -> str:
 
 
 def may_replace(path: Path) -> bool:
-    # `imports` hides libraries from those that import them though a run does not need them.
-    return name_of(path).startswith(("hftune/compat/", "hftune/trainers/", "hftune/imports.py"))
+    return name_of(path).startswith("hftune/compat/")
 
 
 @cache
@@ -272,7 +271,7 @@ def test_private_names_are_listed() -> None:
     known = listed_names() | PYTHON_S_OWN | NOT_ON_EVERY_MACHINE | methods_of_trainers()
     used = [(file, *place) for file in sources() for place in private_reads(tree_of(file))]
     found = [f"{name_of(file)}:{line}: {name}" for file, name, line in used if name not in known]
-    assert not found, f"add them to hftune/compat: {found}"
+    assert not found, f"add them to hftune/compat/symbols.csv: {found}"
 
 
 @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ def test_undocumented_imports_are_listed() -> None:
     used = [(file, path) for file in files for path in imports_of(tree_of(file))]
     # An entry for something within a class or module covers the import of it.
     found = [f"{name_of(file)}: {path}" for file, path in used if not any(one.startswith(f"{path}.") for one in known)]
-    assert not found, f"add them to hftune/compat/imported.py: {found}"
+    assert not found, f"add them to hftune/compat/symbols.csv: {found}"
 
 
 @pytest.mark.parametrize(
@@ -382,15 +381,14 @@ def test_what_heirs_use_of_upstream_is_listed(group: str, is_in: Callable[[Path]
     files = [file for file in sources() if is_in(file)]
     theirs = frozenset().union(*(private_names_of(_class(path)) for file in files for path in bases_of(file)))
     used = set().union(*(touched_by_heirs(tree_of(file)) for file in files))
-    if group == "hftune/trainers" and find_spec("hftune.compat.trainer_overrides") is None:
-        used -= methods_of_trainers()  # overrides have a list of their own
-    assert used & theirs <= listed_names(), f"add them to hftune/compat: {sorted(used & theirs - listed_names())}"
+    missing = sorted(used & theirs - listed_names())
+    assert not missing, f"add them to hftune/compat/symbols.csv: {missing}"
 
 
 def test_no_entry_is_left_over() -> None:
-    # The lists themselves do not count; modules that install patches name what they replace.
+    # Modules that install patches name what they replace.
     files = [file for file in sources() if "compat" not in file.parts or file.stem.endswith("_patches")]
     words = {word for file in files for word in re.findall(r"\w+", file.read_text())}
     words.add("__setitem__")  # tables are written to with brackets
     left = [entry.symbol for entry in listed() if entry.name not in words]
-    assert not left, f"nothing uses them any more, take them off their lists: {left}"
+    assert not left, f"nothing uses them any more, take them out of hftune/compat/symbols.csv: {left}"

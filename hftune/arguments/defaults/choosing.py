@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hftune.arguments.defaults.medicalgpt import medicalgpt_defaults
-from hftune.arguments.defaults.own import own_defaults
-from hftune.arguments.defaults.subject import subject_of
+from hftune.arguments.defaults.run_kind import run_kind_of
+from hftune.arguments.defaults.table import own_defaults
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError
@@ -51,7 +51,7 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
             f"there are no defaults of {asked!r}", place="--defaults", fix=f"one of {', '.join(CHOICES)}"
         )
     if asked == HFTUNE:
-        return hftunes(stage, given, known)
+        return hftune_defaults(stage, given, known)
     values, reasons = medicalgpt_defaults(stage, given)
     if reasons:
         notice("--defaults medicalgpt, but for " + "; ".join(reasons))
@@ -59,13 +59,13 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
 
 
 def as_texts(entries: Iterable[Entry]) -> dict[str, str]:
-    """Names and values as `subject_of` wants them."""
+    """Names and values as `run_kind_of` wants them."""
     return {entry.name: " ".join(map(str, entry.values)) for entry in entries}
 
 
-def hftunes(stage: str, given: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
+def hftune_defaults(stage: str, given: Mapping[str, str], known: Collection[str]) -> dict[str, Any]:
     """hftune's own defaults for what was not given."""
-    rows = own_defaults(subject_of(stage, given))
+    rows = own_defaults(run_kind_of(stage, given))
     values = {name: row.value for name, row in rows.items() if name not in given and name in known}
     if "learning_rate" in given:
         values.pop("critic_learning_rate", None)  # whoever has chosen one rate means both
@@ -89,7 +89,7 @@ def _steps(given: Mapping[str, str]) -> float:
 # --- a command line of MedicalGPT's ---------------------------------------------------------------------------------
 
 
-def reads_as_medicalgpts(written: Iterable[str], known: Collection[str]) -> bool:
+def looks_like_medicalgpt(written: Iterable[str], known: Collection[str]) -> bool:
     """Whether names, as they were written, are those of a command line of MedicalGPT's.
 
     One that no other tool has is enough (`max_source_length`, `sft_model_path`); or three that hftune spells otherwise

@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.subject import LORA, Subject, subject_of
+from hftune.arguments.defaults.run_kind import LORA, RunKind, run_kind_of
 from hftune.arguments.names.row import means_yes
 from hftune.distributed import launch
 from hftune.errors import ArgumentError
@@ -94,13 +94,13 @@ _LEFT_OUT_WITH: dict[str, tuple[str, ...]] = {
 }
 
 
-def script_of_theirs(stage: str, given: Given) -> str:
+def their_script(stage: str, given: Given) -> str:
     """The key of `MEDICALGPT` for a command of hftune."""
-    subject = subject_of(stage, given)
+    run = run_kind_of(stage, given)
     if stage == "dpo":
-        return "orpo" if subject.losses <= {"orpo", "odds_ratio"} else "dpo"
+        return "orpo" if run.losses <= {"orpo", "odds_ratio"} else "dpo"
     if stage == "rl":
-        return "grpo" if subject.kind == "grpo" else "rloo"
+        return "grpo" if run.kind == "grpo" else "rloo"
     return stage
 
 
@@ -113,7 +113,7 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
     Raises:
         ArgumentError: Nothing is asked for: its scripts train with --do_train and evaluate with --do_eval.
     """
-    script = script_of_theirs(stage, given)
+    script = their_script(stage, given)
     _check_asked(script, given)
     values = {
         name: value
@@ -121,10 +121,10 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
         if name not in given and not any(other in given for other in _LEFT_OUT_WITH.get(name, ()))
     }
     whole = {name: str(value) for name, value in values.items()} | dict(given)
-    subject = subject_of(stage, whole)
+    run = run_kind_of(stage, whole)
     reasons = [f"{name} {value} ({because})" for name, value, because in UNEQUAL if name not in given]
     for name in [name for name in _IMPOSSIBLE if name in values]:
-        because = _IMPOSSIBLE[name](values[name], subject, given)
+        because = _IMPOSSIBLE[name](values[name], run, given)
         if because:
             reasons.append(f"{name} {values.pop(name)} ({because})")
     return values, reasons
@@ -156,19 +156,19 @@ def _yes(given: Given, name: str) -> bool:
     return name in given and means_yes(given[name] or "true")
 
 
-def _no_half(value: Any, subject: Subject, given: Given) -> str | None:
+def _no_half(value: Any, run: RunKind, given: Given) -> str | None:
     if _on_cpu(given):
         return "a CPU computes in float32 or bfloat16"
-    return None if subject.trained == LORA else "what is trained is kept in float32"
+    return None if run.trained == LORA else "what is trained is kept in float32"
 
 
-def _no_fp16(value: Any, subject: Subject, given: Given) -> str | None:
+def _no_fp16(value: Any, run: RunKind, given: Given) -> str | None:
     if value and _yes(given, "bf16"):
         return "--bf16 was given, and there is one of the two"
     return "a CPU computes in float32 or bfloat16" if value and _on_cpu(given) else None
 
 
-def _no_tracker(value: Any, subject: Subject, given: Given) -> str | None:
+def _no_tracker(value: Any, run: RunKind, given: Given) -> str | None:
     return "it is not installed" if value == "tensorboard" and not is_installed(value) else None
 
 
@@ -177,7 +177,7 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-_IMPOSSIBLE: dict[str, Callable[[Any, Subject, Given], str | None]] = {
+_IMPOSSIBLE: dict[str, Callable[[Any, RunKind, Given], str | None]] = {
     "dtype": _no_half,
     "fp16": _no_fp16,
     "report_to": _no_tracker,

@@ -22,7 +22,7 @@ from hftune.errors import DataError
 from hftune.logging import notice
 
 if TYPE_CHECKING:
-    from hftune.arguments.reinforcement import GRPOArguments, RLOOArguments
+    from hftune.arguments.rl_algorithms import GRPOArguments, RLOOArguments
 
 
 LONG_PROMPT = "prompt longer than max_prompt_length"

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hftune import children
+from hftune import child_processes
 from hftune.data.readers.columnar_limits import HARD_LIMIT, TooMuchMemory
 
 _BUFFER = 1 << 20
@@ -31,7 +31,7 @@ class MemoryProbe:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.process: children.Popen[Any] | None = None
+        self.process: child_processes.Popen[Any] | None = None
 
     def __enter__(self) -> MemoryProbe:
         return self
@@ -48,9 +48,13 @@ class MemoryProbe:
             TooMuchMemory: It had no memory for that.
         """
         if self.process is None:
-            command = children.python("-m", __name__, str(self.file.absolute()))
-            self.process = children.start(
-                command, stdin=children.PIPE, stdout=children.PIPE, stderr=children.DEVNULL, bufsize=0
+            command = child_processes.python("-m", __name__, str(self.file.absolute()))
+            self.process = child_processes.start(
+                command,
+                stdin=child_processes.PIPE,
+                stdout=child_processes.PIPE,
+                stderr=child_processes.DEVNULL,
+                bufsize=0,
             )
             self._wait()
 

@@ -1,4 +1,4 @@
-"""Which parameters are trained: by prefix, regex, share from the bottom, or layer; and a word about the outcome.
+"""Which parameters are trained: by prefix, regex, share from the bottom, or layer.
 
 Names, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Layers are
 LLaMA-Factory's freeze tuning. Unlike there, a name that matches nothing is an error.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
@@ -19,17 +18,6 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-
-# The first that is found in a name says what kind of parameter it is.
-_KINDS = {
-    "adapter": r"\.lora_|trainable_tokens_delta",
-    "head": r"(^|\.)(lm_head|score)\.",
-    "embeddings": r"embed|(^|\.)wte\.|(^|\.)wpe\.",
-    "norms": r"norm|(^|\.)ln_",
-    "experts": r"expert",
-    "attention": r"attn|attention",
-    "mlp": r"mlp|feed_forward|ffn",
-}
 
 
 def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
@@ -93,25 +81,6 @@ def modules_to_unfreeze(model: PreTrainedModel, args: AdapterArguments) -> list[
                 fix=f"name all of {owner}., or train without --use_peft" if owner else "train without --use_peft",
             )
     return owners
-
-
-def report_trained_parameters(model: torch.nn.Module) -> None:
-    """Say how many parameters are trained and how many are left as they are, by kind."""
-    trained, left = Counter[str](), Counter[str]()
-    for name, parameter in model.named_parameters():
-        (trained if parameter.requires_grad else left)[kind_of(name)] += zero.full_numel(parameter)
-    some, every = trained.total(), trained.total() + left.total()
-    kept = f"; left as they are: {_listed(left)}" if left else ""
-    notice(f"trained: {some:,} of {every:,} parameters ({some / every:.2%}): {_listed(trained)}{kept}")
-
-
-def kind_of(name: str) -> str:
-    """adapter, head, embeddings, norms, experts, attention, mlp or other: what a parameter of this name is."""
-    return next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "other")
-
-
-def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{kind} {count:,}" for kind, count in counts.most_common())
 
 
 def _all(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:

@@ -15,8 +15,8 @@ from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.nearby import no_adapter
 from hftune.opening.model_files import read_checked
+from hftune.path_hints import not_an_adapter
 
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Beginnings of `init_lora_weights` that take a part out of the base."""
@@ -100,7 +100,7 @@ def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfi
 
 def _read(file: Path, flag: str) -> dict[str, Any]:
     if not file.is_file():
-        raise no_adapter(file.parent, flag)
+        raise not_an_adapter(file.parent, flag)
     return read_checked(file, error=ArgumentError, fix=f"save the adapter again, or give another one with {flag}")
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    PreTrainedConfig,
+)
 
 from hftune.errors import ArgumentError
 from hftune.models.attention.machine import Machine
@@ -28,6 +33,12 @@ def class_for(mapping: Any, config: PreTrainedConfig) -> Any:
 def causal_class(config: PreTrainedConfig) -> Any:
     """The class of a causal LM of this config, or None where its code comes with the model."""
     return class_for(MODEL_FOR_CAUSAL_LM_MAPPING, config)
+
+
+def reward_class(config: PreTrainedConfig, *, steps: bool) -> Any:
+    """The class that transformers builds for a reward model; None where it knows none."""
+    mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    return class_for(mapping, config)
 
 
 def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:

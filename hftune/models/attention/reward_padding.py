@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from transformers import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    PreTrainedConfig,
-)
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.reward import RMArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, class_for, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, reward_class
 from hftune.models.attention.machine import this_machine
 from hftune.models.loading.config import model_config
 
@@ -57,9 +50,3 @@ def why_padded(model_args: ModelArguments, training_args: RMArguments) -> str | 
     except UserError as problem:
         return problem.cause
     return None
-
-
-def reward_class(config: PreTrainedConfig, *, steps: bool) -> Any:
-    """The class that transformers builds for a reward model; None where it knows none."""
-    mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-    return class_for(mapping, config)

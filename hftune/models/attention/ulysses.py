@@ -74,7 +74,7 @@ def ulysses_attention(
     Returns:
         (1, tokens of this process, heads, head size), and no weights.
     """
-    group = sequence_parallel.active()
+    group = sequence_parallel.active_group()
     assert cu_seq_lens_q is not None and isinstance(attention_mask, Window), "a batch of a sequence-parallel trainer"
     assert kwargs.get("shared_prompts") is None and kwargs.get("position_bias") is None, "refused in preflight"
     documents = _documents(cu_seq_lens_q)

@@ -35,7 +35,7 @@ def _stretches_by_length(module: Any) -> bool:
 def _with_last_position(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     named = "position_ids" in kwargs
     here = kwargs["position_ids"] if named else args[1]
-    last = sequence_parallel.active().largest(here.max()).expand(*here.shape[:-1], 1)
+    last = sequence_parallel.active_group().largest(here.max()).expand(*here.shape[:-1], 1)
     whole = torch.cat([here, last], dim=-1)
     return (args, kwargs | {"position_ids": whole}) if named else ((args[0], whole, *args[2:]), kwargs)
 

@@ -22,19 +22,39 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, FULL, MLP, Recomputation
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.recomputation import CORE_ATTENTION, FULL, Recomputation
+from hftune.arguments.training import StageArguments
 from hftune.compat.installing import replace_method, require
 from hftune.compat.transformers_patches import replace_attention
-from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.blocks import decoder_layers
+from hftune.models.kernels.recomputable import members, not_recomputable
 
-_CHILDREN = {
-    ATTENTION: ("self_attn", "attention", "attn", "self_attention", "linear_attn"),
-    MLP: ("mlp", "feed_forward", "block_sparse_moe", "moe"),
-}
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
 _KEEP_NO_SCORES = ("sdpa", "flash", "flex", "hftune")
+
+
+def recompute_as_asked(
+    adapted: PreTrainedModel | PeftModel, adapter_args: AdapterArguments, training_args: StageArguments
+) -> None:
+    """`recompute` what `--activation_checkpointing` and its like say."""
+    assert training_args.recomputation is not None
+    reentrant = adapter_args.use_peft and training_args.zero_stage == 3
+    if reentrant:
+        _checkpoint_reentrantly(training_args)
+    recompute(adapted, training_args.recomputation, reentrant=reentrant, on_cpu=training_args.use_cpu)
+
+
+def _checkpoint_reentrantly(training_args: StageArguments) -> None:
+    """Adapters under ZeRO-3 need reentrant checkpointing (TRL issue 2514).
+
+    TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
+    set here.
+    """
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if hasattr(training_args, name):
+            setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
 
 
 def recompute(
@@ -62,27 +82,6 @@ def recompute(
     plain.recomputing.switch(plain, on=False)
     require("transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing")
     replace_method(plain, "_set_gradient_checkpointing", _switch)
-
-
-def not_recomputable(model: PreTrainedModel, plan: Recomputation) -> ArgumentError | None:
-    """Why this architecture cannot recompute what the plan says; None where it can. Needs no weights."""
-    name, place = type(model).__name__, "--activation_checkpointing"
-    off = "use --activation_checkpointing full or none"
-    if not model.supports_gradient_checkpointing:
-        return ArgumentError(f"{name} cannot recompute activations", place=place, fix=f"add {place} none")
-    layers = decoder_layers(model)
-    try:
-        chosen = plan.layers(len(layers))
-    except ArgumentError as problem:
-        return problem
-    if plan.parts == (FULL,) and len(chosen) == len(layers):
-        return None
-    if not layers or not all(isinstance(layer, GradientCheckpointingLayer) for layer in layers):
-        return ArgumentError(f"{name} recomputes all of its layers as a whole, or none", place=place, fix=off)
-    for part in plan.parts:
-        if not all(list(_members(layers[number], part)) for number in chosen):
-            return ArgumentError(f"hftune finds no {part} in the layers of {name}", place=place, fix=off)
-    return None
 
 
 class Recomputing:
@@ -134,21 +133,10 @@ def _switch(self: Any, enable: bool = True, gradient_checkpointing_func: Any = N
     self.recomputing.switch(self, on=enable)
 
 
-def _members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
-    """The modules of a layer that a part is: the layer itself, or the children of its attention or MLP."""
-    if part == FULL:
-        yield layer
-        return
-    for name in _CHILDREN[MLP if part == MLP else ATTENTION]:
-        child = getattr(layer, name, None)
-        if isinstance(child, nn.Module) and (part != CORE_ATTENTION or _asks_for_function(child)):
-            yield child
-
-
 def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
     """The modules of a part, prepared; whole layers need nothing."""
-    members: list[Any] = [] if part == FULL else list(_members(layer, part))
-    for module in members:
+    modules: list[Any] = [] if part == FULL else list(members(layer, part))
+    for module in modules:
         if part == CORE_ATTENTION:
             module.recomputes_core = True
             _wrap_attention(module)
@@ -173,12 +161,6 @@ def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not args:  # reentrant checkpointing passes gradients through positional arguments only
         args = (kwargs.pop("hidden_states"),)
     return self._gradient_checkpointing_func(partial(self.forward_as_it_was, **kwargs), *args)
-
-
-def _asks_for_function(attention: nn.Module) -> bool:
-    """Whether a module takes its attention function from transformers' table, where it can be found."""
-    forward: Any = inspect.unwrap(type(attention).forward)
-    return "ALL_ATTENTION_FUNCTIONS" in forward.__code__.co_names
 
 
 def _wrap_attention(attention: Any) -> None:

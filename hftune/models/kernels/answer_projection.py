@@ -339,7 +339,7 @@ def _by_module(
     most = len(hidden)
     if zero.is_any_partitioned(head):
         # Each call gathers weights, and each backward pass of one: all processes need as many.
-        most = max(ranks.largest(most), 1)
+        most = max(ranks.max_over_ranks(most), 1)
     again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
     pieces = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
     found: list[Columns] = []

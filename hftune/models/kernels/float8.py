@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from hftune.arguments.training import StageArguments
-from hftune.compat.installing import method_replaced
 from hftune.logging import notice
-
-CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
-"""The least GPU whose tensor cores take a recipe's scales: Ada, Hopper."""
+from hftune.models.kernels.float8_support import has_float8
 
 MULTIPLE = 16
 """Of both sizes of a weight, wanted by the kernels; numbers of tokens are padded."""
 
 ROUTERS = ("gate", "router", "shared_expert_gate")
 """They choose by small differences between logits, and are small themselves."""
-
-
-def has_torchao() -> bool:
-    """Whether torchao is installed."""
-    return find_spec("torchao") is not None
-
-
-def has_float8(recipe: str) -> bool:
-    """Whether this machine's GPU multiplies in FP8 with the recipe's scales."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= CAPABILITY[recipe]
 
 
 def to_float8(model: PreTrainedModel, recipe: str) -> int:
@@ -55,20 +37,6 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
     wanted = {*chosen}
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in wanted, config=config)
     return len(chosen)
-
-
-@contextmanager
-def without_float8(model: nn.Module) -> Iterator[None]:
-    """Inside, layers that `to_float8` made multiply as plain ones: in the dtype of the run, or of autocast.
-
-    A tensorwise scale is that of the largest number among all tokens: so one document changes how another is rounded.
-    """
-    library = sys.modules.get("torchao.float8.float8_linear")
-    layers = [module for module in model.modules() if library is not None and isinstance(module, library.Float8Linear)]
-    with ExitStack() as replaced:
-        for layer in layers:
-            replaced.enter_context(method_replaced(layer, "forward", nn.Linear.forward))
-        yield
 
 
 def train_in_float8(model: PreTrainedModel, training_args: StageArguments) -> None:

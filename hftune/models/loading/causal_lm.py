@@ -24,7 +24,7 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
-from hftune.distributed.tensor_parallel import split_as_planned
+from hftune.distributed.tensor_parallel import write_plan
 from hftune.logging import notice
 from hftune.models.attention.choice import attention_for, report_attention
 from hftune.models.attention.names import registered
@@ -33,11 +33,10 @@ from hftune.models.loading.config import file_options, model_config
 from hftune.models.loading.dtype import weight_dtype
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
-from hftune.models.loading.quantization import quantisation_options
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
-from hftune.nearby import not_had
 from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_causal_lm(
@@ -49,7 +48,7 @@ def load_causal_lm(
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = build_model(AutoModelForCausalLM, model_args, adapter_args, training_args)
     # The plan is written into the config that DeepSpeed will read; it needs the model's final config.
-    split_as_planned(live_config(training_args), training_args.tensor_parallel_size, model.config)
+    write_plan(live_config(training_args), training_args.tensor_parallel_size, model.config)
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 
@@ -79,7 +78,9 @@ def build_model(
     if model_args.from_config:
         model = draw_weights(auto, config, given, seed=training_args.seed)
     else:
-        given |= quantisation_options(adapter_args, training_args, dtype)
+        if adapter_args.quantised:
+            options_for = on_demand("hftune.models.loading.quantization:quantisation_options")
+            given |= options_for(adapter_args, training_args, dtype)
         model = _from_pretrained(auto, config, model_args, given)
         keep_differentiable(model)
     if training_args.fp8:
@@ -105,7 +106,7 @@ def _from_pretrained(
         )
     except OSError as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
+        raise cannot_load(name, error, "--model_name_or_path", "model", offline=model_args.offline) from error
     finally:
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:

@@ -18,8 +18,8 @@ from hftune.logging import notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.dropout_fields import set_dropout_fields
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.loading.rope import scale_rope
-from hftune.nearby import not_had
+from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 _PROBE_SECONDS = 5.0
 
@@ -40,8 +40,9 @@ def model_config(model_args: ModelArguments, training_args: StageArguments) -> P
         )
     except (OSError, ValueError) as error:
         name = str(model_args.model_name_or_path)
-        raise not_had(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
-    scale_rope(config, model_args, row_length(training_args))
+        raise cannot_load(name, error, "--model_name_or_path", "config", offline=model_args.offline) from error
+    if model_args.rope_scaling is not None or model_args.rope_factor is not None:
+        on_demand("hftune.models.loading.rope:scale_rope")(config, model_args, row_length(training_args))
     set_dropout_fields(config, training_args)
     return config
 
@@ -83,7 +84,7 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
     )
     if not any(isinstance(path, str) for path in kept):
         flag = "--model_name_or_path" if name == model_args.model_name_or_path else "--tokenizer_name_or_path"
-        raise not_had(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
+        raise cannot_load(name, f"{constants.ENDPOINT} does not answer, and it is not in the cache", flag, "model")
     notice(f"{constants.ENDPOINT} does not answer: {name} is taken from the cache")
     return True
 

@@ -42,14 +42,12 @@ def quantization_config(
 def quantisation_options(
     adapter_args: AdapterArguments, training_args: StageArguments, dtype: torch.dtype | str
 ) -> dict[str, Any]:
-    """What `from_pretrained` needs to quantise the base, nothing where that was not asked for.
+    """What `from_pretrained` needs to quantise the base, for a run that asked for it.
 
     Args:
         dtype: Of the weights that stay whole; products are computed in it.
     """
     compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
-    if not adapter_args.quantised:
-        return {}
     partitioned = training_args.zero_stage == 3
     config = quantization_config(adapter_args, compute, partitioned=partitioned)
     if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device

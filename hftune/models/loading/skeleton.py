@@ -33,7 +33,7 @@ def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores:
     config = copy.deepcopy(config)
     if scores:
         config.num_labels = 1
-    with zero.not_partitioned(), torch.device("meta"), no_init_weights():
+    with zero.no_partitioning(), torch.device("meta"), no_init_weights():
         model = from_config(auto, config, trust_remote_code=training_args.trust_remote_code)
     model.tie_weights()  # or tied embeddings would count twice
     return model

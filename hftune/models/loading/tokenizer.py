@@ -15,8 +15,8 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.added_tokens import add_named_tokens
-from hftune.nearby import not_had
+from hftune.on_demand import on_demand
+from hftune.path_hints import cannot_load
 
 
 def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) -> PreTrainedTokenizerBase:
@@ -26,7 +26,8 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
         ArgumentError: There is no tokenizer, or the template or the pad token asked for does not exist.
     """
     tokenizer = load_plain_tokenizer(model_args, training_args, model_args.tokenizer_name_or_path)
-    add_named_tokens(tokenizer, model_args)
+    if model_args.add_tokens is not None or model_args.add_special_tokens is not None:
+        on_demand("hftune.models.vocabulary.added_tokens:add_named_tokens")(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
         _say_unknown_tokens(tokenizer)
@@ -50,7 +51,7 @@ def load_plain_tokenizer(
         flag = "--tokenizer_name_or_path" if named else "--model_name_or_path"
         if Path(name).is_dir() and not _has_tokenizer(Path(name)):
             raise _no_tokenizer(Path(name), flag) from error
-        raise not_had(name, error, flag, "tokenizer", offline=model_args.offline) from error
+        raise cannot_load(name, error, flag, "tokenizer", offline=model_args.offline) from error
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -11,7 +11,7 @@ from hftune.data.readers.files import find_files
 from hftune.data.readers.hub import may_exist
 from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.nearby import way_out
+from hftune.path_hints import path_hint
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -48,7 +48,7 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
         for spec in specs:
             if not may_exist(spec.path):
                 cause = f"there is no file or folder {spec.path}"
-                yield ArgumentError(cause, place=flag, fix=way_out(spec.path, "a file or a folder of records"))
+                yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
             elif path_exists(spec.path):
                 yield from _unusable_files(spec.path, flag)
     try:

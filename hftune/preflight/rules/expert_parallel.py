@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.checkpointing import MLP
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.optimizer import MUON
+from hftune.arguments.recomputation import MLP
 from hftune.arguments.training import StageArguments
 from hftune.distributed.ds_config import offload_device
 from hftune.distributed.expert_parallel import ACTIVATION, FLAG, PRESETS

@@ -22,7 +22,7 @@ MLPS = ("swiglu", "geglu")
 
 def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A CPU has what is asked for; libraries say otherwise at the first step."""
-    if ranks.imagined() is not None or not training_args.use_cpu:
+    if ranks.planned_world() is not None or not training_args.use_cpu:
         return
     if model_args.attn_implementation == "flex_attention":
         yield ArgumentError(
@@ -49,13 +49,13 @@ def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -
     args: Any = training_args
     if not args.use_liger_kernel:
         return
-    if ranks.imagined() is None and args.use_cpu:
+    if ranks.planned_world() is None and args.use_cpu:
         yield ArgumentError(
             "Liger's kernels are written in Triton, which runs on GPUs",
             place="--use_liger_kernel",
             fix="leave it out: on a CPU the loss is computed without logits of anything but labels already",
         )
-    elif ranks.imagined() is None and find_spec("liger_kernel") is None:
+    elif ranks.planned_world() is None and find_spec("liger_kernel") is None:
         yield ArgumentError(
             "Liger is not installed",
             place="--use_liger_kernel",

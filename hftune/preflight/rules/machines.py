@@ -19,7 +19,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.file_records import is_model
 from hftune.distributed import nodes, ranks
-from hftune.distributed.verdicts import aligned, spans
+from hftune.distributed.verdicts import align_columns, ranges
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
 from hftune.weight_files import fingerprint
@@ -42,16 +42,16 @@ def check_nodes(
     model_args: ModelArguments, data_args: DataArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """Several processes are alike; every one of them must ask. Says who they are: in a line, or as a table."""
-    if ranks.imagined() is not None or ranks.world_size() == 1:
+    if ranks.planned_world() is not None or ranks.world_size() == 1:
         return
     groups = (model_args, data_args, adapter_args, training_args)
-    own = nodes.facts() | {"arguments": argument_marks(groups), "files": file_marks(groups)}
+    own = nodes.process_facts() | {"arguments": argument_marks(groups), "files": file_marks(groups)}
     own["deepspeed"] = {"DeepSpeed config": _mark(training_args.ds_resolved)}
     own["world"] = {"processes": ranks.world_size()}
-    seconds = nodes.reach(training_args.device)
+    seconds = nodes.collective_seconds(training_args.device)
     everyone = ranks.gathered_objects(own)
     problems = list(differences(everyone))
-    several = nodes.several()
+    several = nodes.spans_machines()
     if several or problems:
         get_logger().info("\n%s", "\n".join(table(everyone, seconds)))
     else:
@@ -155,7 +155,9 @@ def _who_has_what(everyone: list[Facts], kind: str, name: str) -> str:
     told = []
     for value, having in holders.items():
         on = ", ".join(dict.fromkeys(facts["host"] for facts in having))
-        told.append(f"{'none' if value is None else value} on {on} (rank {spans([facts['rank'] for facts in having])})")
+        told.append(
+            f"{'none' if value is None else value} on {on} (rank {ranges([facts['rank'] for facts in having])})"
+        )
     return "; ".join(told)
 
 
@@ -195,14 +197,14 @@ def table(everyone: list[Facts], seconds: float) -> list[str]:
         key = (*(facts[name] for name in keys), facts["versions"].get("torch"), facts["code"].get("commit"))
         groups.setdefault(key, []).append(facts)
     for (host, device, memory, backend, torch, commit), members in groups.items():
-        local = spans(sorted(facts["local_rank"] for facts in members))
+        local = ranges(sorted(facts["local_rank"] for facts in members))
         gib = f"{memory / 2**30:.0f} GiB" if memory else "-"
-        who = spans([facts["rank"] for facts in members])
+        who = ranges([facts["rank"] for facts in members])
         rows.append((who, host, local, device, gib, backend, str(torch), commit or "installed"))
     machines = sum(facts["local_rank"] == 0 for facts in everyone)
     head = f"{len(everyone)} processes on {machines} machine(s), all reached in {_milliseconds(seconds)}"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
-    return [head, *aligned(rows), f"  rank 0 has {versions}"]
+    return [head, *align_columns(rows), f"  rank 0 has {versions}"]
 
 
 def _milliseconds(seconds: float) -> str:

@@ -13,16 +13,15 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl import RLFields
+from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class
-from hftune.models.attention.reward_padding import reward_class
+from hftune.models.attention.isolation import causal_class, reward_class
 from hftune.models.experts import is_mixture, router_shares
-from hftune.models.kernels.activation_checkpointing import not_recomputable
 from hftune.models.kernels.dropout import find_dropouts
+from hftune.models.kernels.recomputable import not_recomputable
 from hftune.models.loading.config import model_config
 from hftune.models.loading.dropout_fields import outside_config
 from hftune.models.loading.skeleton import skeleton

@@ -35,7 +35,7 @@ def check_names(
     if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
         return
     try:
-        with zero.not_partitioned():
+        with zero.no_partitioning():
             model = skeleton_of(model_args, training_args, scores=isinstance(training_args, RMArguments))
             if model is not None and fresh:
                 yield from list(_try_adapter(model, adapter_args))

@@ -10,7 +10,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.models.kernels.float8 import CAPABILITY, has_float8, has_torchao
+from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
 from hftune.opening.model_files import read_checked
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
@@ -41,7 +41,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
     recipe = training_args.fp8
     if recipe is None:
         return
-    here = ranks.imagined() is None
+    here = ranks.planned_world() is None
     if here and (training_args.use_cpu or not has_float8(recipe)):
         needed = ".".join(map(str, CAPABILITY[recipe]))
         yield ArgumentError(

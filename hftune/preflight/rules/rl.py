@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
-from hftune.nearby import looks_local, missing_folder
+from hftune.path_hints import looks_local, missing_folder
 
 if TYPE_CHECKING:
-    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments
+    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
 
 _UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
 
@@ -30,7 +30,7 @@ def check_rl(
     if not isinstance(training_args, RLFields):
         return
     # Here, since TRL's configs for RL, and ours on them, take a tenth of a second of every stage's start.
-    from hftune.arguments.reinforcement import GRPOArguments, OnlineDPOArguments, PPOArguments
+    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
 
     models = training_args.reward_model_path or []
     yield from check_rewards(training_args.reward_funcs or [], models)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments.checkpointing import MLP
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.recomputation import MLP
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention.isolation import causal_class, why_not_isolated, why_not_shareable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl import RLFields
+from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.arguments.vocabulary import GrowthArguments
 from hftune.checkpoints.manifest import read_manifest

@@ -56,7 +56,7 @@ def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
     yield from libraries.check_optional()
     if not quick:
         yield from libraries.check_loading(libraries.LOADED)
-        yield from libraries.check_touched()
+        yield from libraries.check_symbols()
     found = devices.gpus()
     yield from devices.check_gpus(found)
     yield from devices.check_host(has_gpu=bool(found.seen))

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from hftune import children
-from hftune.distributed import building
+from hftune import child_processes
+from hftune.distributed import op_builder
 from hftune.models.attention.machine import has_varlen
 from hftune.preflight.free_memory import cgroup_free
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
@@ -84,10 +84,10 @@ def gpus() -> Gpus:
 
 def _driver() -> str | None:
     """The version of NVIDIA's driver."""
-    if children.program("nvidia-smi"):
-        with suppress(OSError, children.TimeoutExpired):
+    if child_processes.program("nvidia-smi"):
+        with suppress(OSError, child_processes.TimeoutExpired):
             asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-            done = children.run(asked, capture_output=True, timeout=30)
+            done = child_processes.run(asked, capture_output=True, timeout=30)
             if done.returncode == 0 and done.stdout.strip():
                 return done.stdout.split()[0]
     return None
@@ -145,7 +145,7 @@ def check_host(*, has_gpu: bool) -> Iterator[Finding]:
     cores = f"{usable} core(s)" if usable == there else f"{usable} of {there} cores"
     limited = f"; a limit on this process or container leaves {free / GIB:.1f}" if free < memory.available else ""
     yield Finding(HOST, f"{cores}, {memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free{limited}")
-    if not building.builds_operators():
+    if not op_builder.can_build_operators():
         said = "no C++ compiler, or no ninja: DeepSpeed cannot compile what offloading to the CPU or NVMe needs"
         yield Finding(HOST, said, NOTE, "install g++ and ninja, for ds_configs/*_offload.json")
     elif has_gpu and shutil.which("nvcc") is None and "CUDA_HOME" not in os.environ:

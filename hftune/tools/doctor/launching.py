@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from hftune import children
+from hftune import child_processes
 from hftune.tools.doctor.findings import FINE, WRONG, Finding
 from hftune.tools.doctor.surroundings import LAUNCHED
 
@@ -37,10 +37,10 @@ def check_launch(processes: int) -> Iterator[Finding]:
 def find_launcher() -> list[str] | None:
     """The launcher of this environment, else the first on PATH; by its module where it is no command."""
     own = Path(sys.executable).with_name("deepspeed")
-    command = str(own) if own.is_file() else children.program("deepspeed")
+    command = str(own) if own.is_file() else child_processes.program("deepspeed")
     if command is not None:
         return [command]
-    return children.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
+    return child_processes.python("-m", "deepspeed.launcher.runner") if find_spec("deepspeed") else None
 
 
 def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Finding:
@@ -48,17 +48,17 @@ def meet(command: list[str], processes: int, patience: float = PATIENCE) -> Find
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHED}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "met.json"
-        with children.start(
+        with child_processes.start(
             [*command, str(result)],
             env=environment,
-            stdout=children.PIPE,
-            stderr=children.STDOUT,
+            stdout=child_processes.PIPE,
+            stderr=child_processes.STDOUT,
             text=True,
             start_new_session=True,
         ) as process:
             try:
                 output, _ = process.communicate(timeout=patience)
-            except children.TimeoutExpired:
+            except child_processes.TimeoutExpired:
                 os.killpg(process.pid, 9)
                 output, _ = process.communicate()
                 output += f"\nnothing within {patience:g} s"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from hftune import children
+from hftune import child_processes
 from hftune.compat.checking import CHANGED, LOOKED_AT
 from hftune.tools.doctor.findings import NOTE, WRONG, Finding
 
@@ -44,7 +44,7 @@ for name in sys.argv[1:]:
 """
 
 
-TOUCHED = """
+CHECK_SYMBOLS = """
 from hftune.distributed.launch import prepare_environment
 prepare_environment()
 from hftune.compat.checking import main
@@ -113,7 +113,7 @@ def check_optional(version_of: Callable[[str], str | None] = installed) -> Itera
 def check_loading(names: Iterable[str]) -> Iterator[Finding]:
     """Whether these packages can be imported, in a process of their own: one that crashes takes nothing with it."""
     there = [name for name in names if installed(name.replace("_", "-"))]
-    done = children.run(children.python("-c", LOAD, *there), capture_output=True)
+    done = child_processes.run(child_processes.python("-c", LOAD, *there), capture_output=True)
     said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.split(" ")[0] in there)
     loaded = [name for name in there if said.get(name) == "loads"]
     if loaded:
@@ -127,9 +127,9 @@ def check_loading(names: Iterable[str]) -> Iterator[Finding]:
             yield Finding(TOPIC, f"{name} {said[name]}", WRONG if needed else NOTE, f"reinstall or remove {name}")
 
 
-def check_touched() -> Iterator[Finding]:
+def check_symbols() -> Iterator[Finding]:
     """What hftune uses or replaces of these libraries though it is private: whether it is as hftune expects."""
-    done = children.run(children.python("-c", TOUCHED), capture_output=True)
+    done = child_processes.run(child_processes.python("-c", CHECK_SYMBOLS), capture_output=True)
     lines = done.stdout.splitlines()
     changed = [line.removeprefix(CHANGED) for line in lines if line.startswith(CHANGED)]
     number = next((line.removesuffix(LOOKED_AT) for line in lines if line.endswith(LOOKED_AT)), None)

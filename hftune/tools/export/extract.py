@@ -20,7 +20,7 @@ from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.opening.safetensors_file import opened
+from hftune.opening.safetensors_file import open_tensors
 from hftune.weight_files import read_header, weight_files, weight_shapes
 
 EMBEDDINGS = ("embed_tokens", "lm_head", "score")
@@ -175,7 +175,7 @@ def _is_tied(folder: Path, trust_remote_code: bool) -> bool:
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
-    with opened(file) as stored:
+    with open_tensors(file) as stored:
         return stored.get_tensor(name)
 
 

@@ -22,7 +22,7 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.merging.shards import parse_size
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.opening.safetensors_file import opened
+from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture
 from hftune.tools.export.limits import check_llama_cpp
@@ -192,7 +192,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Reader]]:
 
 
 def _read(file: Path, name: str) -> torch.Tensor:
-    with opened(file) as stored:
+    with open_tensors(file) as stored:
         return stored.get_tensor(name)
 
 

@@ -17,7 +17,7 @@ from hftune.merging.shards import parse_size
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
-from hftune.opening.safetensors_file import opened
+from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export.turns import terminator
 from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
 
@@ -88,7 +88,7 @@ def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:
 def _read(tensors: dict[str, StoredTensor], dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for file in {tensor.file for tensor in tensors.values()}:
-        with opened(file) as stored:
+        with open_tensors(file) as stored:
             for name in (name for name, tensor in tensors.items() if tensor.file == file):
                 tensor = stored.get_tensor(name)
                 found[name] = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor

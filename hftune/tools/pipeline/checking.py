@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hftune import children
+from hftune import child_processes
 from hftune.arguments.merging import MergeParser
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError, Preempted, UserError, raise_together
@@ -51,8 +51,8 @@ def _asked_apart(steps: list[Step]) -> list[UserError]:
         }
         for step in steps
     ]
-    finished = children.run(
-        children.python("-m", "hftune.tools.pipeline.checking"), input=json.dumps(asked), capture_output=True
+    finished = child_processes.run(
+        child_processes.python("-m", "hftune.tools.pipeline.checking"), input=json.dumps(asked), capture_output=True
     )
     if finished.returncode in (-2, 130):
         raise Preempted("stopped before anything started")

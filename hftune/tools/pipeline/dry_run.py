@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from hftune.publishing.folder import clear, held, make_work
+from hftune.publishing.folder import clear_work, make_work, work_folder_locked
 from hftune.tools.pipeline.steps import ASK, MERGE, Step
 
 RECORDS, STEPS = 8, 2
@@ -64,7 +64,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         ArgumentError: Something that no dry run made has its name, or another one is at work in it.
     """
     work = folder.with_name(f"{folder.name}.dry_run")
-    with held(work, work, "output_dir"):
-        clear(work)
+    with work_folder_locked(work, work, "output_dir"):
+        clear_work(work)
         yield make_work(work)
-        clear(work)
+        clear_work(work)

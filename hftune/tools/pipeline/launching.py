@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hftune import children, interrupts, terminal
+from hftune import child_processes, interrupts, terminal
 from hftune.constants import INTERRUPTED_EXIT_CODE
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline import failure, processes
@@ -65,7 +65,7 @@ def _run(argv: list[str], log: Path | None) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, note)
-    running, answered = processes.start(argv, children.environment(), log), 0
+    running, answered = processes.start(argv, child_processes.environment(), log), 0
     while (code := running.poll()) is None:
         if asked > answered:
             answered += 1
@@ -86,7 +86,7 @@ def _may_hide(argv: list[str]) -> bool:
         return False
     try:
         for number in (1, 2):
-            os.close(terminal.open_again(f"/proc/{os.getpid()}/fd/{number}"))
+            os.close(terminal.reopen(f"/proc/{os.getpid()}/fd/{number}"))
     except OSError:
         return False
     return True

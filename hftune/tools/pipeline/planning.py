@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hftune import children
+from hftune import child_processes
 from hftune.tools.pipeline.exposed import with_quiet_token
 from hftune.tools.pipeline.progress import Screen, clock
 from hftune.tools.pipeline.runner import environment, shown
@@ -67,8 +67,8 @@ def measure(step: Step, gpus: str | None = None) -> Iterator[str]:
     processes = step.launcher.processes
     more = ["--nodes", str(processes[0] // processes[1])] if processes else []
     more += ["--gpus", gpus] if gpus else []
-    finished = children.run(
-        children.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
+    finished = child_processes.run(
+        child_processes.python("-m", "hftune.cli", "plan", f"run_{step.script}", *flags, *more, "--json"),
         env=environment(asked),
         capture_output=True,
         timeout=_PLAN_SECONDS,

@@ -19,7 +19,7 @@ from typing import BinaryIO, NoReturn, Protocol
 
 import psutil
 
-from hftune import children
+from hftune import child_processes
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -95,7 +95,7 @@ def _keep(command: Sequence[str], env: Mapping[str, str], log: BinaryIO | None, 
     if os.getppid() != runner:
         os._exit(1)
     try:
-        child = children.start(command, env=env, stdin=children.DEVNULL, stdout=log, stderr=log)
+        child = child_processes.start(command, env=env, stdin=child_processes.DEVNULL, stdout=log, stderr=log)
         code = child.wait()
     except OSError as error:
         with contextlib.suppress(OSError):  # the exit code says it as well

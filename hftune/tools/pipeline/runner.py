@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hftune import children, interrupts
+from hftune import child_processes, interrupts
 from hftune.checkpoints.manifest import is_complete
 from hftune.errors import ArgumentError, ManifestError, Preempted, UserError
 from hftune.publishing.disk import disk_errors
@@ -228,7 +228,7 @@ def _quoted(word: str) -> str:
 
 def environment(step: Step) -> dict[str, str]:
     """The runner's own and the step's: launchers and `python` are those beside this one, modules never the folder's."""
-    return children.environment({**os.environ, **step.env})
+    return child_processes.environment({**os.environ, **step.env})
 
 
 def set_aside(folder: Path, pipeline: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hftune import children
+from hftune import child_processes
 from hftune.errors import ArgumentError, UserError, raise_together
 from hftune.secrets import learn_command, learn_variables
 from hftune.tools.pipeline.launchers import Launcher, read_launcher
@@ -74,11 +74,11 @@ class Step:
 
 def _own(name: str) -> str:
     """One of hftune's scripts: never a file of that name in the working folder."""
-    path = children.script(name)
+    path = child_processes.script(name)
     if not Path(path).is_file():
         raise ArgumentError(
             f"{name} is not beside the installed hftune package, so that no stage can be started",
-            place=str(children.ROOT),
+            place=str(child_processes.ROOT),
             fix="install hftune from its sources, which hold the scripts: pip install -e FOLDER",
         )
     return path

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.recomputation import Recomputation
 from hftune.distributed import ds_config
 from hftune.preflight.memory import Setup
 from hftune.preflight.sizes import adapter_bytes, packed_bytes, state_bytes

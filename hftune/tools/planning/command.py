@@ -45,7 +45,9 @@ def plan(stage: str, argv: list[str]) -> None:
     question, rest = take_own(argv)
     cluster = cluster_of(question.gpus, question.nodes) if question.gpus else cluster_here(question.nodes)
     device = cluster.device
-    with ranks.imagine(ranks.Imagined(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)):
+    with ranks.planning_for(
+        ranks.PlannedWorld(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)
+    ):
         model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
         raise_together([*check_model_folder(model_args), *check_quantisation(adapter_args, training_args)])
         config = model_config(model_args, training_args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel
 
-from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.recomputation import Recomputation
 from hftune.preflight.activations import layer_bytes
 from hftune.tools.planning import recomputing
 from hftune.tools.planning.numerics import Numerics

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.checkpointing import Recomputation
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
@@ -278,7 +278,7 @@ class Planner:
             config = lora_config(miniature.model, replace(adapter_args, layers_to_transform=None))
         config.init_lora_weights = False
         miniature.model.requires_grad_(False)
-        with torch.device("meta"), zero.not_partitioned(), quiet():
+        with torch.device("meta"), zero.no_partitioning(), quiet():
             try:
                 return inject(miniature.model, config, autocast_adapter_dtype=False)
             except (ValueError, TypeError, NotImplementedError) as problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.recomputation import Recomputation
 from hftune.models.kernels.activation_checkpointing import Recomputing
 from hftune.models.miniature import Miniature
 from hftune.tools.planning.tracing import Part, Profile

@@ -43,7 +43,7 @@ def settle_recomputation(planner: Planner, asked: Choice, free: Free, training_a
             many = middle
         else:
             few = middle + 1
-    share = SHARES[ranks.largest(many)]
+    share = SHARES[ranks.max_over_ranks(many)]
     training_args.recompute_share(share)
     chosen = _with_share(asked, share)
     if ranks.is_main():

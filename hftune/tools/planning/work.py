@@ -7,7 +7,7 @@ from typing import Any
 
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl import RLFields
+from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.distributed import ranks
 from hftune.models.loading.config import row_length

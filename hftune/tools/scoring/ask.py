@@ -44,11 +44,11 @@ from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.growing import grow_as_recorded
-from hftune.nearby import not_had
 from hftune.opening.json_file import LARGE, read_json
+from hftune.path_hints import cannot_load
 from hftune.publishing.disk import disk_errors, write_file
 from hftune.publishing.files import file_problems, published_file
-from hftune.publishing.into import begin_result, finish_result
+from hftune.publishing.result_files import begin_result, finish_result
 from hftune.secrets import command_without_secrets, without_secrets
 from hftune.tools.reporting.stages import ANSWERS, ASKED
 from hftune.tools.scoring.run import scores_of
@@ -220,7 +220,7 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
             options["device_map"] = "auto"
         model, info = pretrained(AutoModelForCausalLM, base, output_loading_info=True, **options)
     except (OSError, ValueError) as error:
-        raise not_had(name, error, "--models", "language model") from error
+        raise cannot_load(name, error, "--models", "language model") from error
     finally:
         transformers_logging.set_verbosity(level)
     if info["missing_keys"]:

@@ -13,7 +13,6 @@ from typing import Any, TextIO
 
 import torch
 
-from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
@@ -23,6 +22,7 @@ from hftune.errors import ArgumentError, DataError, ManifestError, UserError, ra
 from hftune.logging import get_logger, notice
 from hftune.opening.json_file import parse_json
 from hftune.publishing.files import file_problems, published_file
+from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.trainers.rewards.loading import load_reward_model, reward_head, step_separator
 from hftune.trainers.rewards.score_batches import run_batches
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, raise_together
@@ -21,6 +20,7 @@ from hftune.models.vocabulary.growing import grow, plan_growth
 from hftune.models.vocabulary.size import describe_vocabulary, vocabulary_rows
 from hftune.publishing.folder import published_folder
 from hftune.secrets import without_secrets
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.model_file import NAME, grow_model_file
 from hftune.weight_files import fingerprint
 

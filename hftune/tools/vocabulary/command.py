@@ -18,10 +18,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.models.vocabulary.added_tokens import add_named_tokens, named_tokens
 from hftune.preflight.rules.vocabulary import check_growth
+from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.build import Result, load_base_tokenizer, with_content, write_result
 from hftune.tools.vocabulary.corpus import read_corpus, tokens_per_character
 from hftune.tools.vocabulary.domain import domain_tokens

@@ -15,11 +15,11 @@ from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
-from hftune.distributed.tensor_parallel import own_part
+from hftune.distributed.tensor_parallel import local_shard
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import load_tensors
-from hftune.publishing.disk import flush, free_name, is_there
+from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.publisher import Publisher
@@ -138,7 +138,7 @@ class Checkpoints(Feature):
     def _writing_into(self, folder: Path) -> Iterator[None]:
         if ranks.local_rank() == 0:
             remove_leftovers(folder.parent)
-            if not is_there(folder):
+            if not lexists(folder):
                 make_work(folder)
         ranks.barrier()
         self._work = folder
@@ -150,7 +150,7 @@ class Checkpoints(Feature):
 
 def writes_in_several_places(output: Path) -> bool:
     """Whether machines write into folders of their own that have the same name; said once."""
-    if not nodes.several() or nodes.is_shared(output):
+    if not nodes.spans_machines() or nodes.is_shared(output):
         return False
     notice(
         f"{output} is not shared between the machines: each keeps its processes' part of every checkpoint and "
@@ -198,7 +198,7 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
             missing += [name] if parameter.requires_grad else []
             continue
         with zero.gathered([parameter], write=True):
-            parameter.data.copy_(own_part(parameter, stored).to(parameter.dtype))
+            parameter.data.copy_(local_shard(parameter, stored).to(parameter.dtype))
     return missing
 
 
@@ -207,7 +207,7 @@ def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
     write_record(aside, about)
     fault = checkpoint_fault(aside)
     assert fault is None, f"the checkpoint just written is not whole: {fault}"
-    if is_there(final):  # the same step again after resuming, or another tool's checkpoint
+    if lexists(final):  # the same step again after resuming, or another tool's checkpoint
         foreign = added_files(final)
         if foreign:
             kept = free_name(final.with_name(f"{final.name}.replaced"))

@@ -23,7 +23,7 @@ class EvaluationFigures(Feature):
 
     def after_evaluate(self, run: Run, metrics: dict[str, float], prefix: str) -> None:
         """TRL's own metrics, which it only logs, are in the result as well."""
-        zero.end_fetches(run.model_wrapped)  # a checkpoint may follow
+        zero.release_fetched(run.model_wrapped)  # a checkpoint may follow
         logged: dict[str, float] = next(
             (entry for entry in reversed(run.state.log_history) if f"{prefix}_loss" in entry), {}
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hftune.distributed.expert_parallel import deal_out_experts, expert_layers
+from hftune.compat.installing import replace_method
+from hftune.distributed.expert_parallel import expert_layers, shard_experts
 from hftune.distributed.expert_weights import gathered_weights
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature, Run
@@ -25,10 +26,10 @@ class ExpertParallel(Feature):
         if size <= 1 or any(expert_layers(run.model)):
             return
         # Multiplying all experts at once needs a GPU and 16 bit.
-        deal_out_experts(run.model, size, grouped=not run.args.use_cpu and bool(run.args.bf16))
+        shard_experts(run.model, size, grouped=not run.args.use_cpu and bool(run.args.bf16))
         layers = [layer for _, layer in expert_layers(run.model)]
         notice(f"{layers[0].num_local_experts} of {layers[0].num_experts} experts in each of {size} processes")
         # accelerate knows no way to gather sharded experts; the Trainer asks it before it saves.
-        run.accelerator.get_state_dict = lambda *_, **__: gathered_weights(run.model)
+        replace_method(run.accelerator, "get_state_dict", lambda *_, **__: gathered_weights(run.model))
         for layer in layers:
             self.routers.hear_sharded(layer.router)

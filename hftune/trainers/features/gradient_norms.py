@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
+from hftune.compat.installing import replace_method
 from hftune.trainers.features.feature import Feature, Inputs, Run
 
 
@@ -21,7 +21,7 @@ class GradientNorms(Feature):
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """Have the engine remember what it clips."""
         if unpartitioned(run) and "clip_fp32_gradients" not in vars(model):
-            model.clip_fp32_gradients = partial(clip_and_remember, model)
+            replace_method(model, "clip_fp32_gradients", clip_and_remember)
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
         """A tensor of its own where DeepSpeed would take it for an output of the model."""

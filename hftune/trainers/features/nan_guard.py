@@ -115,6 +115,6 @@ def broken_parameters(model: torch.nn.Module, *, frozen_alone: bool = False) -> 
     for name, parameter in model.named_parameters():
         if frozen_alone and parameter.requires_grad:
             continue
-        values = zero.local_part(parameter)
+        values = zero.local_values(parameter)
         if values.is_floating_point() and not values.isfinite().all():
             yield name

@@ -11,6 +11,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import TrainerCallback
 
+from hftune.compat.installing import replace_method
 from hftune.distributed import phases
 from hftune.trainers.features.feature import Feature, Inputs, Run
 
@@ -80,11 +81,11 @@ def report_engine_steps(engine: Any) -> None:
     """
     step = engine.step
 
-    def heard(*args: Any, **kwargs: Any) -> Any:
+    def heard(_: Any, *args: Any, **kwargs: Any) -> Any:
         phases.enter(phases.OPTIMIZER)
         return step(*args, **kwargs)
 
-    engine.step = heard
+    replace_method(engine, "step", heard)
 
 
 @contextmanager
@@ -96,7 +97,7 @@ def reporting_passes(model: nn.Module) -> Iterator[None]:
             compiled: a hook breaks the graph.
     """
     plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    handle = plain.register_forward_pre_hook(lambda module, args: phases.alive())
+    handle = plain.register_forward_pre_hook(lambda module, args: phases.keep_alive())
     try:
         yield
     finally:

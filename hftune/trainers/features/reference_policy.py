@@ -224,7 +224,7 @@ class ReferencePolicy(Feature):
         found = torch.zeros(len(names), len(dataset), dtype=torch.float64, device=run.args.device)
         mine = chunks[ranks.rank() :: ranks.world_size()]
         for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or run.args.disable_tqdm):
-            phases.alive()
+            phases.keep_alive()
             batch = run._prepare_inputs(run.data_collator([dataset[row] for row in rows or order[:1]]))
             sums = [self.log_probs(model, batch)]
             sums += [self.log_probs(model, batch["kl"])] if "kl" in batch else []

@@ -10,7 +10,7 @@ from hftune.checkpoints.engine_files import engine_folder
 from hftune.compat.transformers_patches import Loader, checkpoint_loader
 from hftune.distributed import ranks
 from hftune.logging import notice
-from hftune.opening.torch_file import loading
+from hftune.opening.torch_file import checked_loading
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.resharding import is_of_this_world, reshard, scheduler_state, written_by
 
@@ -24,7 +24,7 @@ class Resume(Feature):
 
         def load_anywhere(load: Loader, engine: Any, checkpoint: str, options: dict[str, Any]) -> None:
             if is_of_this_world(engine, checkpoint):
-                with loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
+                with checked_loading(checkpoint):  # DeepSpeed would run whatever a file's pickle says
                     load(engine, checkpoint, **options)
             else:
                 reshard(run, checkpoint)

@@ -19,9 +19,10 @@ from accelerate.data_loader import prepare_data_loader
 from accelerate.utils import gather_object
 from torch.utils.data import DataLoader
 
+from hftune.compat.installing import replace_method
 from hftune.data.batches.sequence_slices import sliced
 from hftune.distributed import ranks, sequence_parallel
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
@@ -46,10 +47,10 @@ class SequenceParallel(Feature):
         mesh = run.args.mesh
         if mesh.sequence == 1:
             return
-        self.group = sequence_parallel.join(mesh)
-        run.accelerator.prepare_data_loader = partial(_prepare_shared, run.accelerator, mesh)
+        self.group = sequence_parallel.join_group(mesh)
+        replace_method(run.accelerator, "prepare_data_loader", partial(_prepare_shared, mesh))
         # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
-        run.accelerator.gather_for_metrics = partial(_gather_all, run.accelerator)
+        replace_method(run.accelerator, "gather_for_metrics", _gather_all)
         notice(
             f"sequence parallel: {mesh.sequence} processes share the tokens of each row, {mesh.data} group(s) have "
             "rows of their own"
@@ -119,8 +120,8 @@ def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = F
 
 
 def _prepare_shared(
-    accelerator: Accelerator,
     mesh: Mesh,
+    accelerator: Accelerator,
     data_loader: DataLoader,
     device_placement: bool | None = None,
     slice_fn_for_dispatch: Any = None,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hftune.arguments.reinforcement import OnlineDPOArguments
+from hftune.arguments.rl_algorithms import OnlineDPOArguments
 from hftune.trainers.online.rollouts import Answers, Batch, RolloutTrainer
 
 

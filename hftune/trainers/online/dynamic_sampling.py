@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from trl.trainer.utils import pad
 
-from hftune.arguments.reinforcement import GRPOArguments
+from hftune.arguments.rl_algorithms import GRPOArguments
 from hftune.data.mixture import MixtureSampler
 from hftune.logging import notice
 from hftune.trainers.features.record_order import RecordOrder, data_seed

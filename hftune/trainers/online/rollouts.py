@@ -170,7 +170,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         rows = range(0, len(tokens["prompt_ids"]), size)
         found = []
         for row in rows:
-            phases.alive()
+            phases.keep_alive()
             piece = {key: tensor[row : row + size] for key, tensor in tokens.items()}
             found.append(self.forward_answers(model, piece))
         values = [piece[2] for piece in found if piece[2] is not None]

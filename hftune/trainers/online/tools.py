@@ -15,7 +15,7 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from hftune.arguments.reinforcement import GRPOArguments
+from hftune.arguments.rl_algorithms import GRPOArguments
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
 from hftune.trainers.rewards.loading import named_function

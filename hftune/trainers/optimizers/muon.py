@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hftune.compat.deepspeed_patches import run_muon_eagerly
-from hftune.distributed import building
+from hftune.distributed import op_builder
 
 
 def muon_scale(shape: Sequence[int], mode: str) -> float:
@@ -43,7 +43,7 @@ def muon_class(*, eager: bool) -> type[torch.optim.Optimizer]:
 
 def must_run_eagerly(*, on_cpu: bool) -> bool:
     """On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step."""
-    return on_cpu or not building.has_cpp_compiler()
+    return on_cpu or not op_builder.has_cpp_compiler()
 
 
 def tag(parameter: torch.nn.Parameter, *, use_muon: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hftune.arguments.reinforcement import PPOArguments
+from hftune.arguments.rl_algorithms import PPOArguments
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute

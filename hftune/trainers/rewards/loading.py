@@ -14,13 +14,13 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
 from hftune.constants import AUTO_CLASSES, STEP_LABELS, TASK_TYPES
 from hftune.data.templates.turn_token_guard import mode_for_answers
-from hftune.distributed.zero import not_partitioned
+from hftune.distributed.zero import no_partitioning
 from hftune.errors import ArgumentError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.models.adapters.folding import fold_adapters
@@ -29,7 +29,7 @@ from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.loading.stored_weights import check_loaded
 from hftune.models.vocabulary.growing import grow_as_recorded
-from hftune.nearby import not_had
+from hftune.path_hints import cannot_load
 from hftune.preflight.rules.rl import check_rewards
 from hftune.trainers.online.guarded_tokenizer import guarded_tokenizer
 from hftune.trainers.rewards.builtin import builtin_reward
@@ -126,7 +126,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
         try:
             names = pretrained(AutoConfig, path, trust_remote_code=trust_remote_code).architectures or [""]
         except (OSError, ValueError) as error:
-            raise not_had(path, error, flag, "reward model") from error
+            raise cannot_load(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
     if head == "causal_lm":
@@ -151,7 +151,7 @@ def load_reward_model(
     auto: Any = getattr(transformers, AUTO_CLASSES[head])
     labels = len(STEP_LABELS) if head == "steps" else 1
     tokenizer = pretrained(AutoTokenizer, path, trust_remote_code=trust_remote_code)
-    with not_partitioned():
+    with no_partitioning():
         if (Path(path) / "adapter_config.json").is_file():
             base = (read_manifest(path) or {}).get("base", {}).get("name")
             base = base or read_lora_config(path, flag).base_model_name_or_path

@@ -30,7 +30,7 @@ def run_batches(model: PreTrainedModel, found: list[Scored], pad: int, batch_tok
     order = sorted(found, key=lambda one: -len(one.ids))
     collate = CausalCollator(pad)
     while order:
-        phases.alive()
+        phases.keep_alive()
         size = max(1, batch_tokens // max(1, len(order[0].ids)))
         batch, order = order[:size], order[size:]
         rows = collate([{"input_ids": one.ids, "labels": one.ids} for one in batch])

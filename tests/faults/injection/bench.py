@@ -12,7 +12,7 @@ from typing import Any
 
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.digests import changed_files, digest
-from hftune.publishing.ownership import strangers
+from hftune.publishing.ownership import foreign_files
 from tests.faults.injection.server import KILL, Injector
 
 VICTIM, WORDS = "thesis.tex", "years of work"
@@ -163,7 +163,7 @@ class Bench:
             assert (out.parent / ".out.partial" / "replaced").is_dir(), "the old result is gone"
             return "none"
         assert self.kept(out) == self.reference, "half a result"
-        assert out.is_file() or (is_complete(out) and strangers(out) == [])
+        assert out.is_file() or (is_complete(out) and foreign_files(out) == [])
         return "new"
 
     def again(self, out: Path, start: str, state: str, number: int) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hftune import children
+from hftune import child_processes
 from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
@@ -117,7 +117,7 @@ def start(asked: dict[str, Any], library: ctypes.CDLL, send: int) -> None:
     from hftune.tools.pipeline import command
     from hftune.tools.pipeline.runner import Runner
 
-    children.start = start_warm
+    child_processes.start = start_warm
     command.Runner = functools.partial(Runner, check=lambda steps: None)
     noted = os.open(asked["trace"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     when, how, lasting = ctypes.c_long(asked["when"]), ctypes.c_int(asked["how"]), int(asked["lasting"])

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments.defaults.choosing import hftunes
-from hftune.arguments.defaults.own import OWN, SAME
-from hftune.arguments.defaults.page import PAGE, measured_section, page
+from hftune.arguments.defaults.choosing import hftune_defaults
 from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.defaults.subject import KINDS, subject_of
-from hftune.arguments.defaults.telling import SUBJECTS, names_told, told
+from hftune.arguments.defaults.run_kind import KINDS, run_kind_of
+from hftune.arguments.defaults.table import OWN, SAME
 from hftune.arguments.entry import help_page, parse_arguments
-from hftune.arguments.names.explain import explain
 from hftune.arguments.stages import ALGORITHMS, stage_parser
+from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
+from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
+from hftune.tools.explaining.explain import explain
 
 OUT = ["--output_dir", "o"]
 ROOT = Path(__file__).parents[3]
@@ -116,7 +116,7 @@ def test_a_critic_learns_at_the_rate_that_was_given() -> None:
 
 
 def test_schedule_free_optimizers_have_neither() -> None:
-    chosen = hftunes("sft", {"optim": "schedule_free_adamw"}, stage_parser("sft").known)
+    chosen = hftune_defaults("sft", {"optim": "schedule_free_adamw"}, stage_parser("sft").known)
     assert not {"lr_scheduler_type", "warmup_steps"} & chosen.keys()
     assert chosen["learning_rate"] == 2e-5
 
@@ -134,8 +134,13 @@ def test_every_row_names_an_argument_of_each_of_its_scripts() -> None:
 
 def test_every_row_is_reached() -> None:
     """A row that later ones hide from everybody is an error of the table."""
-    every = [one for subjects in SUBJECTS.values() for one in subjects.values()]
-    shown = {(one.value, one.because) for stage in SUBJECTS for name in names_told(stage) for one in told(stage, name)}
+    every = [one for runs in RUN_KINDS.values() for one in runs.values()]
+    shown = {
+        (one.value, one.because)
+        for stage in RUN_KINDS
+        for name in documented_names(stage)
+        for one in default_rows(stage, name)
+    }
     for row in OWN:
         assert any(row.fits(one) for one in every) or row.held_out
         assert row.because in {because for _, because in shown}
@@ -146,12 +151,12 @@ def test_every_row_is_reached() -> None:
     [({}, "full"), ({"use_peft": ""}, "lora"), ({"use_peft": "False"}, "full"), ({"from_config": "true"}, "scratch")],
 )
 def test_what_is_trained(given: dict[str, str], trained: str) -> None:
-    assert subject_of("sft", given).trained == trained
+    assert run_kind_of("sft", given).trained == trained
 
 
 def test_the_page_is_up_to_date() -> None:
     text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == page() + measured_section(text), "run: python -m hftune.arguments.defaults --write-docs"
+    assert text == page() + measured_section(text), "run: python -m hftune.tools.explaining --write-docs"
 
 
 def test_explain_tells_defaults_with_reasons() -> None:

@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 
 from hftune import logging
-from hftune.arguments.aliases import DONE_BY_HFTUNE
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
-from hftune.arguments.names.__main__ import FOLDER, INDEX, PAGES, main, pages, tool_page
-from hftune.arguments.names.explain import explain
 from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Ask, Row
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.reinforcement import RLOOArguments
+from hftune.arguments.rl_algorithms import RLOOArguments
+from hftune.arguments.special_fields import DONE_BY_HFTUNE
 from hftune.arguments.stages import stage_parser
 from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 from hftune.secret_names import says_secret
+from hftune.tools.explaining.__main__ import main
+from hftune.tools.explaining.explain import explain
+from hftune.tools.explaining.tool_pages import INDEX, PAGES, pages, tool_page
 from hftune.tools.pipeline.state import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
@@ -162,10 +163,10 @@ def written() -> dict[str, str]:
 
 
 def test_the_pages_are_written_by_the_table(written: dict[str, str]) -> None:
-    there = {INDEX, *(f"parameters/{file.name}" for file in (ROOT / FOLDER / "parameters").iterdir())}
+    there = {INDEX, *(f"parameters/{file.name}" for file in (ROOT / "docs" / "parameters").iterdir())}
     assert there == set(written)
-    stale = [name for name, text in written.items() if (ROOT / FOLDER / name).read_text(encoding="utf-8") != text]
-    assert not stale, "python -m hftune.arguments.names --write-docs"
+    stale = [name for name, text in written.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
+    assert not stale, "python -m hftune.tools.explaining --write-docs"
 
 
 def test_each_name_is_on_the_page_of_its_tool(written: dict[str, str]) -> None:
@@ -197,7 +198,7 @@ def test_own_arguments_name_their_scripts(written: dict[str, str]) -> None:
 
 def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dict[str, str]) -> None:
     main(["--write-docs", str(tmp_path)])
-    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == set(written)
+    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == {*written, "defaults.md"}
     assert (tmp_path / INDEX).read_text(encoding="utf-8") == written[INDEX]
 
 

@@ -19,17 +19,19 @@ from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
-from hftune.arguments.scoring import ScoreArguments
 from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
-from hftune.arguments.vocabulary import VocabArguments
 from hftune.errors import ArgumentError
 from hftune.tools.pipeline.checking import stage_problems
+from hftune.tools.scoring.arguments import ScoreArguments
+from hftune.tools.vocabulary.arguments import VocabArguments
 
 
 def argument_classes() -> Iterator[type]:
-    """All dataclasses of the package of arguments, each stage's on the config of its trainer."""
-    for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments."):
-        for name, found in vars(importlib.import_module(module.name)).items():
+    """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
+    modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
+    tools = ["hftune.checkpoints.consolidate", "hftune.tools.scoring.arguments", "hftune.tools.vocabulary.arguments"]
+    for module in [*modules, *tools]:
+        for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):
                 yield found
 

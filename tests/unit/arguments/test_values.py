@@ -304,7 +304,7 @@ def test_processes_that_see_the_same_rows_count_once() -> None:
 @pytest.mark.parametrize("order", [1, -1])
 def test_their_tensor_parallelism_comes_before_their_batches(order: int) -> None:
     flags = [["--tensor_model_parallel_size", "2"], ["--global_batch_size", "8", "--micro_batch_size", "2"]][::order]
-    with ranks.imagine(ranks.Imagined(4, 4, on_cpu=True)):
+    with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         given = [*flags[0], *flags[1], "--model_name_or_path", "m", "--deepspeed", "zero1"]
         training_args = parse_arguments("sft", given)[3]
         assert training_args.data_parallel_size == 2

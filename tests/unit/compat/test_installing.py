@@ -6,7 +6,7 @@ import pytest
 
 from hftune.compat import installing
 from hftune.compat.installing import method_replaced, replace_method, require, usable
-from hftune.compat.touched import Touched
+from hftune.compat.symbols import UpstreamSymbol
 from hftune.errors import UserError
 
 SYMBOL = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
@@ -15,7 +15,7 @@ SYMBOL = "transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE"
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if upstream had renamed what the list names."""
-    entry = Touched("transformers.dynamic_module_utils.GONE", None, ">=5", "why", "--made_up_flag")
+    entry = UpstreamSymbol("transformers.dynamic_module_utils.GONE", None, ">=5", "why", "--made_up_flag")
     monkeypatch.setattr(installing, "entry_of", lambda symbol: entry)
 
 

@@ -30,15 +30,15 @@ from hftune.compat import (
     peft_patches,
     transformers_patches,
 )
-from hftune.compat.checking import entry_of, problem_of
-from hftune.compat.touched import Touched
+from hftune.compat.checking import problem_of
+from hftune.compat.symbols import UpstreamSymbol, entry_of
 from hftune.errors import UserError
 
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if upstream had renamed whatever a patch replaces."""
-    entry = Touched("transformers.trainer.GONE", None, ">=5", "why", "--made_up_flag")
+    entry = UpstreamSymbol("transformers.trainer.GONE", None, ">=5", "why", "--made_up_flag")
     monkeypatch.setattr(installing, "entry_of", lambda symbol: entry)
 
 

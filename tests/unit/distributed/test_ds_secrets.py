@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed.ds_secrets import take_secrets_out
+from hftune.distributed.ds_secrets import remove_secrets
 from hftune.secrets import redact
 
 
 def test_comets_key_moves_to_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMET_API_KEY", "another")
     config = {"comet": {"enabled": True, "api_key": "comet-key-1"}, "train_batch_size": "auto"}
-    clean, said = take_secrets_out(config)
+    clean, said = remove_secrets(config)
     assert clean == {"comet": {"enabled": True}, "train_batch_size": "auto"} and config["comet"]["api_key"]  # type: ignore[index]
     assert os.environ["COMET_API_KEY"] == "comet-key-1" and redact("comet-key-1") == "***"
     assert said == ["DeepSpeed config: comet.api_key is a secret and is kept in COMET_API_KEY"]
@@ -41,7 +41,7 @@ def test_comets_key_moves_to_its_variable(monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_others_are_left_out(config: dict[str, Any]) -> None:
     before = copy.deepcopy(config)
-    clean, said = take_secrets_out(config)
+    clean, said = remove_secrets(config)
     assert not re.search("zz-|zzzz1234|123456", str(clean)) and len(said) == 1
     assert config == before and "zz" not in redact(said[0])
     assert "comet.api_key" not in said[0] or "left out" in said[0]
@@ -49,7 +49,7 @@ def test_others_are_left_out(config: dict[str, Any]) -> None:
 
 def test_one_found_elsewhere_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DB_PASS", "zzzz-zzzz-9")
-    clean, said = take_secrets_out({"wandb": {"group": "by zzzz-zzzz-9", "project": "mine"}})
+    clean, said = remove_secrets({"wandb": {"group": "by zzzz-zzzz-9", "project": "mine"}})
     assert clean == {"wandb": {"group": "by ***", "project": "mine"}}
     assert said == ["DeepSpeed config: wandb.group holds a secret, which is left out"]
 
@@ -62,4 +62,4 @@ def test_one_found_elsewhere_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_nothing_to_do(config: dict[str, Any]) -> None:
-    assert take_secrets_out(config) == (config, [])
+    assert remove_secrets(config) == (config, [])

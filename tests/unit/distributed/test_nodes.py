@@ -22,24 +22,24 @@ def everywhere(monkeypatch: pytest.MonkeyPatch, *others: tuple[str, list[Any]]) 
 def test_problems_of_all_are_said_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere(monkeypatch, ("b", [HERE]))
     with pytest.raises(ManifestError) as caught:
-        nodes.raise_everywhere([ManifestError(HERE[0], place=HERE[1], fix=HERE[2])])
+        nodes.raise_on_all_ranks([ManifestError(HERE[0], place=HERE[1], fix=HERE[2])])
     assert caught.value.cause == "no data", "and of their own kind"
-    assert caught.value.everywhere, "one process a machine says it"
+    assert caught.value.on_all_ranks, "one process a machine says it"
 
 
 def test_problems_of_some_are_said_by_all_with_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere(monkeypatch, ("b", [HERE]), ("b", [HERE]), ("c", [HERE]))
     with pytest.raises(ArgumentError, match=r"^on b, c: no data\n  where: --train_file_dir\n  to do: copy it$"):
-        nodes.raise_everywhere([])  # here all is well
+        nodes.raise_on_all_ranks([])  # here all is well
     everywhere(monkeypatch, ("b", [("odd", None, None)]))
     with pytest.raises(ArgumentError, match="2 problems") as caught:
-        nodes.raise_everywhere([ArgumentError("here")])
+        nodes.raise_on_all_ranks([ArgumentError("here")])
     assert "on b: odd" in str(caught.value) and f"on {nodes.host()}: here" in str(caught.value)
 
 
 def test_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere(monkeypatch, ("b", []))
-    nodes.raise_everywhere(iter([]))
+    nodes.raise_on_all_ranks(iter([]))
 
 
 def test_a_folder_that_another_machine_does_not_see(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_folder_that_another_machine_does_not_see(monkeypatch: pytest.MonkeyPa
 )
 def test_several_machines(monkeypatch: pytest.MonkeyPatch, processes: list[tuple[str, bool]], several: bool) -> None:
     monkeypatch.setattr(nodes.ranks, "gathered_objects", lambda own: processes)
-    assert nodes.several() == several
+    assert nodes.spans_machines() == several
 
 
 def test_what_a_process_says_of_itself() -> None:
-    facts = nodes.facts()
+    facts = nodes.process_facts()
     assert facts["host"] == nodes.host() and facts["versions"]["torch"] == torch.__version__
-    assert len(facts["code"]["hftune's files"]) == 16 and nodes.reach(torch.device("cpu")) == 0.0
+    assert len(facts["code"]["hftune's files"]) == 16 and nodes.collective_seconds(torch.device("cpu")) == 0.0
 
 
 def test_the_commit_is_git_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ TASK = {
 
 
 def test_a_task_of_srun() -> None:
-    assert slurm.from_slurm(TASK) == {
+    assert slurm.torch_variables(TASK) == {
         "RANK": "9",
         "WORLD_SIZE": "11",
         "LOCAL_RANK": "1",
@@ -38,14 +38,14 @@ def test_the_first_machine(nodes: str, first: str) -> None:
 
 
 def test_no_task_of_srun() -> None:
-    assert slurm.from_slurm({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == {}, "a batch script runs once"
-    assert slurm.from_slurm({**TASK, "SLURM_STEP_NUM_TASKS": "1"}) == {}
+    assert slurm.torch_variables({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}) == {}, "a batch script runs once"
+    assert slurm.torch_variables({**TASK, "SLURM_STEP_NUM_TASKS": "1"}) == {}
 
 
 def test_what_is_missing_is_said() -> None:
     poor = {name: value for name, value in TASK.items() if name not in ("SLURM_LOCALID", "SLURM_STEP_NODELIST")}
     with pytest.raises(ArgumentError, match="does not say SLURM_LOCALID, SLURM_STEP_NODELIST"):
-        slurm.from_slurm(poor)
+        slurm.torch_variables(poor)
 
 
 def test_a_launcher_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

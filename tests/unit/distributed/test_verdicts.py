@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed.verdicts import judge_hang, say, spans
+from hftune.distributed.verdicts import judge_hang, ranges, render
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def test_who_is_behind(odd: dict[str, Any], silent: set[int], behind: list[int])
 def test_a_hang_in_one_message() -> None:
     reports = {rank: report(host="ab"[rank // 2]) for rank in range(4)}
     reports[2] |= {"waits": None, "phase": "forward", "place": "nfs.py:9 read"}
-    text = say(judge_hang(reports, set()), 1, 30.0, "  File own.py\n    own()")
+    text = render(judge_hang(reports, set()), 1, 30.0, "  File own.py\n    own()")
     first, *lines = text.strip().splitlines()
     assert first == (
         "[rank 1] error: the run hangs: rank 2 on b at step 7, forward, for 31 s; 3 other process(es) wait"
@@ -51,24 +51,24 @@ def test_a_hang_in_one_message() -> None:
     ]
     assert text.index("thread of rank 2") < text.index("to do:") < text.index("thread of rank 1")
     assert "own()" in text and "--hang_timeout (30 s)" in text
-    assert "own()" not in say(judge_hang(reports, set()), 2, 30.0, "own()"), "the stack of rank 2 is there already"
+    assert "own()" not in render(judge_hang(reports, set()), 2, 30.0, "own()"), "the stack of rank 2 is there already"
 
 
 def test_silent_lost_and_failed() -> None:
     reports = {0: report(), 1: report(host="b", ago=47.0)}
-    hang = say(judge_hang(reports, {1}), 0, 30.0, "")
+    hang = render(judge_hang(reports, {1}), 0, 30.0, "")
     assert "rank 1 on b at step 7, backward, silent for 47 s (frozen" in hang and "no answer" in hang
-    lost = say({"kind": "lost", "ranks": [1, 2], "reports": {"1": reports[1], "2": reports[1]}}, 0, 30.0, "")
+    lost = render({"kind": "lost", "ranks": [1, 2], "reports": {"1": reports[1], "2": reports[1]}}, 0, 30.0, "")
     assert "error: lost ranks 1-2 on b: ended without a word, together, last heard 47 s before, at step 7" in lost
     told = {"kind": "failed", "ranks": [1], "words": "ValueError: odd\nmore", "reports": {"1": reports[1]}}
-    assert "error: rank 1 on b has stopped at step 7, backward: ValueError: odd\nmore\n" in say(told, 0, 30.0, "")
+    assert "error: rank 1 on b has stopped at step 7, backward: ValueError: odd\nmore\n" in render(told, 0, 30.0, "")
 
 
 def test_a_thousand_ranks_are_a_few_rows() -> None:
     reports = {rank: report(host=f"n{rank // 8}", place=f"f.py:{rank} f") for rank in range(1024)}
-    text = say(judge_hang(reports, set()), 0, 30.0, "")
+    text = render(judge_hang(reports, set()), 0, 30.0, "")
     assert len(text.splitlines()) < 40 and "more rows" in text
 
 
 def test_spans() -> None:
-    assert spans([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"

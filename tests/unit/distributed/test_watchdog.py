@@ -1,4 +1,4 @@
-"""The hub hears deaths and farewells at once; phases cost next to nothing; errors of lost peers are known."""
+"""The hub hears deaths and exit_hooks at once; phases cost next to nothing; errors of lost peers are known."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from hftune.distributed import launch, peers, phases, stacks, watchdog
-from hftune.distributed.heartbeats import Hub, Wire, connect
+from hftune.distributed import connection_errors, launch, phases, stacks, watchdog
+from hftune.distributed.heartbeats import Connection, Hub, connect
 from hftune.distributed.verdicts import judge_hang
 
 pytestmark = pytest.mark.long
@@ -30,11 +30,11 @@ def hub() -> Any:
     found.close()
 
 
-def join(hub: Hub, rank: int, word: str = "word") -> Wire:
+def join(hub: Hub, rank: int, word: str = "word") -> Connection:
     return connect("127.0.0.1", hub.port, rank, word, {"host": f"h{rank}", "step": 3, "phase": "save"})
 
 
-def heard(wire: Wire, seconds: float = 8.0) -> list[dict[str, Any]] | None:
+def heard(wire: Connection, seconds: float = 8.0) -> list[dict[str, Any]] | None:
     ready, _, _ = select.select([wire.socket], [], [], seconds)
     assert ready, "nothing came"
     return wire.receive()
@@ -142,10 +142,10 @@ def test_who_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_PATIENCE", 0.05)
     said: list[str] = []
     monkeypatch.setattr(launch.get_logger(), "warning", said.append)
-    with launch.meeting():
+    with launch.report_waiting():
         time.sleep(0.4)
     assert said == ["rank 0 waits for the other 3 process(es) at node1:123"]
-    with launch.meeting():
+    with launch.report_waiting():
         pass
     time.sleep(0.2)
     assert len(said) == 1
@@ -172,7 +172,7 @@ def test_what_the_main_thread_waits_for() -> None:
 
     def look() -> None:
         time.sleep(0.3)
-        found.extend([stacks.waits_in(), stacks.place(), stacks.main_stack()])
+        found.extend([stacks.waiting_for(), stacks.innermost_frame(), stacks.main_thread_stack()])
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -198,17 +198,23 @@ def test_what_nccl_has_not_finished(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda **flags: asked.update(flags) or dump,
         raising=False,
     )
-    assert stacks.waits_in() == "all_reduce number 7 of default_pg"
+    assert stacks.waiting_for() == "all_reduce number 7 of default_pg"
     assert asked == {"includeCollectives": True, "onlyActive": True}
 
 
 def test_errors_of_lost_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     gloo = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1")
-    assert peers.lost_contact(gloo) and peers.lost_contact(dist.DistStoreError("wait timeout after 10ms"))
-    assert not peers.lost_contact(RuntimeError("CUDA out of memory")) and not peers.lost_contact(KeyError("gloo/"))
-    assert not peers.lost_contact(None)
+    assert connection_errors.lost_contact(gloo) and connection_errors.lost_contact(
+        dist.DistStoreError("wait timeout after 10ms")
+    )
+    assert not connection_errors.lost_contact(
+        RuntimeError("CUDA out of memory")
+    ) and not connection_errors.lost_contact(KeyError("gloo/"))
+    assert not connection_errors.lost_contact(None)
     monkeypatch.setenv("MASTER_ADDR", "nowhere")
-    text = peers.explain(dist.DistNetworkError("The client socket has timed out after 1000ms while trying to connect"))
+    text = connection_errors.describe_lost_contact(
+        dist.DistNetworkError("The client socket has timed out after 1000ms while trying to connect")
+    )
     assert "have not met" in text and "nowhere:" in text
 
 
@@ -216,4 +222,6 @@ def test_torch_says_connection_lost_in_words_that_are_known() -> None:
     """The real error, of this version of torch: nobody listens at the port."""
     with pytest.raises(RuntimeError) as caught:
         dist.TCPStore("127.0.0.1", 9, 2, is_master=False, timeout=timedelta(seconds=1))
-    assert peers.lost_contact(caught.value) and "have not met" in peers.explain(caught.value)
+    assert connection_errors.lost_contact(caught.value) and "have not met" in connection_errors.describe_lost_contact(
+        caught.value
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hftune.errors import ManifestError
-from hftune.opening.folders import copy_file, copy_folder, files_of, refuse_strays, strays
+from hftune.opening.folders import copy_file, copy_folder, files_of, refuse_unsafe_entries, unsafe_entries
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def test_links_out_of_a_folder(folder: Path, secret: Path, name: str, form: str)
     else:
         (folder / "up").symlink_to("..")
         link.symlink_to("up/secret")
-    (problem,) = strays(folder)
+    (problem,) = unsafe_entries(folder)
     assert str(problem).startswith(f"{link} is a link that leads out of {folder}")
     assert problem.place == str(link) and "cp -L" in str(problem.fix)
-    for act in (refuse_strays, files_of, lambda place: copy_file(link, secret.with_name("copy"), within=place)):
+    for act in (refuse_unsafe_entries, files_of, lambda place: copy_file(link, secret.with_name("copy"), within=place)):
         with pytest.raises(ManifestError, match="leads out of"):
             act(folder)
     assert not secret.with_name("copy").exists()
@@ -91,14 +91,14 @@ def test_what_only_looks_like_the_cache(tmp_path: Path, folder: Path, target: st
     file.write_text("secret")
     (folder / "vocab.txt").symlink_to(file)
     with pytest.raises(ManifestError, match="leads out of"):
-        refuse_strays(folder)
+        refuse_unsafe_entries(folder)
 
 
 def test_what_is_no_file(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(folder / "tokenizer.json")
     (folder / "vocab.json").symlink_to("gone")
     (folder / "merges.txt").symlink_to("merges.txt")
-    causes = {Path(str(problem.place)).name: problem.cause.split(" is ")[-1] for problem in strays(folder)}
+    causes = {Path(str(problem.place)).name: problem.cause.split(" is ")[-1] for problem in unsafe_entries(folder)}
     assert causes == {
         "tokenizer.json": "a pipe, a socket or a device, no file",
         "vocab.json": "a broken link",
@@ -106,7 +106,7 @@ def test_what_is_no_file(folder: Path, tmp_path: Path) -> None:
     }
     with pytest.raises(ManifestError, match="is a pipe"):
         copy_file(folder / "tokenizer.json", tmp_path / "copy", within=folder)
-    assert not list(strays(tmp_path / "nowhere"))
+    assert not list(unsafe_entries(tmp_path / "nowhere"))
 
 
 def test_nested_folders(folder: Path, secret: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_nested_folders(folder: Path, secret: Path, tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "copy").iterdir()] == ["a.jinja"]
     (nested / "b.jinja").symlink_to(secret)
     for act in (
-        lambda: refuse_strays(folder),
+        lambda: refuse_unsafe_entries(folder),
         lambda: copy_folder(nested, tmp_path / "again", within=folder),
     ):
         with pytest.raises(ManifestError, match=r"b\.jinja is a link"):

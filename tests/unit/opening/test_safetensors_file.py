@@ -19,7 +19,7 @@ from hftune.opening.safetensors_file import (
     HEADER_LIMIT,
     is_plain_name,
     load_tensors,
-    opened,
+    open_tensors,
     read_index,
     read_safetensors_header,
 )
@@ -177,14 +177,14 @@ def test_the_librarys_faults_are_the_one_message(tmp_path: Path) -> None:
     import os
 
     file = write(tmp_path / "a.safetensors", entry(), bytes(7))
-    with pytest.raises(ManifestError, match="cannot be read") as problem, opened(file):
+    with pytest.raises(ManifestError, match="cannot be read") as problem, open_tensors(file):
         pass
     assert problem.value.place == str(file)
     save_file({"a": torch.zeros(4)}, file)
-    with pytest.raises(ManifestError, match="cannot be read"), opened(file) as stored:
+    with pytest.raises(ManifestError, match="cannot be read"), open_tensors(file) as stored:
         stored.get_tensor("b")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ManifestError, match="is a pipe"), opened(tmp_path / "pipe"):
+    with pytest.raises(ManifestError, match="is a pipe"), open_tensors(tmp_path / "pipe"):
         pass
 
 

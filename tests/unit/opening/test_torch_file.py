@@ -24,9 +24,9 @@ from hftune.opening.torch_file import (
     RANDOM_STATES,
     check_torch,
     check_torch_files,
+    checked_loading,
     load_torch,
-    loading,
-    only_numbers,
+    weights_only,
 )
 from tests.security.pickles import FORMS, Runs
 
@@ -134,7 +134,7 @@ def test_the_switch_alone_refuses_them(tmp_path: Path, flag: Path, form: str, mo
     def as_deepspeed_does() -> Any:
         return torch.load(tmp_path / "a.pt", map_location="cpu", weights_only=False)
 
-    with pytest.raises(ManifestError, match="more than numbers"), loading(tmp_path):
+    with pytest.raises(ManifestError, match="more than numbers"), checked_loading(tmp_path):
         as_deepspeed_does()
     assert not flag.exists()
     with contextlib.suppress(RuntimeError, AttributeError, ValueError, TypeError):
@@ -147,14 +147,14 @@ def test_the_switch_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     for before in (None, "0"):
         monkeypatch.delenv(name, raising=False) if before is None else monkeypatch.setenv(name, before)
         allowed = len(torch.serialization.get_safe_globals())
-        with pytest.raises(KeyError), only_numbers():
+        with pytest.raises(KeyError), weights_only():
             assert os.environ[name] == "1" and len(torch.serialization.get_safe_globals()) >= len(DEEPSPEED)
             raise KeyError
         assert os.environ.get(name) == before and len(torch.serialization.get_safe_globals()) == allowed
 
 
 def test_other_faults_pass_through(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), loading(tmp_path):
+    with pytest.raises(KeyError), checked_loading(tmp_path):
         raise KeyError("DeepSpeed's own")
 
 

@@ -12,9 +12,9 @@ import pytest
 from hftune.checkpoints.manifest import finish_manifest
 from hftune.errors import ArgumentError
 from hftune.publishing import folder as folders
-from hftune.publishing.folder import LOCK, MARK, REPLACED, RESULT, begin, make_ready, published_folder, work_folder
-from hftune.publishing.locks import acquired, release
-from hftune.publishing.ownership import output_problems, strangers
+from hftune.publishing.folder import LOCK, MARK, REPLACED, RESULT, begin_work, make_ready, published_folder, work_folder
+from hftune.publishing.locks import acquire_lock, release_lock
+from hftune.publishing.ownership import foreign_files, output_problems
 
 
 def publish(output: Path, content: str = "new", **options: bool) -> None:
@@ -37,7 +37,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_result_appears_and_nothing_else(out: Path) -> None:
     publish(out)
     assert (out / "weights").read_text() == "new" and [*out.parent.iterdir()] == [out]
-    assert strangers(out) == []
+    assert foreign_files(out) == []
 
 
 def test_nothing_is_there_before_the_end(out: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_work_folder_that_is_not_ours_is_left_alone(out: Path, tmp_path: Path,
 
 
 def test_two_at_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "PATIENCE", 0.1)
-    monkeypatch.setattr("hftune.publishing.locks.acquired.__defaults__", ("--output_dir", 0.1))
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("hftune.publishing.locks.acquire_lock.__defaults__", ("--output_dir", 0.1))
     with published_folder(out) as aside:
         (aside / "a").write_text("first")
         with pytest.raises(ArgumentError, match="another process is writing to"):
@@ -233,10 +233,10 @@ def test_two_at_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lock_whose_file_went_is_made_again(out: Path) -> None:
     out.parent.mkdir()
-    first = acquired(out.parent / "lock", out)
-    release(first)
+    first = acquire_lock(out.parent / "lock", out)
+    release_lock(first)
     assert not any(out.parent.iterdir())
-    release(acquired(out.parent / "lock", out))
+    release_lock(acquire_lock(out.parent / "lock", out))
 
 
 # --- recovering: each state in which a process can die ---
@@ -247,7 +247,7 @@ def interrupted(out: Path, *, ready: bool, moved: bool, placed: bool, old: str |
     if old:
         publish(out, old)
     work = work_folder(out)
-    result = begin(work)
+    result = begin_work(work)
     (result / "weights").write_text("new")
     finish_manifest(result, {"status": "complete"})
     if ready:
@@ -343,8 +343,8 @@ def test_a_folder_that_others_always_remove_again_is_busy(tmp_path: Path, monkey
         tried.append(lock)
         raise FileNotFoundError(2, "No such file or directory", str(lock))
 
-    monkeypatch.setattr(folders, "acquired", removed)
-    monkeypatch.setattr(folders, "PATIENCE", 0.1)
+    monkeypatch.setattr(folders, "acquire_lock", removed)
+    monkeypatch.setattr(folders, "LOCK_SECONDS", 0.1)
     with pytest.raises(ArgumentError, match="another process is writing to"), published_folder(tmp_path / "out"):
         pytest.fail("it was not locked")
     assert len(tried) > 1

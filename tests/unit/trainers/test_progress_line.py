@@ -21,7 +21,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
     """Lines that stay, the last line that moves, lines of the log alone; `at_terminal` says where."""
     found = SimpleNamespace(line="", noted=[], at_terminal=True)
     monkeypatch.setattr(terminal, "show_progress", lambda text: setattr(found, "line", text))
-    monkeypatch.setattr(terminal, "note", found.noted.append)
+    monkeypatch.setattr(terminal, "log_only", found.noted.append)
     monkeypatch.setattr(terminal, "err", lambda: SimpleNamespace(isatty=lambda: found.at_terminal))
     monkeypatch.setattr(get_logger(), "propagate", True)
     caplog.set_level(logging.INFO, "hftune")

@@ -11,7 +11,7 @@ from torch import nn
 
 from hftune.checkpoints.engine_files import engine_folder, open_engine
 from hftune.checkpoints.sharded_state import from_optimizer
-from hftune.distributed.zero_state import Part, Slot, filled, filled_whole
+from hftune.distributed.zero_state import Fragment, Slot, filled, filled_whole
 from hftune.errors import ManifestError
 from hftune.trainers.resharding import check_pieces, fill_optimizer
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
@@ -87,7 +87,7 @@ def test_slots() -> None:
     def read(name: str, begin: int, numel: int) -> torch.Tensor:
         return values[name][begin : begin + numel]
 
-    slot = Slot(0, torch.empty(6), [Part("b", 1, 2, 2), Part("a", 4, 0, 2)], ["a", "b"])
+    slot = Slot(0, torch.empty(6), [Fragment("b", 1, 2, 2), Fragment("a", 4, 0, 2)], ["a", "b"])
     assert filled(slot, read, torch.float32).tolist() == [4, 5, 11, 12, 0, 0]
     assert filled_whole(slot, read, {"a": 6, "b": 4}).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13]
 

@@ -16,7 +16,7 @@ import transformers
 import trl
 
 import hftune.trainers
-from hftune.compat.trainer_overrides import OF_TRAINER, OF_TRL
+from hftune.compat.symbols import listed
 from hftune.trainers import features as package
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.features.feature import Feature, Features
@@ -61,16 +61,18 @@ def overridden() -> set[tuple[str, str]]:
 
 
 def test_every_private_override_is_listed_and_no_other() -> None:
-    listed = {tuple(entry.symbol.rsplit(".", 1)) for entry in (*OF_TRAINER, *OF_TRL)}
+    rows = {tuple(entry.symbol.rsplit(".", 1)) for entry in listed() if entry.use == "overridden"}
+    rows = {row for row in rows if row[0].startswith(("transformers.trainer.", "trl."))}
     # TRL's own overrides of the Trainer's private methods are reached through those of the Trainer.
-    names = {name for _, name in listed}
+    names = {name for _, name in rows}
     assert {(one, name) for one, name in overridden() if name not in names} == set()
-    assert {(one, name) for one, name in listed if (one, name) not in overridden()} == set()
+    assert {(one, name) for one, name in rows if (one, name) not in overridden()} == set()
 
 
 def test_each_is_overridden_once() -> None:
     """Of transformers' methods in `stage_trainer.py` alone."""
-    names = {entry.symbol.rsplit(".", 1)[1] for entry in OF_TRAINER}
+    rows = [entry for entry in listed() if entry.use == "overridden"]
+    names = {entry.name for entry in rows if entry.symbol.startswith("transformers.trainer.Trainer.")}
     folder = Path(str(hftune.trainers.__file__)).parent
     for file in folder.rglob("*.py"):
         for one in ast.walk(ast.parse(file.read_text())):

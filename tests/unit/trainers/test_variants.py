@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hftune.arguments.reinforcement import GRPO_VARIANTS
+from hftune.arguments.rl_algorithms import GRPO_VARIANTS
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
 pytestmark = pytest.mark.long

@@ -7,9 +7,9 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from hftune.arguments.checkpointing import ATTENTION, CORE_ATTENTION, MLP
 from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.translators.common import cannot, number
+from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}

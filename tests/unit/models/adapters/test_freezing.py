@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
-from hftune.models.adapters.freezing import kind_of
+from hftune.models.adapters.parameter_report import kind_of
 from hftune.models.adapters.preparation import add_adapter
 
 IDS = torch.arange(3, 35).reshape(2, 16)

@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.models.utils import disable_gradient_checkpointing
 
-from hftune.arguments.checkpointing import Recomputation
+from hftune.arguments.recomputation import Recomputation
 from hftune.models.kernels.activation_checkpointing import not_recomputable, recompute
 from tests.architectures import ARCHITECTURES, make_config
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.distributed.ranks import Imagined, imagine
+from hftune.distributed.ranks import PlannedWorld, planning_for
 from hftune.errors import UserError
 from hftune.preflight.checks import check_run
 from hftune.preflight.rules.sequence_parallel import check_architecture
@@ -22,7 +22,7 @@ TWO = ["--sequence_parallel_size", "2"]
 
 def problems(model: Path, stage: str, *flags: str, processes: int = 2) -> str:
     argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
-    with imagine(Imagined(processes, processes, on_cpu=True, bf16=False)):
+    with planning_for(PlannedWorld(processes, processes, on_cpu=True, bf16=False)):
         try:
             check_run(*parse_arguments(stage, [*argv, "--report_to", "none", *flags]))
         except UserError as error:
@@ -89,7 +89,7 @@ def test_too_few_processes(tiny_model: Path) -> None:
 def test_architectures(tmp_path: Path, config: dict, size: int, reason: str) -> None:
     AutoConfig.for_model(**config).save_pretrained(tmp_path)
     flags = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--sequence_parallel_size", str(size)]
-    with imagine(Imagined(size, size, on_cpu=True, bf16=False)):
+    with planning_for(PlannedWorld(size, size, on_cpu=True, bf16=False)):
         model_args, _, _, training_args = parse_arguments("pt", flags)
     (problem,) = check_architecture(model_args, training_args)
     assert f"cannot be shared by {size} processes" in str(problem) and reason in str(problem)
@@ -107,7 +107,7 @@ def test_rows_lie_side_by_side(tiny_model: Path) -> None:
     """Whatever the machine's attention prefers without: a slice is one of a row without padding."""
     cases = {("sft",): True, ("sft", "--packing"): False, ("pt",): False, ("pt", "--cross_document_attention"): True}
     for (stage, *flags), padding_free in cases.items():
-        with imagine(Imagined(2, 2, on_cpu=True, bf16=False)):
+        with planning_for(PlannedWorld(2, 2, on_cpu=True, bf16=False)):
             argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "not-there", *TWO, *flags]
             model_args, _, _, training_args = parse_arguments(stage, argv)
         decide_padding_free(model_args, training_args)

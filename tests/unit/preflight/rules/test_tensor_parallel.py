@@ -32,7 +32,7 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
 def problems(model: Path, *flags: str, stage: str = "sft", processes: int = 2) -> str:
     argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--train_file_dir", ".", *flags]
     # As a plan does: no process group is needed for what is only asked.
-    with ranks.imagine(ranks.Imagined(processes, processes, on_cpu=True)):
+    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
         model_args, _, adapter_args, training_args = parse_arguments(stage, argv)
         found = [
             *check_parallel(model_args, adapter_args, training_args),

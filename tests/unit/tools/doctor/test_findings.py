@@ -111,8 +111,8 @@ def test_a_library_that_does_not_load(code: str, said: str, tmp_path: Path, monk
     ],
 )
 def test_private_parts(code: str, found: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "TOUCHED", code)
-    said = list(libraries.check_touched())
+    monkeypatch.setattr(libraries, "CHECK_SYMBOLS", code)
+    said = list(libraries.check_symbols())
     assert levels(said) == [level for level, _ in found]
     assert all(words in one.said for one, (_, words) in zip(said, found, strict=True))
 
@@ -143,7 +143,7 @@ def test_gpus_that_want_something(found: Gpus, level: str, said: str, fix: str) 
 def test_this_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     (first, *_) = devices.check_host(has_gpu=False)
     assert "core" in first.said and "GiB free" in first.said
-    monkeypatch.setattr(devices.building, "builds_operators", lambda: False)
+    monkeypatch.setattr(devices.op_builder, "can_build_operators", lambda: False)
     assert any("no C++ compiler" in one.said for one in devices.check_host(has_gpu=False))
 
 

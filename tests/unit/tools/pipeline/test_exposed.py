@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hftune import children, secrets
+from hftune import child_processes, secrets
 from hftune.errors import ArgumentError
 from hftune.logging import notices
 from hftune.secrets import redact
@@ -101,8 +101,8 @@ def test_what_a_command_line_would_show_is_refused(
     kind: str, action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything starts, be it only the parsers."""
-    monkeypatch.setattr(children, "run", lambda *args, **more: pytest.fail("something was started"))
-    monkeypatch.setattr(children, "start", lambda *args, **more: pytest.fail("something was started"))
+    monkeypatch.setattr(child_processes, "run", lambda *args, **more: pytest.fail("something was started"))
+    monkeypatch.setattr(child_processes, "start", lambda *args, **more: pytest.fail("something was started"))
     line, way_out = SHOWN[kind]
     file = tmp_path / "p.yaml"
     file.write_text(f"model: base\noutput_dir: {tmp_path}/out\nstages:\n  sft:\n    {line}\n")

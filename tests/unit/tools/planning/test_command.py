@@ -126,7 +126,7 @@ def test_a_table_with_flags_to_type(model: Path, capsys: pytest.CaptureFixture[s
     assert "cheapest that fits, to be added to the command line: " in shown
     assert "steps unknown: no data were named" in shown
     assert "time unknown: only the memory of the devices was given" in shown
-    assert ranks.imagined() is None and ranks.world_size() == 1
+    assert ranks.planned_world() is None and ranks.world_size() == 1
 
 
 def test_help_needs_no_library(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def test_layers_are_shared_and_their_ends_are_not(tmp_path: Path, stage: int) ->
     config = make_config("llama")  # embeddings and a head of its own
     ends = 2 * config.vocab_size * config.hidden_size
     weights = {}
-    with ranks.imagine(ranks.Imagined(4, 4, on_cpu=True)):
+    with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         for size in (1, 2):
             flags = ("--deepspeed", f"zero{stage}", "--tensor_parallel_size", str(size), "--bf16", "False")
             planner, choice = planner_of(config, tmp_path / str(size), "pt", *flags)
@@ -43,7 +43,7 @@ def parts_of(plan: Plan, moment: str = "optimizer") -> dict[str, float]:
 def test_experts_are_shared_and_the_rest_is_not(tmp_path: Path, stage: int) -> None:
     """Two of four processes hold all experts together; ZeRO shares experts over two, and all else over four."""
     config = make_config("mixtral")
-    with ranks.imagine(ranks.Imagined(4, 4, on_cpu=True)):
+    with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
         flags = ("--deepspeed", f"zero{stage}", "--expert_parallel_size", "2", "--bf16", "False")
         planner, choice = planner_of(config, tmp_path, "pt", *flags)
         assert choice.degrees.expert == 2
@@ -81,7 +81,7 @@ def test_long_rows_take_what_was_measured(tmp_path: Path, processes: int, way: s
     flags = ["--block_size", "16384", "--per_device_train_batch_size", "1", "--gradient_checkpointing", "True"]
     flags += ["--sequence_parallel_size", str(processes)] if processes > 1 else []
     flags += ["--tiled_mlp", "True"] if way != "plain" else []
-    with ranks.imagine(ranks.Imagined(processes, processes, on_cpu=True)):
+    with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
         planner, choice = planner_of(config, tmp_path, "pt", *flags)
         plan = planner.plan(choice)
     assert plan.untraced is None

@@ -66,7 +66,7 @@ def test_as_few_layers_as_fit(model: Path, tmp_path: Path) -> None:
 
 def test_the_rank_with_the_least_memory_decides(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     planner, args = _asked(model, tmp_path)
-    monkeypatch.setattr(ranks, "largest", lambda number: max(number, SHARES.index(SHARES[3])))
+    monkeypatch.setattr(ranks, "max_over_ranks", lambda number: max(number, SHARES.index(SHARES[3])))
     settle_recomputation(planner, planner.asked(), Free(1e15, 1e15), args)
     assert args.recomputation.which == "3/8" and args.gradient_checkpointing
 

@@ -83,7 +83,7 @@ def test_keys_and_values(name: str, fields: dict[str, int], numbers: int) -> Non
 def test_states_in_bf16_are_halved(tmp_path: Path) -> None:
     make_config("llama").save_pretrained(tmp_path)
     flags = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--deepspeed", "zero2_bf16_states"]
-    with ranks.imagine(ranks.Imagined(8, 8)):
+    with ranks.planning_for(ranks.PlannedWorld(8, 8)):
         model_args, _, adapter_args, training_args = parse_arguments("sft", flags)
         setup = run_setup(model_args, adapter_args, training_args)
     assert (setup.copy_bytes, setup.state_bytes, setup.half, setup.processes) == (2, 4, True, 8)

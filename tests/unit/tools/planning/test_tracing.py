@@ -11,8 +11,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoModelForCausalLM, BloomConfig, CodeGenConfig, GPT2Config, PreTrainedModel
 
-from hftune.arguments.checkpointing import Recomputation
 from hftune.arguments.entry import parse_arguments
+from hftune.arguments.recomputation import Recomputation
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.kernels.activation_checkpointing import recompute
 from hftune.models.loading.skeleton import skeleton

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
-from hftune.arguments.scoring import ScoreArguments
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
 from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
+from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.scoring.run import score
 from hftune.trainers.rewards.loading import load_rewards
 from hftune.trainers.rewards.score_batches import StepReward

@@ -123,8 +123,8 @@ def test_each_batch_of_answers_is_heard(
 
 def signs_of_life(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     found: list[float] = []
-    alive = phases.alive
-    monkeypatch.setattr(phases, "alive", lambda: (found.append(0.0), alive())[1])
+    alive = phases.keep_alive
+    monkeypatch.setattr(phases, "keep_alive", lambda: (found.append(0.0), alive())[1])
     return found
 
 
@@ -170,7 +170,7 @@ def test_a_sign_of_life_begins_the_time_again_and_is_no_phase() -> None:
     """Processes that do the same work count alike, however often each one says that it lives."""
     with phases.timed("evaluation"):
         before = phases.now()
-        phases.alive()
+        phases.keep_alive()
         after = phases.now()
     assert after.since >= before.since and after is not before
     assert (after.name, after.count, after.step, after.timed) == (before.name, before.count, before.step, True)

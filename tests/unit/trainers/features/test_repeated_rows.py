@@ -11,7 +11,7 @@ from accelerate.data_loader import BatchSamplerShard
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.distributed.parallel import Mesh
+from hftune.distributed.mesh import Mesh
 from hftune.trainers.features import repeated_rows
 from hftune.trainers.features.repeated_rows import ROWS, RepeatedRows, WithRows, ignore_rows
 from tests.unit.trainers.features import made_up

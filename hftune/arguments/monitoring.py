@@ -1,0 +1,68 @@
+"""What is watched and measured of a run besides its losses: a time-out for hangs, and a profile of some steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+_FLAG = "--hang_timeout"
+# Torch's own time-out of collectives waits so many seconds longer, so that the message that names the culprit comes.
+_AFTER = 300
+
+
+@dataclass
+class HangTimeoutFields:
+    """A time-out for every phase of a step, in every stage."""
+
+    hang_timeout: float = field(
+        default=1500.0,
+        metadata={
+            "help": "Seconds in which training must move on from one phase (data, forward, backward, optimizer step, "
+            "save, a batch of evaluation, generation) to the next. After that every process says which rank is behind, "
+            "and where, and ends with exit code 76. 0: never."
+        },
+    )
+
+    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def raise_ddp_timeout(self) -> None:
+        """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
+        collectives: int = self.ddp_timeout  # type: ignore[has-type]
+        if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
+            self.ddp_timeout = int(self.hang_timeout) + _AFTER
+            notice(f"--ddp_timeout is {self.ddp_timeout}: collectives wait longer than {_FLAG} {self.hang_timeout:g}")
+
+
+@dataclass
+class ProfileFields:
+    """A profile of some steps. The names of its steps are Megatron's."""
+
+    profile: bool = field(
+        default=False,
+        metadata={
+            "help": "Write a torch.profiler trace of some steps and a table of what cost most, to output_dir/profile."
+        },
+    )
+    profile_step_start: int = field(default=4, metadata={"help": "First step, counted from 1, of --profile."})
+    profile_step_end: int = field(default=6, metadata={"help": "Last step of --profile."})
+    profiler_rank0_only: bool = field(
+        default=True, metadata={"help": "Profile the first process alone, not every one."}
+    )
+
+    def check_profile(self) -> None:
+        """Refuse steps that are none.
+
+        Raises:
+            ArgumentError: The last step comes before the first, or the first is none.
+        """
+        if not 1 <= self.profile_step_start <= self.profile_step_end:
+            raise ArgumentError(
+                f"steps {self.profile_step_start} to {self.profile_step_end} are none",
+                place="--profile_step_start, --profile_step_end",
+                fix="count steps from 1, the last at or after the first",
+            )

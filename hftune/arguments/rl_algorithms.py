@@ -1,0 +1,228 @@
+"""How RL trains: one class an algorithm, on the config of TRL's trainer that it extends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import trl
+
+from hftune.arguments.given import GIVEN_NAMES
+from hftune.arguments.rl_fields import RLFields
+from hftune.arguments.training import StageArguments
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+
+GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": (
+        "DeepSeekMath, arXiv:2402.03300",
+        {"loss_type": "grpo", "scale_rewards": "group", "beta": 0.04},
+    ),
+    "dr_grpo": (
+        "arXiv:2503.20783",
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
+    ),
+    "dapo": (
+        "arXiv:2503.14476",
+        {
+            "loss_type": "dapo",
+            "epsilon_high": 0.28,
+            "mask_truncated_completions": True,
+            "beta": 0.0,
+            "dynamic_sampling": True,
+        },
+    ),
+    "gspo": (
+        "arXiv:2507.18071",
+        {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4},
+    ),
+    "cispo": ("arXiv:2506.13585, bound of arXiv:2510.13786", {"loss_type": "cispo", "epsilon_high": 5.0}),
+    "sapo": ("arXiv:2511.20347", {"loss_type": "sapo"}),
+    "lite_ppo": ("arXiv:2508.08221", {"loss_type": "dapo", "scale_rewards": "batch"}),
+}
+"""What each paper sets of TRL's options, and where it says so."""
+
+
+@dataclass
+class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
+    """Group relative policy optimisation (arXiv:2402.03300)."""
+
+    grpo_variant: str | None = field(
+        default=None,
+        metadata={
+            "help": "Set what a paper sets: loss_type, scale_rewards, clip range. Left out: TRL's defaults.",
+            "choices": list(GRPO_VARIANTS),
+        },
+    )
+    dynamic_sampling: bool | None = field(
+        default=None,
+        metadata={"help": "Draw other prompts for those whose answers all score alike, until the batch is full."},
+    )
+    max_sampling_rounds: int = field(
+        default=10, metadata={"help": "Batches of answers that --dynamic_sampling makes for one at most; 1 is without."}
+    )
+    tools: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Functions that the policy may call while it answers, as module:function or file.py:function; "
+            "their docstrings and type hints tell it how. --max_tool_calling_iterations bounds the turns."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.grpo_variant is not None:
+            self._follow_paper(self.grpo_variant)
+        super().__post_init__()
+
+    def _follow_paper(self, variant: str) -> None:
+        """Set what was not given; what was given, or has another value than its default, stays, and is said."""
+        if variant not in GRPO_VARIANTS:
+            raise ArgumentError(
+                f"{variant} is no variant of GRPO", place="--grpo_variant", fix=f"one of {', '.join(GRPO_VARIANTS)}"
+            )
+        paper, wanted = GRPO_VARIANTS[variant]
+        defaults = {entry.name: entry.default for entry in fields(self)}
+        changed = {name for name, value in wanted.items() if getattr(self, name) not in (defaults[name], value)}
+        kept = changed | {name for name in GIVEN_NAMES.get() & wanted.keys() if getattr(self, name) != wanted[name]}
+        for name in wanted.keys() - kept:
+            setattr(self, name, wanted[name])
+        values = ", ".join(f"--{name} {getattr(self, name)}" for name in wanted)
+        own = f"; as given: {', '.join(sorted(kept))}" if kept else ""
+        notice(f"--grpo_variant {variant} ({paper}): {values}{own}")
+
+
+@dataclass
+class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):  # type: ignore[misc]
+    """REINFORCE leave-one-out (arXiv:2402.14740)."""
+
+    # A tuple in TRL, of which its parser takes one number.
+    reward_clip_range: list[float] | None = field(
+        default=None, metadata={"help": "Two numbers, between which weighted rewards are kept."}
+    )
+
+
+@dataclass
+class _Loop(trl.RLOOConfig):
+    """TRL's options of generation and rewards, without the rule that a prompt needs two answers."""
+
+    def __post_init__(self) -> None:
+        # Past RLOOConfig's own, which refuses one answer a prompt; what else it does is here.
+        super(trl.RLOOConfig, self).__post_init__()
+        self.pad_to_multiple_of = None
+        if self.auto_find_batch_size:
+            raise ArgumentError(
+                "completions are made for whole batches, which may not shrink on the way",
+                place="--auto_find_batch_size",
+                fix="leave it out, and lower --per_device_train_batch_size",
+            )
+        one_step: int = self.per_device_train_batch_size * self.world_size
+        self.steps_per_generation = self._steps_per_generation(one_step)
+        self.generation_batch_size = one_step * self.steps_per_generation
+        self._check_groups(self.generation_batch_size)
+
+    def _steps_per_generation(self, one_step: int) -> int:
+        """Micro-batches in a batch of answers, from one of the two ways to say it."""
+        steps: int | None = self.steps_per_generation
+        size: int | None = self.generation_batch_size
+        if size is not None and steps is not None:
+            raise ArgumentError(
+                "two sizes of the same thing",
+                place="--generation_batch_size, --steps_per_generation",
+                fix="give one of them",
+            )
+        if size is not None and (size < one_step or size % one_step):
+            raise ArgumentError(
+                f"{size} completions are no multiple of {one_step}, the micro batches of all processes",
+                place="--generation_batch_size",
+                fix=f"give {one_step * max(1, size // one_step)}, say",
+            )
+        return size // one_step if size is not None else steps or self.gradient_accumulation_steps
+
+    def _check_groups(self, size: int) -> None:
+        """Whole groups of answers in a batch of all processes."""
+        if size % self.num_generations:
+            raise ArgumentError(
+                f"{size} completions are no multiple of {self.num_generations} for each prompt",
+                place="--num_generations",
+                fix="change it, --per_device_train_batch_size or --gradient_accumulation_steps",
+            )
+        if self.do_eval or self.eval_strategy != "no":
+            number = self.num_generations_eval or self.num_generations
+            if (self.per_device_eval_batch_size * self.world_size) % number:
+                raise ArgumentError(
+                    f"evaluation makes {number} answers a prompt; its batch of all processes is no multiple of it",
+                    place="--per_device_eval_batch_size",
+                    fix="change it, or --num_generations_eval",
+                )
+
+
+@dataclass
+class PPOArguments(RLOOArguments, _Loop):
+    """Proximal policy optimisation with a critic (arXiv:1707.06347, 1909.08593)."""
+
+    num_generations: int = field(default=1, metadata={"help": "Answers a prompt in a batch."})
+    num_iterations: int = field(default=4, metadata={"help": "Epochs over each batch of answers."})
+    num_mini_batches: int = field(
+        default=1, metadata={"help": "Optimizer steps in an epoch over the answers; each is a batch of that many."}
+    )
+    normalize_advantages: bool = field(
+        default=True, metadata={"help": "Whiten advantages over the tokens of a batch of all processes."}
+    )
+    whiten_rewards: bool = field(
+        default=False, metadata={"help": "Scale rewards a token to a standard deviation of 1, without shifting them."}
+    )
+    missing_eos_penalty: float | None = field(
+        default=None, metadata={"help": "Taken from the reward of an answer that does not end by itself."}
+    )
+    kl_estimator: str = field(
+        default="k1",
+        metadata={
+            "help": "KL in the reward: k1 the log ratio, k3 never negative.",
+            "choices": ["k1", "k3"],
+        },
+    )
+    kl_target: float | None = field(
+        default=None, metadata={"help": "Let beta follow this KL, in nats an answer; left out: beta stays."}
+    )
+    kl_horizon: int = field(default=10_000, metadata={"help": "Answers in which beta changes by at most a fifth."})
+    gamma: float = field(default=1.0, metadata={"help": "Discount a token."})
+    lam: float = field(default=0.95, metadata={"help": "Lambda of the generalised advantage estimate."})
+    cliprange_value: float | None = field(
+        default=0.2, metadata={"help": "How far a value may move from that at the start of the batch, to count fully."}
+    )
+    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the critic's loss."})
+    entropy_coef: float = field(default=0.0, metadata={"help": "Weight of an entropy bonus a token."})
+    critic: str = field(
+        default="separate",
+        metadata={
+            "help": "separate: a model of its own (with LoRA an adapter on the same frozen base). shared: a head on "
+            "the policy's hidden states.",
+            "choices": ["separate", "shared"],
+        },
+    )
+    critic_init: str = field(
+        default="policy",
+        metadata={
+            "help": "A separate critic begins as the policy and a head of zeros, or as the reward model with its head.",
+            "choices": ["policy", "reward"],
+        },
+    )
+    critic_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the critic; left out: --learning_rate."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.steps_per_generation is None and self.generation_batch_size is None:
+            self.steps_per_generation = self.num_mini_batches * self.gradient_accumulation_steps
+        super().__post_init__()
+
+
+@dataclass
+class OnlineDPOArguments(RLOOArguments, _Loop):
+    """DPO on pairs of the policy's own answers, ranked by the reward (arXiv:2402.04792)."""
+
+    beta: float = field(default=0.1, metadata={"help": "How strongly the policy is held to the reference."})
+    loss_type: str = field(default="sigmoid", metadata={"help": "DPO's loss, or IPO's.", "choices": ["sigmoid", "ipo"]})
+    missing_eos_penalty: float | None = field(
+        default=None, metadata={"help": "Taken from the reward of an answer that does not end by itself."}
+    )

@@ -1,0 +1,50 @@
+"""What all RL algorithms add to TRL's arguments: where rewards come from, and what is done with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hftune.arguments.data import TurnTokenFields
+
+BUILTIN_REWARDS = ("accuracy", "format", "length")
+"""What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
+
+
+@dataclass
+class RLFields(TurnTokenFields):
+    """What all RL algorithms add to TRL's."""
+
+    rl_algorithm: str = field(
+        default="grpo",
+        metadata={"help": "Which algorithm.", "choices": ["grpo", "rloo", "ppo", "online_dpo"]},
+    )
+    reward_model_path: list[str] | None = field(
+        default=None, metadata={"help": "Reward models: output folders of run_rm.py, adapters or merged."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward functions: accuracy, format or length, or in Python as module:function or file.py:function."
+        },
+    )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "System message put before each prompt that has none of its own."}
+    )
+    judge_reward: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Reward models or functions that are never trained on: their mean is logged beside the reward, and "
+            "how far the two have drifted apart."
+        },
+    )
+    sample_completions: int = field(
+        default=8,
+        metadata={"help": "Completions written to completions.jsonl in the output folder at each logged step."},
+    )
+    normalize_rewards: bool = field(
+        default=True,
+        metadata={"help": "Subtract the mean and divide by the deviation that run_rm.py stored with a reward model."},
+    )
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Prompts with more tokens than this are dropped, and counted."}
+    )

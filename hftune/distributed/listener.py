@@ -1,0 +1,178 @@
+"""Who may talk to rank 0's hub: a socket on as few interfaces as will do, and a word before anything is parsed.
+
+Strangers on the network may connect, send what they like, or send nothing. Each gets a few bytes and a few seconds;
+what comes is compared with the secret word in constant time and never parsed. The socket closes when all have come.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import ipaddress
+import selectors
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+_LOOPBACK = "127.0.0.1"
+_DIGITS = 10
+
+MAX_PENDING = 256
+"""Connections at once that have not said the word; others wait in the system's queue."""
+
+SECONDS_TO_AUTHENTICATE = 5.0
+"""Seconds to say it; processes of the run say it with their first packet."""
+
+
+def open_socket(*, one_machine: bool, master: str) -> socket.socket:
+    """A socket that the other processes reach, on a port that the system chooses.
+
+    Args:
+        one_machine: Nobody comes over the network: loopback alone.
+        master: Rank 0's machine as the others call it: its address alone, unless it is no address of this machine as
+            seen from here (address translation, a name that means loopback here); then all interfaces.
+    """
+    if one_machine:
+        return socket.create_server((_LOOPBACK, 0), backlog=4096)
+    for family, address in _reachable_addresses(master):
+        with suppress(OSError):
+            return socket.create_server((address, 0), family=family, backlog=4096)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=4096)
+
+
+def _reachable_addresses(name: str) -> list[tuple[socket.AddressFamily, str]]:
+    """The addresses behind a name that other machines may reach."""
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return []
+    named = [(family, str(address[0])) for family, _, _, _, address in found]
+    return [(family, address) for family, address in named if not _is_local_only(address)]
+
+
+def _is_local_only(address: str) -> bool:
+    known = ipaddress.ip_address(address.partition("%")[0])
+    return known.is_loopback or known.is_unspecified
+
+
+def greeting(word: str, rank: int) -> bytes:
+    """What a process says first. Its length is always the same, so that nothing behind it is read with it."""
+    return f"{word}{rank:0{_DIGITS}d}".encode()
+
+
+@dataclass
+class PendingConnection:
+    """A connection that has not said the word yet."""
+
+    socket: socket.socket
+    said: bytearray = field(default_factory=bytearray)
+    came: float = field(default_factory=time.monotonic)
+
+
+class Listener:
+    """The listening socket and those who stand before it. Not for several threads.
+
+    Args:
+        server: As `open_socket` gives it.
+        word: The secret of the run.
+        expected: How many processes will come; then the socket closes. None: it stays open.
+        selector: Of the hub; strangers are registered there with themselves as data, the socket with this door.
+    """
+
+    def __init__(
+        self, server: socket.socket, word: str, expected: int | None, selector: selectors.BaseSelector
+    ) -> None:
+        self.server, self._word, self._expected, self._selector = server, word.encode(), expected, selector
+        self._length = len(greeting(word, 0))
+        self._strangers: list[PendingConnection] = []
+        self._admitted: set[int] = set()
+        self._open = True
+        server.setblocking(False)
+        selector.register(server, selectors.EVENT_READ, self)
+        self._accepting = True
+
+    def accept(self) -> None:
+        """Take the next connection."""
+        try:
+            connection, _ = self.server.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                time.sleep(0.05)  # it stays in the queue, and would be offered again at once
+            return
+        connection.setblocking(False)
+        stranger = PendingConnection(connection)
+        self._strangers.append(stranger)
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
+        self._accept_while(len(self._strangers) < MAX_PENDING)
+
+    def hear(self, stranger: PendingConnection) -> int | None:
+        """The rank of a stranger who has now said the word, else None. Its socket then belongs to the caller."""
+        try:
+            read = stranger.socket.recv(self._length - len(stranger.said))
+        except BlockingIOError:
+            return None
+        except OSError:
+            read = b""
+        stranger.said += read
+        if not read:
+            self._show_out(stranger)
+            return None
+        if len(stranger.said) < self._length:
+            return None
+        rank = self._rank_of(bytes(stranger.said))
+        if rank is None:
+            self._show_out(stranger)
+            return None
+        self._part_with(stranger)
+        self._admitted.add(rank)
+        if self._expected is not None and len(self._admitted) >= self._expected:
+            self.close()
+        return rank
+
+    def _rank_of(self, said: bytes) -> int | None:
+        word, digits = said[: len(self._word)], said[len(self._word) :]
+        if not hmac.compare_digest(word, self._word) or not digits.isdigit():
+            return None
+        rank = int(digits)
+        stranger = rank in self._admitted or (self._expected is not None and rank >= self._expected)
+        return None if stranger else rank
+
+    def tidy(self) -> None:
+        """Show out who has stood there for too long."""
+        late = time.monotonic() - SECONDS_TO_AUTHENTICATE
+        for stranger in [stranger for stranger in self._strangers if stranger.came < late]:
+            self._show_out(stranger)
+
+    def _show_out(self, stranger: PendingConnection) -> None:
+        self._part_with(stranger)
+        with suppress(OSError):
+            stranger.socket.close()
+
+    def _part_with(self, stranger: PendingConnection) -> None:
+        self._selector.unregister(stranger.socket)
+        self._strangers.remove(stranger)
+        self._accept_while(len(self._strangers) < MAX_PENDING)
+
+    def _accept_while(self, room: bool) -> None:
+        """Leave connections in the system's queue while there is no room."""
+        if not self._open or room == self._accepting:
+            return
+        self._accepting = room
+        if room:
+            self._selector.register(self.server, selectors.EVENT_READ, self)
+        else:
+            self._selector.unregister(self.server)
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        if not self._open:
+            return
+        self._open = False
+        if self._accepting:
+            self._selector.unregister(self.server)
+        self.server.close()
+        for stranger in list(self._strangers):
+            self._show_out(stranger)

@@ -1,0 +1,100 @@
+"""A LoRA adapter on a loaded model, fresh or trained further, on top of the earlier adapters of its chain."""
+
+from __future__ import annotations
+
+from peft import LoraConfig, PeftModel, prepare_model_for_kbit_training
+from peft.tuners.lora.layer import LoraLayer, ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from transformers import PreTrainedModel, set_seed
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.training import StageArguments
+from hftune.compat import peft_patches
+from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.distributed import zero
+from hftune.logging import notice
+from hftune.models.adapters.folding import fold_adapters, load_adapter
+from hftune.models.adapters.lora_config import inject, lora_config, report_targets
+from hftune.models.adapters.new_token_rows import new_rows_config, register_missing_bias
+from hftune.models.adapters.saved_config import read_lora_config
+from hftune.on_demand import on_demand
+
+# Flags that a fresh adapter reads, and the field of a saved one that holds instead where one is trained further.
+_FIXED_BY_ADAPTER = {
+    "lora_r": "r",
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "lora_bias": "bias",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "lora_target_parameters": "target_parameters",
+    "trainable_token_indices": "trainable_token_indices",
+}
+_NOT_READ = ("lora_target_modules", "target_regex", "exclude_modules", "layers_to_transform", "init_lora_weights")
+
+
+@peft_patches.rows_on_any_device(zero.gathered)
+def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments) -> PeftModel:
+    """The model with the earlier adapters of a chain folded in, and with the one that is trained on top.
+
+    The random half of a fresh adapter depends on the seed alone, not on what was drawn while loading, so that every
+    ZeRO stage starts from the same weights.
+    """
+    peft_patches.gather_parameters_only(zero.is_partitioned)
+    model = fold_adapters(model, adapter_args.folded_adapters)
+    for folder in adapter_args.folded_adapters:
+        notice(f"{folder} is folded into the base in memory")
+    # Under ZeRO-3 a bf16 base and a float32 adapter cannot share one all-gather buffer.
+    autocast = training_args.zero_stage != 3 or adapter_args.quantised
+    if adapter_args.quantised:
+        # Casts norms and the head to float32; checkpointing is the Trainer's to switch on.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        keep_differentiable(model)
+    set_seed(training_args.seed)
+    if adapter_args.continued_adapter:
+        _report_ignored_flags(adapter_args, read_lora_config(adapter_args.continued_adapter))
+        adapted = load_adapter(
+            model, adapter_args.continued_adapter, is_trainable=True, autocast_adapter_dtype=autocast
+        )
+    else:
+        config = new_rows_config(model) if adapter_args.train_new_tokens_only else lora_config(model, adapter_args)
+        adapted = inject(model, config, autocast_adapter_dtype=autocast)
+        if not adapter_args.train_new_tokens_only:
+            report_targets(adapted, adapter_args)
+    if training_args.zero_stage == 3:
+        _gather_for_adapters(adapted)
+    register_missing_bias(adapted)
+    if adapter_args.changes_base:
+        on_demand("hftune.models.adapters.initialisation:keep_initial_factors")(adapted)
+    peft_patches.write_no_card(adapted)
+    return adapted
+
+
+def _gather_for_adapters(adapted: PeftModel) -> None:
+    """Have ZeRO-3 gather the weights that adapters of parameters, rows and DoRA read without calling their owner.
+
+    ZeRO-3 would find most of them itself, on the first pass in which they are not whole by chance. Found only after it
+    has learnt its order, which a pass of the reference before training brings about, they end the run: a tracing error.
+    """
+    for module in adapted.modules():
+        if isinstance(module, ParamWrapper):
+            factors = [*module.lora_A.values(), *module.lora_B.values()]  # read, not called
+            for parameter in [module.get_param(), *(factor.weight for factor in factors)]:
+                zero.register_external_parameter(module, parameter)
+        elif isinstance(module, TrainableTokensLayer):
+            zero.register_external_parameter(module, module.get_base_layer().weight)
+        elif isinstance(module, LoraLayer):
+            for magnitude in module.lora_magnitude_vector.values():
+                zero.register_external_parameter(magnitude, module.get_base_layer().weight)
+
+
+def _report_ignored_flags(adapter_args: AdapterArguments, config: LoraConfig) -> None:
+    """Say which flags mean nothing because the adapter that is trained further has fixed them."""
+    defaults = AdapterArguments()
+    for flag, name in _FIXED_BY_ADAPTER.items():
+        given, fixed = getattr(adapter_args, flag), getattr(config, name)
+        if given not in (getattr(defaults, flag), fixed):
+            notice(f"--{flag} {given} has no effect: the adapter that goes on has {fixed}")
+    for flag in _NOT_READ:
+        if getattr(adapter_args, flag) != getattr(defaults, flag):
+            notice(f"--{flag} has no effect: the adapter that goes on knows its modules")

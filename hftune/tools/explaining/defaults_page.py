@@ -1,0 +1,97 @@
+"""docs/defaults.md, of the tables in this package."""
+
+# ruff: noqa: E501 -- lines of Markdown tables and of output
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hftune.arguments.defaults.choosing import shown
+from hftune.arguments.defaults.medicalgpt import MEDICALGPT, UNEQUAL
+from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
+
+PAGE = Path("docs/defaults.md")
+MEASURED = "## What they reach in 60 steps\n"
+"""Where `benchmarks/defaults.py` writes."""
+
+_HEAD = """# Defaults
+
+What an argument is where you do not give it, and why. Ask for one: `hftune explain learning_rate`.
+
+```bash
+python run_sft.py --model_name_or_path MODEL --train_file_dir examples/data/sft --use_peft --output_dir outputs/sft
+```
+
+Every run begins with what it resolved to; a star marks what was not given:
+
+```
+recipe (* not given: default; `hftune explain NAME` says why)
+  learning rate 0.0002*, cosine*, warm-up 3 % of steps*, adamw_torch_fused*, weight decay 0*
+  batch 8 = 8* per device x 1* accumulated x 1 process(es); 3* epoch(s), a log every 10 steps*, a checkpoint every 500 steps*
+  max_length 1024*; evaluation none: nothing is held out
+  LoRA r 8*, alpha 16*, dropout 0* on all*; weights auto*, computed in float32*
+```
+
+What you give stays, on the command line, in a `--config` file or in a pipeline, also where it is the default. Defaults
+depend on what is trained: an adapter (`LoRA`, also on a quantised base), all weights (`full`), or weights drawn at
+random (`from scratch`, `--from_config`). The tables are written by `python -m hftune.tools.explaining --write-docs`.
+"""
+
+_THEIRS = """## --defaults medicalgpt
+
+What MedicalGPT's scripts (2026-04) do where a command is silent. A command that is recognisably theirs (a name that
+only they have, such as `--max_source_length` or `--sft_model_path`, or three spellings that hftune has others for) and
+has no `--defaults` gets one notice of what differs; `--defaults hftune` keeps it quiet.
+
+What their code does besides, and the flag of hftune that does it, with or without `--defaults`:
+
+| there | here |
+| --- | --- |
+| RM: prompt and answer share one budget, `max_source_length + max_target_length` tokens; longer pairs are dropped | `--length_budget sum --too_long drop` |
+| DPO, ORPO: the same, counted in characters of the rendered prompt and each answer; then TRL cuts the answer in tokens | `--length_budget sum_of_characters --too_long drop` |
+| SFT (and GRPO's `train_samples`): records are shuffled with seed 42 before some are taken | `--shuffle_seed 42` |
+| PT: `max_train_samples` and `max_eval_samples` count packed blocks | `--count_rows` |
+| without a validation folder 1 % is held out | `--validation_split_percentage 1` |
+| trained parameters are in float32 | `--train_in_float32` |
+| GRPO: rewards for the right answer and for `<think>...</think><answer>...</answer>`, and a system message that asks for it | `--reward_funcs accuracy format --system_prompt TEXT` |
+| all but GRPO train with `--do_train` alone | refused without `--do_train` or `--do_eval` |
+
+Not so here, each said in one line of the run: {unequal}; float16 where there is no GPU or all weights are trained;
+TensorBoard where it is not installed.
+
+Nor is this: DPO's base stays in the dtype of `--dtype`, where its script casts all of it to float32; its class names a weight
+decay that its script does not hand on, and that is used here; SFT records beyond their length lose their end, where its
+script cuts both sides of each turn in proportion; blocks of PT do not let documents see each other
+(`--cross_document_attention True` does); records that are held out are drawn, where PT, RM and DPO take the first ones;
+RLOO without a validation folder holds out none, where its script takes the last 100 of a Hub data set.
+"""
+
+
+def page() -> str:
+    """The page as Markdown, but for what was measured."""
+    return "\n".join([_HEAD, *(_script(stage) for stage in RUN_KINDS), _medicalgpt()])
+
+
+def measured_section(text: str) -> str:
+    """The part of a page that benchmarks wrote, with a line before it."""
+    start = text.find(MEASURED)
+    return "" if start < 0 else "\n" + text[start:]
+
+
+def _script(stage: str) -> str:
+    lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
+    for name in documented_names(stage):
+        for one in default_rows(stage, name):
+            lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
+    return "\n".join([*lines, ""])
+
+
+def _medicalgpt() -> str:
+    unequal = "; ".join(f"`{name} {value}` ({because})" for name, value, because in UNEQUAL)
+    names = list(dict.fromkeys(name for values in MEDICALGPT.values() for name in values))
+    scripts = list(MEDICALGPT)
+    lines = [f"| argument | {' | '.join(scripts)} |", "| --- |" + " --- |" * len(scripts)]
+    for name in names:
+        cells = [f"`{shown(MEDICALGPT[script][name])}`" if name in MEDICALGPT[script] else "" for script in scripts]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join([_THEIRS.format(unequal=unequal), *lines, ""])

@@ -1,0 +1,65 @@
+"""What a name means, for `hftune explain NAME` and for the pages below docs/parameters."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from hftune.arguments.merging import MergeArguments
+from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
+from hftune.arguments.names.table import table, tools, tools_of
+from hftune.arguments.stages import scripts_with, stage_parser
+from hftune.errors import ArgumentError, did_you_mean
+from hftune.tools.explaining.defaults import explain_default
+
+
+def explain(name: str) -> str:
+    """A few lines on a name: who has it, what it does, and what becomes of it here.
+
+    Raises:
+        ArgumentError: Neither hftune nor one of the other tools has it; names the nearest.
+    """
+    name = name.lstrip("-").replace("-", "_")
+    row, help_text = table().get(name), help_of(name)
+    if row is None and help_text is None:
+        known = {*table(), *(other for names in tools().values() for other in names), *stage_parser("sft").known}
+        fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
+        raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
+    lines = [f"--{name}"]
+    if row is not None:
+        lines += [f"  {row.does}", f"  {outcome(row)}"]
+        lines += [f"  in {', '.join(tools_of(name))}"] if tools_of(name) else []
+    if help_text is not None:
+        lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
+    targets = [name] if row is None else [row.target(stage) for stage in STAGES]
+    for target in dict.fromkeys(target for target in targets if target):
+        lines += explain_default(target)
+    return "\n".join(lines)
+
+
+def outcome(row: Row) -> str:
+    """What becomes of a name here, in a line."""
+    if row.verdict == WORKS:
+        return "works" + ("; some values are translated" if row.translation else "")
+    if row.verdict == ALIAS:
+        return f"alias of {counterpart(row)}"
+    special = [value for value in row.harmless if value] if row.harmless != OFF else []
+    return f"{row.verdict}: {row.because}" + (f" ({', '.join(special)} passes)" if special else "")
+
+
+def counterpart(row: Row) -> str:
+    """The counterpart of an alias; where it differs from stage to stage, each with its scripts."""
+    if isinstance(row.to, str):
+        return row.to
+    by_name: dict[str, list[str]] = {}
+    for stage, name in row.to.items():
+        by_name.setdefault(name, []).append(f"run_{stage}")
+    return ", ".join(f"{name} ({' '.join(scripts)})" for name, scripts in by_name.items())
+
+
+def help_of(name: str) -> str | None:
+    """The help of an argument of hftune's own, or None."""
+    for stage in ("sft", "pt", "rm", "dpo", "rl"):
+        action = stage_parser(stage).known.get(name)
+        if action is not None:
+            return " ".join((action.help or "").replace("%%", "%").split())
+    return next((entry.metadata.get("help") for entry in fields(MergeArguments) if entry.name == name), None)

@@ -1,0 +1,83 @@
+"""What argparse and the classes of arguments say, as messages with a way out that can be taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.given import take_config
+from hftune.arguments.parse_errors import class_error
+from hftune.errors import ArgumentError
+
+GOOD = ["--output_dir", "o"]
+
+
+def refused(*flags: str, stage: str = "sft") -> ArgumentError:
+    with pytest.raises(ArgumentError) as caught:
+        parse_arguments(stage, [*GOOD, *flags])
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause", "fix"),
+    [
+        (["--max_steps", "many"], "--max_steps cannot be 'many': it takes a whole number", "write --max_steps 100"),
+        (["--save_steps", "x"], "--save_steps cannot be 'x': it takes a number", "write --save_steps 500"),
+        (["--bf16", "ja"], "--bf16 cannot be 'ja': it takes True or False", "write --bf16 True"),
+        (["--learning_rate"], "--learning_rate needs a value", "write --learning_rate 2e-05"),
+        (
+            ["--save_strategy", "step"],
+            "--save_strategy cannot be 'step'",
+            "did you mean --save_strategy steps?",
+        ),
+        (["--config"], "--config needs a value", "write --config FILE.yaml"),
+        (["--config", "a", "--config", "b"], "--config is given twice", "put all of it into one file"),
+        (["--config=a", "--config=b"], "--config is given twice", "put all of it into one file"),
+    ],
+)
+def test_values(flags: list[str], cause: str, fix: str) -> None:
+    problem = refused(*flags)
+    assert problem.cause == cause
+    assert str(problem.fix).startswith(fix)
+    assert problem.place == "command line"
+
+
+@pytest.mark.parametrize(
+    ("flags", "place", "fix"),
+    [
+        (["--bf16", "True", "--fp16", "True"], "--bf16, --fp16", "leave out --fp16, or --bf16"),
+        (
+            ["--load_best_model_at_end", "--eval_strategy", "steps", "--eval_steps", "3", "--save_steps", "4"],
+            "--load_best_model_at_end",
+            "write --save_steps 6, for instance",
+        ),
+        (["--load_best_model_at_end"], "--load_best_model_at_end, --save_strategy", "add --eval_strategy and"),
+        (["--dataloader_prefetch_factor", "2"], "--dataloader_num_workers, --dataloader_prefetch_factor", "add --data"),
+    ],
+)
+def test_what_transformers_says(flags: list[str], place: str, fix: str) -> None:
+    problem = refused(*flags)
+    assert problem.place == place
+    assert str(problem.fix).startswith(fix)
+    assert "\n" not in problem.cause
+
+
+def test_groups_of_answers() -> None:
+    problem = refused("--per_device_train_batch_size", "3", "--num_generations", "4", stage="rl")
+    assert problem.place == "--generation_batch_size, --num_generations"
+    assert str(problem.fix).startswith("write --per_device_train_batch_size 4, or another --num_generations that")
+
+
+def test_what_nobody_knows_names_its_arguments() -> None:
+    problem = class_error(ValueError("save_steps is odd\nin this way"), ["save_steps", "bf16"], "command line")
+    assert problem.cause == "save_steps is odd in this way"
+    assert (problem.place, problem.fix) == (
+        "--save_steps",
+        "leave out or change --save_steps: `hftune explain save_steps`",
+    )
+    nameless = class_error(ValueError("it is odd"), ["save_steps"], "command line")
+    assert (nameless.place, nameless.fix) == ("command line", "change the value that is named, or leave it out")
+
+
+def test_one_file_of_settings() -> None:
+    assert take_config(["--a", "1", "--config", "x", "--b"]) == ("x", ["--a", "1", "--b"])

@@ -14,7 +14,7 @@ from hftune.arguments.training import StageArguments
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
 from hftune.data.packing.settings import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import Chunk, Row, chunks
+from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
 from hftune.data.sources import concatenated
@@ -80,7 +80,7 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         block_size=packing["train"].max_length if "train" in packing else None,
     )
     train = StreamingDataset(
-        partial(_chunks, files),
+        partial(chunks, files),
         StreamEncoder(used, parse_columns(data_args.columns), drop),
         settings,
         rank=training_args.mesh.data_rank(ranks.rank()),
@@ -95,7 +95,3 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         about["eval"] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         held_out = whole.dataset
     return Splits(train, held_out, about)  # type: ignore[arg-type]
-
-
-def _chunks(files: list[Any]) -> Iterator[Chunk]:
-    return chunks(files)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.progress import Origin, Progress, from_dict
 from hftune.data.permutation import permutation
-from hftune.data.readers.files import Row
+from hftune.data.readers.base import Chunk, Row
 from hftune.errors import DataError
 
 ORIGIN = "stream_origin"
@@ -34,14 +34,6 @@ ORIGIN = "stream_origin"
 STATE_KIND = "stream"
 
 Columns = dict[str, np.ndarray]
-
-
-class Chunk(Protocol):
-    """Some neighbouring records of a file, parsed on demand."""
-
-    def rows(self) -> Iterator[Row | DataError]:
-        """The records in order; in place of a bad one, its error."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Lists of integers in Arrow's buffers: read where they lie, and written without a Python object a token."""
+"""Lists of integers in Arrow's buffers, read where they lie, without a Python object a token."""
 
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
 
 from hftune.data.packing.bins import IntArray
@@ -38,9 +37,3 @@ class IntColumn:
 
 def _joined(parts: list[IntArray]) -> IntArray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def int_lists(values: np.ndarray, sizes: IntArray) -> pa.ListArray:
-    """Values one after the other as lists of int32, of these sizes."""
-    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.astype(np.int32, copy=False))

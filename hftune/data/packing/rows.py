@@ -25,9 +25,9 @@ from hftune.data.packing.bins import (
     split_overlong,
     whole_documents,
 )
-from hftune.data.packing.int_columns import IntColumn, int_lists
+from hftune.data.packing.int_columns import IntColumn
 from hftune.data.packing.settings import STRATEGIES, Packing
-from hftune.data.tokenizing.encoder import write_batches
+from hftune.data.tokenizing.encoder import lists_of, write_batches
 from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
@@ -151,6 +151,6 @@ def _packs(
     stats.tokens += int(sizes[kept].sum())
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
-    arrays = [int_lists(values, sizes) for values in (ids, labels, positions)] + [int_lists(lengths, per_pack)]
+    arrays = [lists_of(values, sizes) for values in (ids, labels, positions)] + [lists_of(lengths, per_pack)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=FEATURES.arrow_schema)
     return batch if kept.all() else batch.filter(pa.array(kept))

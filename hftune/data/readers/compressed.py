@@ -39,11 +39,20 @@ _NAMES = {".gz": "gzip", ".zst": "zstd"}
 
 
 class DecompressionError(Exception):
-    """The compressed file cannot be read any further; `error` says so, without a line."""
+    """The compressed file cannot be read any further."""
 
-    def __init__(self, error: DataError) -> None:
-        self.error = error
-        super().__init__(error.cause)
+    def __init__(self, file: Path, cause: str) -> None:
+        self.file, self.cause = file, f"damaged {_NAMES[file.suffix.lower()]} file: {cause}"
+        super().__init__(self.cause)
+
+    def from_line(self, line: int) -> DataError:
+        """The error for records whose first lost one would begin on this line."""
+        return DataError(
+            f"{self.cause}; all records from line {line} on are lost",
+            place=f"{self.file}:{line}",
+            fix="Compress or copy the file again.",
+            kind="damaged file",
+        )
 
 
 def read_blocks(file: Path) -> Iterator[bytes]:
@@ -73,7 +82,7 @@ def _decompressed(file: Path) -> Iterator[bytes]:
                     held.append(decoder.decompress(block))
                 except (zlib.error, zstandard.ZstdError) as error:
                     yield from _joined(held)
-                    raise _damaged(file, str(error)) from error
+                    raise DecompressionError(file, str(error)) from error
                 begun = True
                 block = b""
                 if decoder.eof:
@@ -84,7 +93,7 @@ def _decompressed(file: Path) -> Iterator[bytes]:
                 yield from _joined(held)
     yield from _joined(held)
     if begun:
-        raise _damaged(file, "it ends before its end marker; the file was cut")
+        raise DecompressionError(file, "it ends before its end marker; the file was cut")
 
 
 def _joined(held: list[bytes]) -> Iterator[bytes]:
@@ -93,13 +102,3 @@ def _joined(held: list[bytes]) -> Iterator[bytes]:
     held.clear()
     for start in range(0, len(whole), BLOCK):
         yield whole[start : start + BLOCK]
-
-
-def _damaged(file: Path, cause: str) -> DecompressionError:
-    error = DataError(
-        f"damaged {_NAMES[file.suffix.lower()]} file: {cause}",
-        place=str(file),
-        fix="Compress or copy the file again.",
-        kind="damaged file",
-    )
-    return DecompressionError(error)

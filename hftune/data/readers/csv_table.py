@@ -118,9 +118,7 @@ class _Lines:
                 for line in whole:
                     yield self._text(line + b"\n")
         except DecompressionError as damage:
-            cause = f"{damage.error.cause}; all records from line {self.number + 1} on are lost"
-            place = f"{self.file}:{self.number + 1}"
-            self.damage = DataError(cause, place=place, fix=damage.error.fix, kind=damage.error.kind)
+            self.damage = damage.from_line(self.number + 1)
             return
         if held:
             yield self._text(held)

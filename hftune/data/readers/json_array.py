@@ -80,7 +80,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
             failed = _malformed(file, broken)
             record = None
         except DecompressionError as damage:
-            failed = _damaged_here(file, damage, window.line)
+            failed = damage.from_line(window.line)
             record = None
         if record is not None:
             held.append(record)
@@ -239,9 +239,3 @@ def _malformed(file: Path, broken: _Broken) -> DataError:
         fix="Mend the file; a .json file holds one array of objects (or one object a line).",
         kind=MALFORMED,
     )
-
-
-def _damaged_here(file: Path, damage: DecompressionError, line: int) -> DataError:
-    error = damage.error
-    cause = f"{error.cause}; all records from line {line} on are lost"
-    return DataError(cause, place=f"{file}:{line}", fix=error.fix, kind=error.kind)

@@ -185,7 +185,7 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
         for chunk, lines in _chunks_of(whole, file, line, rows_per_chunk, is_text):
             yield chunk, False
             line += lines
-        yield FailedChunk(_from_here(damage.error, file, line), str(file)), False
+        yield FailedChunk(damage.from_line(line), str(file)), False
         return
     for chunk, _ in _chunks_of(held, file, line, rows_per_chunk, is_text):
         yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
@@ -246,16 +246,6 @@ def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[RowOrError]
             yield text_or_error
         elif text_or_error and not text_or_error.isspace():
             yield Row({"text": text_or_error.rstrip("\r")}, file, number)
-
-
-def _from_here(error: DataError, file: Path, line: int) -> DataError:
-    """A damaged file: what comes from this line on is lost."""
-    return DataError(
-        f"{error.cause}; all records from line {line} on are lost",
-        place=f"{file}:{line}",
-        fix=error.fix,
-        kind=error.kind,
-    )
 
 
 def _shrunk(file: str, line: int) -> DataError:

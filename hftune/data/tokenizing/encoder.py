@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -155,15 +155,17 @@ def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Record
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    return _ragged(values, kind) if isinstance(kind, pa.ListType) else pa.array(values, kind)
-
-
-def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
-    """Lists of numbers from one flat array, without an object for each number."""
-    ends = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(value) for value in values], out=ends[1:])
+    if not isinstance(kind, pa.ListType):
+        return pa.array(values, kind)
     flat = np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat, kind.value_type))
+    return lists_of(flat, [len(value) for value in values], kind)
+
+
+def lists_of(flat: np.ndarray, lengths: Sequence[int] | np.ndarray, kind: pa.ListType = IDS) -> pa.ListArray:
+    """Numbers one after the other as lists of these lengths, without a Python object for each number."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, kind.value_type))
 
 
 def _describe(folder: Path) -> None:

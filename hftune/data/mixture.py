@@ -22,6 +22,7 @@ def largest_remainder(weights: Sequence[float | int], total: int) -> list[int]:
 
     Equal remainders go to the earlier source.
     """
+    # Fractions, since equal remainders must be equal on every machine; floats would break ties by their rounding.
     shares = [Fraction(weight) for weight in weights]
     quotas = [total * share / sum(shares) for share in shares]
     counts = [math.floor(quota) for quota in quotas]
@@ -78,6 +79,7 @@ class MixtureSampler(torch.utils.data.Sampler[int]):
 
     def __init__(self, mixture: Mixture, seed: int) -> None:
         self.mixture = mixture
+        # SeedSequence takes no negative numbers, and seeds may be some.
         self.seed = seed & 0xFFFFFFFF
         self.epoch = 0
         self._counts = mixture.counts()
@@ -92,11 +94,13 @@ class MixtureSampler(torch.utils.data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         drawn = np.concatenate([self._drawn(source) for source in range(len(self._counts))])
+        # Two keys (seed, epoch) here and three below: `permutation` keeps keys of other lengths apart.
         yield from drawn[permutation(len(drawn), self.seed, self.epoch)].tolist()
 
     def _drawn(self, source: int) -> np.ndarray:
         """Indices of this epoch's records of a source: a stretch of its endless stream of random orders."""
         size, count = self.mixture.sizes[source], self._counts[source]
+        # Where the stretch begins follows from the epoch's number, so nothing drawn before has to be remembered.
         start = self.epoch * count
         rounds = range(start // size, (start + count - 1) // size + 1)
         stream = np.concatenate([permutation(size, self.seed, source, number) for number in rounds])
@@ -123,5 +127,6 @@ class ReorderedSampler(torch.utils.data.Sampler[int]):
         return len(self.places)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
+        # Not lazily: the pattern may ask for a place that the order has not reached yet.
         indices = list(self.order)
         return (indices[place] for place in self.places)

@@ -54,10 +54,12 @@ def load_source(
         ArgumentError: `--columns` names what no record has.
     """
     files = data_files(path, flag)
+    # Before the first byte is read: what changes from here on is noticed.
     states = _states(files)
     records = limit if seed is None or limit < 0 else [limit, seed]
     name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
     key = name()
+    # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
 
@@ -160,7 +162,9 @@ def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[T
 
 def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[int]]:
     """Positions of training and held-out records; at least one on each side, in their order in the files."""
+    # A split of nothing would make the evaluation end in a division by 0.
     held = min(max(1, round(count * percentage / 100)), count - 1)
+    # By the seed alone: a run that resumes must hold out the same records.
     drawn = set(random.Random(seed).sample(range(count), held))
     return [at for at in range(count) if at not in drawn], sorted(drawn)
 
@@ -203,6 +207,7 @@ def draw_records(part: TokenizedSource, number: int | None, seed: int, named: st
             place=f"{named}#{number}",
             fix="take fewer; --num_train_epochs, or --train_dataset_prob with --num_samples_each_epoch, repeat as well",
         )
+    # Every record as often as any other, and some once more: repeats are even, never by chance.
     rounds, rest = divmod(number, size)
     drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
     return select_records(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
@@ -214,6 +219,7 @@ def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray)
     counts = replace(
         part.counts, used=len(dataset), tokens=_sum(dataset, "length"), trained_tokens=_sum(dataset, "trained")
     )
+    # Packed rows are cached under this key, so it must change with the choice and its order.
     key = xxhash.xxh3_128(part.key.encode() + np.asarray(positions, dtype=np.int64).tobytes()).hexdigest()
     return replace(part, dataset=dataset, counts=counts, key=key)
 

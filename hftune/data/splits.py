@@ -29,6 +29,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.on_demand import on_demand
 
+# What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py).
 _ON_DEMAND = {
     "streaming": "hftune.data.stream_splits:open_stream",
     "blocks": "hftune.data.folder_splits:open_tokenized",
@@ -37,7 +38,6 @@ _ON_DEMAND = {
     "packing": "hftune.data.packing.sources:packed_source",
     "count_rows": "hftune.data.packing.sources:limit_packed_rows",
 }
-"""What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py)."""
 
 
 @dataclass
@@ -77,11 +77,15 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         ArgumentError: Settings of the two splits that do not go together.
     """
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
+    # Tokenised apart and joined after: a source keeps its cache entry when another one is added.
     sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed)
     weights = _weights(data_args)
+    # Packed as one, so that the rows of small sources are filled up by others; by weights each source is drawn alone,
+    # and its rows must hold no other.
     if weights is None:
         sources = {name: [concatenated(parts)] for name, parts in sources.items()}
     sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
+    # MedicalGPT's meaning of --max_train_samples in pre-training: blocks, which are known only now.
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
         sources = {
@@ -92,6 +96,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
     for name, parts in sources.items():
         whole = concatenated(parts)
         about[name] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
+        # The Trainer would take `trained` for a column of the model.
         built[name] = without_counts(whole.dataset)
         get_logger().info("%s: %s", name, describe(whole.counts))
     mixture = _mixture([len(part.dataset) for part in sources["train"]], weights, data_args)
@@ -138,12 +143,14 @@ def load_sources(
 
 def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
     """Both splits from the training records."""
+    # Both come from one cache entry, which is made by one encoder.
     if encoders["train"].settings() != encoders["eval"].settings():
         raise ArgumentError(
             "held-out records drawn from the training records cannot be cut in another way than those",
             place="--eval_packing",
             fix="leave it out, or give --validation_file_dir in place of --validation_split_percentage",
         )
+    # Limits come after the split: held-out records stay the same whatever the limit of the others is.
     whole = _training_parts(encoders["train"], data_args, seed, -1)
     limits = record_limits(data_args)
     divided = [split_source(part, data_args.validation_split_percentage, seed) for part in whole]
@@ -174,6 +181,7 @@ def _parts(
 ) -> list[TokenizedSource]:
     """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
     specs = parse_sources(given, flag=flag)
+    # With several sources the limit counts over all of them, and how many each has is known only when it is read.
     if len(specs) == 1 and specs[0].take is None:
         return [load_source(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
     named = [(spec.take, f"{flag} {spec.path}", load_source(spec.path, flag, encoder, data_args)) for spec in specs]
@@ -222,10 +230,12 @@ def _mixture(sizes: Sequence[int], weights: list[float] | None, data_args: DataA
     if weights is None:
         wanted = data_args.num_samples_each_epoch
         return Mixture((sum(sizes),), None, wanted) if wanted else None
+    # `limit_sources` leaves out sources of which nothing is left; weights could not be told apart any more.
     if len(sizes) < len(weights):
         raise ArgumentError(
             "a source has no record left", place="--max_train_samples", fix="raise it, or use --num_samples_each_epoch"
         )
+    # How long an epoch would be in which this source is used up exactly once.
     lengths = [size * sum(weights) / weight for size, weight in zip(sizes, weights, strict=True)]
     length = min(lengths) if data_args.mix_strategy == "under" else max(lengths)
     number = data_args.num_samples_each_epoch or max(1, round(length))

@@ -42,6 +42,7 @@ class StreamEncoder:
         made = self.encoder.encode(parsed, counts)
         if counts.bordered:
             _say_once(str(self.encoder.settings()["borders_in_text"]))
+        # Counts such as `length` are for summing up ahead of a run; the trainer takes columns of tokens only.
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
 
@@ -83,11 +84,13 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         partial(chunks, files),
         StreamEncoder(used, parse_columns(data_args.columns), drop),
         settings,
+        # Processes that share one row (tensor, sequence parallel) must read the same part of the stream.
         rank=training_args.mesh.data_rank(ranks.rank()),
         world=training_args.data_parallel_size,
         drop_bad_records=drop,
     )
     about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}
+    # Held-out records are evaluated again and again, and need a length: they are tokenised ahead and cached.
     held_out = None
     if data_args.validation_file_dir:
         sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed, only="eval")

@@ -93,8 +93,10 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         ]
         self.names = [source.name for source in sources]
         self.schedule = Schedule(shares or [source.tokens for source in sources])
+        # Positions are tokens, not blocks, so that a run may resume with another block size.
         self.phase = SchedulePhase(0, dict.fromkeys(self.names, 0))
         self._left_out: dict[str, dict[str, Any]] = {}
+        # Rounded up: the block after the last of an epoch begins with what was left over.
         self.epoch_blocks = epoch_blocks or -(-self.tokens // block_size)
         self.length = self.epoch_blocks
 
@@ -108,6 +110,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
 
     def round_to_steps(self, blocks_per_step: int) -> None:
         """Round `len` up to whole steps; the last step of an epoch begins the next one instead of being short."""
+        # Otherwise the last step of an epoch would be short, and which blocks share a step would depend on the world.
         self.length = -(-self.epoch_blocks // blocks_per_step) * blocks_per_step
 
     def __getitem__(self, block: int) -> Example:
@@ -143,6 +146,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
             "blocks": blocks,
             "block_size": self.block_size,
             "settings": vars(self.settings),
+            # Under the name of the first version of this state, which older checkpoints have.
             "segment": {"first_block": self.phase.first_block, "positions": self.phase.positions},
             "sources": self._left_out
             | {
@@ -166,6 +170,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         # Where a source was when it was left out is kept, for the day it comes back.
         self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
         same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
+        # The old phase goes on: starting a new one would shift the schedule by the rounding of its first stretch.
         if same_mix and self.block_size == state["block_size"]:
             self.phase = SchedulePhase(**state["segment"])
             return []
@@ -241,12 +246,15 @@ def join_pieces(documents: Documents, segments: list[Segment], vocabulary: int |
     """
     parts = [documents.read(*segment) for segment in segments]
     ids = np.concatenate(parts)
+    # The embedding would read outside of its table: on a GPU an assertion without a name, on a CPU an IndexError.
     if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise _unknown_token(documents, segments, parts, vocabulary)
     ids = ids.astype(np.int32, copy=False)
+    # int32 is what the attention kernels take; a block has far fewer than 2**31 tokens.
     lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
     starts = np.cumsum(lengths, dtype=np.int32) - lengths
     labels = ids.copy()
+    # A document's continuation in the next block loses its first target, too: its context is in another row.
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, lengths)
     columns = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_lengths": lengths}
@@ -278,6 +286,7 @@ class BlockSampler(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, length: int, origin: int = 0) -> None:
+        # The Trainer resumes by epoch and step of an epoch; the origin turns these numbers into blocks of the run.
         self.length, self.origin, self.epoch = length, origin, 0
 
     def set_epoch(self, epoch: int) -> None:

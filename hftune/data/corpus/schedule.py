@@ -23,6 +23,7 @@ def as_shares(weights: Sequence[float | str | int], place: str = "--weights") ->
     shares = []
     for weight in weights:
         try:
+            # By its text: 0.1 is a tenth then, and not the binary fraction next to it.
             share = Fraction(str(weight).strip())
         except (ValueError, ZeroDivisionError) as error:
             raise ArgumentError(
@@ -58,6 +59,7 @@ class Schedule:
 
     def locate(self, block: int) -> tuple[int, int]:
         """The source of a block of the run, and how many blocks of that source came before it."""
+        # The usual case, and the only one that needs no table.
         if len(self.shares) == 1:
             return 0, block
         _, first, sources, ranks = self._stretch_of(block)
@@ -95,6 +97,9 @@ class Schedule:
         first, last = self._due(number * self.STRETCH), self._due((number + 1) * self.STRETCH)
         ranks = [np.arange(begin, end, dtype=np.int64) for begin, end in zip(first, last, strict=True)]
         sources = np.repeat(np.arange(len(ranks)), [len(part) for part in ranks])
+        # Halves, so that the first block of a source comes in the middle of its first interval, and a large source
+        # does not give all of its blocks before a small one.
         due = [(part + 0.5) * (self._total / share) for part, share in zip(ranks, self.shares, strict=True)]
+        # Of blocks due at the same time the earlier source goes first, on every machine.
         order = np.lexsort([sources, np.concatenate(due)])
         return sum(first), sources[order], np.concatenate(ranks)[order]

@@ -88,6 +88,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         Raises:
             DataError: A bad record, or no example in all that this worker was given.
         """
+        # The DataLoader has no sampler for endless data; each worker of each rank takes its share by counting.
         worker = get_worker_info()
         workers = 1 if worker is None else worker.num_workers
         share, shares = self.rank * workers + (0 if worker is None else worker.id), self.world * workers
@@ -96,6 +97,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             portions = 0
             for number, portion in enumerate(self._portions()):
                 portions += 1
+                # Before counting, so that after resuming in another world the rest is shared evenly.
                 if self.progress.is_done(epoch, number):
                     continue
                 assigned += 1
@@ -105,7 +107,10 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
                 examples, lost = self._examples(epoch, number, portion)
                 dropped += lost
                 yield from self._with_origins(examples, epoch, number, dropped)
+                # Rows dropped since the last example travel with the next one, so that a portion without any is
+                # counted as well.
                 fruitless, dropped = (0, 0) if examples else (fruitless + 1, dropped)
+            # A whole epoch without an example would repeat for ever, without a step and without a word.
             if portions == 0 or fruitless >= portions:
                 raise DataError(
                     f"no record of the data gives an example ({dropped} rows were dropped)" if portions else "no data",
@@ -159,8 +164,10 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         examples = self.encode(rows) if rows else []
         dropped = bad + len(rows) - len(examples)
         if self.settings.seed is not None:
+            # SeedSequence takes no negative numbers.
             seed = self.settings.seed & 0xFFFFFFFF
             examples = [examples[place] for place in permutation(len(examples), seed, epoch, number)]
+        # After shuffling: blocks hold documents of the whole portion then, not neighbours in the file.
         if self.settings.block_size is not None:
             examples = join_examples(examples, self.settings.block_size)
         return examples, dropped
@@ -174,6 +181,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             # The first label is never trained: nothing comes before it.
             tokens = int((example["labels"][1:] != IGNORE_INDEX).sum())
             origin = Origin(epoch, portion, number, last, dropped, tokens)
+            # A copy: the arrays are views of a batch, which a worker's shared memory would carry along as a whole.
             columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
             yield {**columns, ORIGIN: origin}
 
@@ -195,6 +203,7 @@ def join_examples(examples: list[Columns], block_size: int) -> list[Columns]:
     ids = np.concatenate([example["input_ids"] for example in filled]).astype(np.int32, copy=False)
     labels = np.concatenate([example["labels"] for example in filled]).astype(np.int32, copy=False)
     lengths = [len(example["input_ids"]) for example in filled]
+    # Where a document begins, and where a block cuts one: in both places nothing before it is seen.
     starts = np.union1d(np.cumsum([0, *lengths[:-1]]), np.arange(0, len(ids), block_size))
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, np.diff([*starts, len(ids)])).astype(np.int32)

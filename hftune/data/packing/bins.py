@@ -45,6 +45,7 @@ def whole_documents(lengths: IntArray) -> Segments:
 
 def split_overlong(lengths: IntArray, capacity: int) -> Segments:
     """As `whole_documents`, but documents above `capacity` tokens in segments of `capacity` and a rest."""
+    # Rounded up; an empty document gets no segment.
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -56,6 +57,7 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
     """All documents as one stream of tokens, cut every `capacity` tokens; only the last bin is not full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
+    # A segment begins where a document does, or where a bin is full.
     start = np.union1d(ends[ends < total], np.arange(0, total, capacity)).astype(np.int64)
     document = np.searchsorted(ends, start, side="right")
     before = ends[document] - lengths[document]
@@ -85,6 +87,7 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = placed + count
         while placed < end:
+            # Best fit: the fullest bin that has room. All bins of this room take as many as they can hold at once.
             room = rooms.smallest(size)
             each = room // size
             bins = rooms.take(room, -(-(end - placed) // each))
@@ -110,6 +113,7 @@ class _Rooms:
 
     def smallest(self, size: int) -> int:
         """The least room that holds `size`; that of an empty bin where no open one does."""
+        # Lowest set bit of the rooms that are large enough: a Python integer of `capacity` bits as a sorted set.
         fitting = self.bits >> size
         return size + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
 
@@ -132,6 +136,7 @@ class _Rooms:
 
 def _in_order(bin_of: IntArray) -> Bins:
     """Bins numbered by their first segment, from the bin of each segment."""
+    # The order in which bins were opened follows lengths; that of the data is what shuffling seeds expect.
     _, first, renumbered = np.unique(bin_of, return_index=True, return_inverse=True)
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))

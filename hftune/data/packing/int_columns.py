@@ -17,6 +17,7 @@ class IntColumn:
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         chunks = dataset.data.column(name).chunks
+        # Arrow's offsets are int32 within a chunk; sums over chunks need 64 bits.
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
         self.values: list[np.ndarray] = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
         self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
@@ -30,6 +31,7 @@ class IntColumn:
         at = 0
         begins = (self.begin[documents] + starts).tolist()
         for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):
+            # Segment by segment: one fancy index over all tokens would need eight bytes for each of them.
             out[at : at + length] = self.values[chunk][begin : begin + length]
             at += length
         return out

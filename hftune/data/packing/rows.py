@@ -77,6 +77,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
     columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
     segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
+    # Without empty documents, which have no segment.
     documents, segments_each = np.unique(segments.document, return_counts=True)
     stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((segments_each > 1).sum()))
     rows = (
@@ -99,6 +100,7 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
         return cut_stream(lengths, max_length)
     if strategy == "bfd_split":
         segments = split_overlong(lengths, max_length)
+    # An encoder with the same limit has cut them; this is for data of others.
     elif len(lengths) and lengths.max() > max_length:
         raise DataError(
             f"a document of {lengths.max()} tokens does not fit into rows of {max_length}",
@@ -112,6 +114,7 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
 
 def _portions(segments: Segments, bins: Bins) -> Iterator[tuple[int, int]]:
     """Ranges of bins with about `TOKENS_AT_ONCE` tokens each."""
+    # Written in portions: memory stays flat, and each portion is one record batch of the file.
     tokens = np.append(0, np.cumsum(segments.length[bins.segments]))[bins.offsets]
     first, count = 0, len(bins.offsets) - 1
     while first < count:
@@ -138,6 +141,7 @@ def _packs(
         columns[name].gather(segments.document[chosen], segments.start[chosen], lengths)
         for name in ("input_ids", "labels")
     )
+    # Tokens of each row; `reduceat` takes where each row's first segment is.
     sizes = np.add.reduceat(lengths, np.cumsum(per_pack) - per_pack)
     if cross_document_attention:
         lengths, per_pack = sizes, np.ones_like(sizes)
@@ -146,6 +150,7 @@ def _packs(
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids)) - np.repeat(starts, lengths)
     trained = np.add.reduceat(labels != IGNORE_INDEX, np.cumsum(sizes) - sizes, dtype=np.int64)
+    # A row without a target gives a loss of 0 / 0 in a micro batch of its own.
     kept = trained > 0
     stats.packs += int(kept.sum())
     stats.tokens += int(sizes[kept].sum())

@@ -43,6 +43,7 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
         ArgumentError: No such length.
     """
     train = bool(training_args.packing)
+    # Held-out records are packed as training ones are, unless asked otherwise: their losses stay comparable.
     chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
     _notice_unused_settings(training_args, any(chosen.values()), all(chosen.values()))
     if not any(chosen.values()):
@@ -60,6 +61,7 @@ def packing_by_split(training_args: StageArguments, length: str) -> dict[str, Pa
 
 def _notice_unused_settings(training_args: StageArguments, some: bool, every: bool) -> None:
     """Tell of settings of what is not done."""
+    # A value that is the default may not have been given; only others are worth a word.
     defaults = {field.name: field.default for field in fields(training_args)}
     for name in ("packing_strategy", "cross_document_attention"):
         if not some and getattr(training_args, name, None) != defaults.get(name):

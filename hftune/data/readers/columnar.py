@@ -24,8 +24,8 @@ from hftune.errors import DataError, shown
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 _ARROW_MAGIC = b"ARROW1"
+# Rows that are so much longer than their average are read together without too much memory.
 _TIMES_AVERAGE = 8
-"""Rows that are so much longer than their average are read together without too much memory."""
 
 
 @dataclass(frozen=True, slots=True)

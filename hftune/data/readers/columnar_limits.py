@@ -8,8 +8,8 @@ from hftune.data.readers.base import MAX_VALUES
 
 SOFT_LIMIT = 256 << 20
 """Bytes that are decoded at once without asking what they were made of."""
+# Text becomes 3 to 10 times smaller.
 _RATIO = 100
-"""Text becomes 3 to 10 times smaller."""
 _ROWS_A_BYTE = 100
 HARD_LIMIT = 640 << 20
 """Bytes that are decoded at once in no case. A whole record is a tenth of that at most."""

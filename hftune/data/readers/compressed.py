@@ -15,13 +15,13 @@ from hftune.digests import open_file
 from hftune.errors import DataError
 
 BLOCK = 4 << 20
+# Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000.
 _COMPRESSED_BLOCK = {".gz": 64 << 10, ".zst": 4 << 10}
-"""Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000."""
+# Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory.
 _WINDOW = 1 << 27
-"""Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory."""
 _MAX_WINDOW = 1 << 31
+# A file that is small against its window gains nothing by it, and only wants memory.
 _WINDOW_A_BYTE = 16
-"""A file that is small against its window gains nothing by it, and only wants memory."""
 
 
 def _gzip(size: int) -> Any:

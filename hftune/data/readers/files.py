@@ -54,11 +54,11 @@ _TEXT_READERS = {
     ".csv": "hftune.data.readers.csv_table:csv_chunks",
     ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
 }
+# What reads a kind of file: a function of the file and the number of rows a chunk.
 _BINARY_READERS = {
     ".parquet": "hftune.data.readers.columnar:parquet_chunks",
     ".arrow": "hftune.data.readers.columnar:arrow_chunks",
 }
-"""What reads a kind of file: a function of the file and the number of rows a chunk."""
 
 SUFFIXES = (
     *_TEXT_READERS,

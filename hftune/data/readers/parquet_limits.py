@@ -11,15 +11,15 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+# Bytes of a page's header: nearly always, and as far as Arrow goes.
 _HEADER, _MAX_HEADER = 1 << 12, 16 << 20
-"""Bytes of a page's header: nearly always, and as far as Arrow goes."""
+# A kind of page, and encodings: by number in the dictionary, or by what a value shares with the one before.
 _DICTIONARY_PAGE, _BY_NUMBER, _BY_PREFIX = 2, (2, 8), 7
-"""A kind of page, and encodings: by number in the dictionary, or by what a value shares with the one before."""
+# Bytes of levels, offsets and numbers, at most, that a value takes on top of its own.
 _A_VALUE = 32
-"""Bytes of levels, offsets and numbers, at most, that a value takes on top of its own."""
 _LONG_DICTIONARY = 4 << 20
+# Three bytes of a footer may describe a column, of which Arrow remembers a thousand.
 _LONG_FOOTER = 1 << 20
-"""Three bytes of a footer may describe a column, of which Arrow remembers a thousand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hftune.errors import ArgumentError, shown
 
 _TAKE = re.compile(r"#([^#\s,/]*)$")
+# Of a number of records.
 _DIGITS = 12
-"""Of a number of records."""
 _SEPARATOR = re.compile(r"([,\s]+)")
 
 

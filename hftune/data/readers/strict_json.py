@@ -24,8 +24,8 @@ NOT_UTF8 = "not UTF-8"
 NUL = "NUL byte"
 TOO_DEEP = "nested too deep"
 
+# Bytes up to which a record cannot hold values enough to do harm.
 _LONG = 1 << 20
-"""Bytes up to which a record cannot hold values enough to do harm."""
 _FIX = "Mend or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 

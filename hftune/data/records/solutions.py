@@ -25,8 +25,8 @@ FORMATS = (
     '{"question": {"problem"}, "label": {"steps": [...]}} (PRM800K)',
     '{"input", "label"} with ки behind each step, and + or - in its place (Math-Shepherd)',
 )
+# Math-Shepherd's: stands behind a step in `input`, and is its label in `label`.
 _MARK = "ки"
-"""Math-Shepherd's: stands behind a step in `input`, and is its label in `label`."""
 _SHEPHERD_STEP = re.compile(r"(?=\bStep 1\b)")
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0, "right": 1.0, "wrong": 0.0, "correct": 1.0, "incorrect": 0.0}
 

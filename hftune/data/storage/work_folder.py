@@ -12,8 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+# What `tempfile` puts at the end of a name.
 _RANDOM = r"[a-z0-9_]{8}"
-"""What `tempfile` puts at the end of a name."""
 
 
 @contextmanager
@@ -51,10 +51,12 @@ def _remove_dead(parent: Path, kind: str) -> None:
     for lock_file in [entry for entry in parent.iterdir() if named.fullmatch(entry.name)]:
         lock = FileLock(lock_file, thread_local=False)
         try:
+            # A lock that a living process holds stays; the system frees those of dead ones.
             lock.acquire(timeout=0)
         except (Timeout, OSError):  # alive, or no lock at all: a link that somebody has put there
             continue
         folder = Path(str(lock_file).removesuffix(".lock"))
+        # Somebody may have put a link in its place: what it leads to is not ours.
         if not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
         lock_file.unlink(missing_ok=True)

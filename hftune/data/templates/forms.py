@@ -142,13 +142,13 @@ def _unchanged(text: str) -> str:
     return text
 
 
+# By whether white space before and behind a content is kept.
 _CLEANERS: dict[tuple[bool, bool], Clean] = {
     (True, True): _unchanged,
     (True, False): str.rstrip,
     (False, True): str.lstrip,
     (False, False): str.strip,
 }
-"""By whether white space before and behind a content is kept."""
 
 
 def _place(position: int, around: list[str], words: list[str]) -> Place | None:

@@ -13,8 +13,8 @@ from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.templates.turns import TurnFinder
 
+# Keys of a message of plain text. Any other one (a call, reasoning) changes what a template writes around contents.
 _PLAIN = frozenset(("role", "content", "weight"))
-"""Keys of a message of plain text. Any other one (a call, reasoning) changes what a template writes around contents."""
 
 
 class SpanFinder:

@@ -46,10 +46,10 @@ from hftune.data.templates.spans import SpannedText
 from hftune.data.templates.turn_tokens import Render, TokenFinder, turn_tokens
 from hftune.errors import DataError
 
+# Where in Unicode's two private planes the stand-ins of contents and of the template's own borders begin.
 _MASKS, _SPELLINGS = 0xF0000, 0x100000
-"""Where in Unicode's two private planes the stand-ins of contents and of the template's own borders begin."""
+# Characters of a border without its outer ones that are enough to search for.
 _LEAST = 5
-"""Characters of a border without its outer ones that are enough to search for."""
 _SEEN = frozenset(("role", "content", "weight"))
 
 Write = Callable[[Any, Any], SpannedText]
@@ -209,8 +209,8 @@ class TurnTokenGuard:
         return made
 
 
+# A stand-in in JSON that holds ASCII only.
 _ESCAPED = re.compile(r"\\u(db80|dbc0)\\ud", re.IGNORECASE)
-"""A stand-in in JSON that holds ASCII only."""
 
 
 def _needle(token: str) -> str:

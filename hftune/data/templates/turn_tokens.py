@@ -25,8 +25,8 @@ from hftune.errors import DataError
 _THOUGHT = re.compile(r"think|thought|reason", re.IGNORECASE)
 _MARK = re.compile(r"tool|func|call|answer|response|param|arg|think|thought|reason", re.IGNORECASE)
 _TAG = re.compile(r"</?(?=\w*(tool|func|call|answer|response|param|arg))\w+>", re.IGNORECASE)
+# Tokens that end or begin a text in any model, whether the template at hand writes them or not.
 _ENDS = re.compile(r"<\W*((end|begin|start)[_▁]?of[_▁]?(text|sentence|turn|message)|(eot|eom|eos|bos)(_id)?)\W*>")
-"""Tokens that end or begin a text in any model, whether the template at hand writes them or not."""
 
 _ASKED, _SAID, _SYSTEM, _RESULT, _ARGUMENT = (f"HFTUNE{name}" for name in ("ASKED", "SAID", "SYSTEM", "RESULT", "ARG"))
 

@@ -71,6 +71,7 @@ class ChatEncoder(Encoder):
         require_chat_template(tokenizer)
         self.tokenizer = tokenizer
         self.max_length, self.turn_weights = max_length, turn_weights
+        # Templates are rendered here, in the workers, and forms are remembered by each of them.
         self.finder = SpanFinder(
             tokenizer,
             train_everything=train_on_inputs,
@@ -143,11 +144,15 @@ class ChatEncoder(Encoder):
         encodings = self.encodings([one.text for one in parsed])
         for one, (encoding, covered) in zip(parsed, encodings, strict=True):
             counts.note_texts([one.text])
+            # int32 halves the cache and what the DataLoader copies; no vocabulary has 2**31 tokens.
             ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            # On the whole encoding, then cut: a span may reach beyond what is kept.
             owner = span_of_tokens(encoding, one.spans, covered)[: len(ids)]
             # The first token does not count: no token before it could predict it.
             trained = int(np.count_nonzero(owner[1:] >= 0))
             if not trained:
+                # The encoding may cover a part of the text only; how long it is in all is asked for the rare record
+                # that is dropped.
                 whole = self.tokenizer(one.text, add_special_tokens=False)["input_ids"]
                 counts.drop(NO_TARGET, needs=len(whole))
                 continue

@@ -99,6 +99,7 @@ def write_tokenised(
         ArgumentError: `columns` names what no record has.
     """
     counts, renamed = Counts(), set()
+    # A partial of a module's function: it reaches the workers by forking, and its encoder with it.
     encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -107,15 +108,18 @@ def write_tokenised(
                 counts.add(found)
                 renamed.update(seen)
                 bar.update(found.rows)
+                # Serialised by the worker: one buffer travels between the processes, and no object for each column.
                 yield pa.ipc.read_record_batch(payload, encoder.schema)
 
     write_batches(folder, encoder.schema, batches())
+    # Only now is it known that no record had the column; what was written goes with the folder.
     check_columns(columns or {}, renamed)
     return counts
 
 
 def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Record batches as a folder that `datasets.load_from_disk` opens, one in memory at a time."""
+    # A stream, not a file with a footer: `datasets` memory-maps streams, and a batch need not be held to the end.
     with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
@@ -131,6 +135,7 @@ def _encode_chunk(
     chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
 ) -> tuple[pa.Buffer, Counts, set[str]]:
     """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
+    # Parsed first, encoded together: tokenizers are quickest on many texts at once.
     counts, parsed = Counts(), []
     renamed: set[str] = set()
     for row in chunk.rows():
@@ -173,6 +178,7 @@ def _describe(folder: Path) -> None:
     dataset = Dataset.from_file(str(folder / _FILE))
     state: dict[str, Any] = {
         "_data_files": [{"filename": _FILE}],
+        # `datasets` wants one; nothing here reads it, since hftune has a cache of its own.
         "_fingerprint": folder.name,
         "_format_columns": None,
         "_format_kwargs": {},

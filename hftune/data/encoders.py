@@ -63,5 +63,6 @@ def _has_labels(data_args: DataArguments) -> bool:
         return False
     (spec, *_) = parse_sources(given, flag="--train_file_dir")
     rows = (row for chunk in chunks(data_files(spec.path, "--train_file_dir")) for row in chunk.rows())
+    # Bad records are passed over here: whoever tokenises them says what is wrong.
     first = next((row for row in rows if isinstance(row, Row)), None)
     return first is not None and any(name in first.value for name in LABELS)

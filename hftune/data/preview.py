@@ -49,6 +49,7 @@ def preview(
     console.rule("counts", align="left")
     for name, about in data.about.items():
         console.print(Text(visible(f"{name}: {', '.join(_counts(about))}")))
+    # A stream has no length, so neither has an epoch.
     if hasattr(data.train, "__len__"):
         steps = math.ceil(len(data.train) / rows_per_step)
         console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")

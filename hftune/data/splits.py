@@ -77,7 +77,7 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         ArgumentError: Settings of the two splits that do not go together.
     """
     packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
-    # Tokenised apart and joined after: a source keeps its cache entry when another one is added.
+    # Tokenised one by one, joined after that: a source keeps its cache entry when another one is added.
     sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed)
     weights = _weights(data_args)
     # Packed as one, so that the rows of small sources are filled up by others; by weights each source is drawn alone,

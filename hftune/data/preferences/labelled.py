@@ -62,6 +62,7 @@ class LabelledEncoder(PairEncoder):
         for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
             counts.note_texts([one.said.text])
             ids, first = self._divide(encoding, one.said)
+            # As a pair of two equal answers, so that there is one way to cut.
             whole = Pair(ids[:first], ids[first:], ids[first:], None)
             found = truncated_pair(whole, self.limits, one.characters, counts)
             if found is None:
@@ -92,8 +93,10 @@ def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int) ->
     number = len(dataset)
     answers = [dataset[column][:] for column in columns]
     prompts = dataset["prompt_ids"][:]
+    # Half the data set, not the neighbour: neighbours often answer the same question.
     away = max(1, number // 2)
     found = [
+        # Alternating, so that as many good answers as bad ones stand in the KL term.
         answers[place % len(columns)][(place + away) % number][: max(1, longest - len(prompts[place]))]
         for place in range(number)
     ]

@@ -85,11 +85,14 @@ class RewardPairEncoder(PairEncoder):
         """The text of prompt and answer, whose one span is the answer: from its first turn to its last."""
         if len(answer) == 1:
             return answer_text(preference, answer, self.finder)
+        # The weights of earlier turns are for SFT; with a weight of 0 a turn would be no span and shift the count
+        # below.
         before = [without_weight(message) for message in preference.prompt]
         try:
             found = self.all_turns(before + answer, preference.tools)
         except DataError as error:
             raise error.at(preference.origin) from error
+        # The first span behind those of the prompt's own turns.
         first = sum(message["role"] == "assistant" for message in before)
         return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
 
@@ -115,6 +118,7 @@ class RewardPairEncoder(PairEncoder):
             notice(f"in {wrong} of {len(margins)} pairs the better answer has the lower score")
         if len(known) == len(margins):
             return dataset
+        # As a margin 0 changes nothing; as a weight the mean does not change the size of the loss.
         filler = 0.0 if self.score_difference == "margin" else sum(known) / len(known)
         notice(f"{len(margins) - len(known)} of {len(margins)} pairs have no margin; {filler:g} is used for them")
         filled = np.array([filler if margin is None else margin for margin in margins], dtype=np.float32)

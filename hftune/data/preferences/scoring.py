@@ -93,6 +93,7 @@ class ScoringEncoder:
             answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
             return [self._one(name, pair.prompt, answer, pair.tools, row.origin) for name, answer in answers]
         if is_stepwise(row.value):
+            # PRM800K gives one for each alternative; the last is the path that was gone.
             return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
         said = to_conversation(row)
         messages = list(said.messages)
@@ -125,6 +126,7 @@ class ScoringEncoder:
 
     def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
+        # The end stays, where the score is read.
         over = len(one.ids) - self.max_length if self.max_length else 0
         if over <= 0:
             return one

@@ -101,6 +101,7 @@ class StepEncoder(Encoder):
 
     def text_of(self, solution: Solution, source: str) -> StepText:
         """A solution as text, and where the steps that count end in it."""
+        # One turn: what a template writes around it stands once, at its ends.
         answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
         try:
             found = self.finder([*solution.prompt, answer], solution.tools)
@@ -137,6 +138,7 @@ class StepEncoder(Encoder):
     def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
         ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
         ends = last_tokens(encoding, text.said)
+        # A step that is cut has no end to be scored at.
         inside = [number for number, end in enumerate(ends) if end < len(ids)]
         if not inside:
             return None
@@ -158,6 +160,7 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
     (turn,) = found.spans
     steps, at = [], turn.start
     for step in solution.steps:
+        # From where the last one ended: equal steps follow each other.
         start = found.text.find(step, at, turn.end)
         if start < 0:
             raise DataError(
@@ -174,4 +177,5 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
 def last_tokens(encoding: Encoding, said: SpannedText) -> list[int]:
     """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
     covered = len(said.text)
+    # Not the separator behind it: some tokenizers join it with the next step's first character.
     return [tokens_of(encoding, Span(step.end - 1, step.end), covered)[1] - 1 for step in said.spans]

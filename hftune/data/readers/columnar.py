@@ -38,6 +38,7 @@ class ArrowRecords(Chunk):
 
     def rows(self) -> Iterator[RowOrError]:
         """A row for each record."""
+        # In the worker: the parent has sent the bytes as they are.
         batch = pa.ipc.open_stream(self.stream).read_all()
         changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
         for number, value in enumerate(_values(batch), start=self.first):
@@ -77,9 +78,13 @@ def _row_groups(file: Path, rows_per_chunk: int, probe: MemoryProbe) -> Iterator
             yield fault or no_record(file)
             return
         first, size = 1, file.stat().st_size
+        # A footer may claim any number of rows; counting up to it would never end.
         check_rows(source.metadata.num_rows, size)
         for group in range(source.num_row_groups):
+            # Asked for each group: groups of one file may be of very different sizes.
             at_once = _rows_at_once(file, source, group, rows_per_chunk, probe)
+            # One thread: Arrow's pool would decode all columns of the group at once, and does not survive the fork of
+            # workers.
             batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
             rows = source.metadata.row_group(group).num_rows
             yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
@@ -100,6 +105,7 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, prob
         sizes = group_sizes(stream, source, group)
     check_size(sizes.pages, size)
     at_once = max(1, min(rows_per_chunk, SOFT_LIMIT // max(1, sizes.pages)))
+    # A single row may be too much; whether it is, only reading tells, so a process that may fail reads first.
     if sizes.row > SOFT_LIMIT or sizes.pages > SOFT_LIMIT // 2:
         average = sizes.row // max(1, columns.num_rows)
         at_once = max(1, min(at_once, SOFT_LIMIT // (_TIMES_AVERAGE * max(1, average))))
@@ -116,6 +122,7 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     try:
         size = file.stat().st_size
         with open_file(file) as stream:
+            # Before Arrow opens the file: it allocates what the file says.
             largest = check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
         # A memory map only for batches that need it: a file cut short meanwhile would end the process.
         with pa.memory_map(str(file)) if largest > SOFT_LIMIT else pa.OSFile(str(file)) as source:
@@ -182,6 +189,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     fault: DataError | None = None
     try:
         if unchecked:
+            # Every offset and every character: `validate()` alone looks at sizes only.
             batch.validate(full=True)
         fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_too_large(batch) else None
     except pa.ArrowInvalid as error:
@@ -197,6 +205,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
 
 def _step(batch: pa.RecordBatch, rows_per_chunk: int) -> int:
     """Records a chunk, so that it stays moderate."""
+    # On average; `_checked` looks at what the rows really hold.
     bytes_a_row = batch.get_total_buffer_size() / max(1, batch.num_rows)
     return max(1, min(rows_per_chunk, int(MAX_CHUNK_BYTES / max(1.0, bytes_a_row))))
 
@@ -212,6 +221,7 @@ def _serialised(batch: pa.RecordBatch) -> bytes:
 def _values(batch: pa.Table) -> Iterator[dict[str, Any] | Exception]:
     """Each record as a dict, or why it cannot be one."""
     try:
+        # All at once, which is several times as quick as row by row.
         yield from batch.to_pylist()
         return
     except _NO_PYTHON_VALUE:
@@ -232,6 +242,7 @@ def _change(kind: pa.DataType) -> Change | None:
     Objects lose their nulls: Arrow gives each object the fields of all, null where it had none. What `datasets` stores
     as JSON, because its records differ in type, is decoded.
     """
+    # What `datasets` 4 and later write for columns whose values differ in type.
     if isinstance(kind, pa.JsonType):
         return lambda value: None if value is None else loads(value.encode("utf-8"))
     if pa.types.is_struct(kind):
@@ -248,6 +259,7 @@ def _change(kind: pa.DataType) -> Change | None:
 def _change_object(value: dict[str, Any] | None, changes: dict[str, Change | None]) -> dict[str, Any] | None:
     if value is None:
         return None
+    # An absent key and null mean the same in every format that is read.
     present = {key: part for key, part in value.items() if part is not None}
     return {key: change(part) if (change := changes[key]) else part for key, part in present.items()}
 

@@ -25,10 +25,12 @@ def check_size(size: int, file_size: int) -> None:
     Raises:
         TooMuchMemory: They are too many for the file, or for this machine.
     """
+    # Below the soft limit any ratio is fine: small files of zeros are no attack.
     if size > SOFT_LIMIT and size > _RATIO * file_size:
         raise TooMuchMemory(f"{file_size} bytes say that they hold {size} to be decoded at once")
     if size > HARD_LIMIT:
         raise TooMuchMemory(f"{size} bytes are to be decoded at once, of at most {HARD_LIMIT}")
+    # Twice: decoded values become Python objects next to them.
     if size > SOFT_LIMIT and 2 * size > psutil.virtual_memory().available:
         raise TooMuchMemory(f"{size} bytes are to be decoded at once, which this machine has no memory for")
 

@@ -29,6 +29,8 @@ def _gzip(size: int) -> Any:
 
 
 def _zstd(size: int) -> Any:
+    # The library refuses more than 128 MiB unasked. More is allowed where the file is large enough to have used it,
+    # and this machine has twice as much free.
     window = min(_MAX_WINDOW, size * _WINDOW_A_BYTE, psutil.virtual_memory().available // 2)
     return zstandard.ZstdDecompressor(max_window_size=max(_WINDOW, window)).decompressobj()
 
@@ -76,9 +78,11 @@ def _decompressed(file: Path) -> Iterator[bytes]:
     decoder, begun = DECODERS[suffix](size), False
     held: list[bytes] = []
     with open_file(file) as stream:
+        # Small blocks: what they stand for is in memory before anybody can look at its size.
         while block := stream.read(_COMPRESSED_BLOCK[suffix]):
             while block:
                 try:
+                    # Collected up to a block: a million short members would else be a million blocks.
                     held.append(decoder.decompress(block))
                 except (zlib.error, zstandard.ZstdError) as error:
                     yield from _joined(held)
@@ -92,6 +96,7 @@ def _decompressed(file: Path) -> Iterator[bytes]:
             if sum(map(len, held)) >= BLOCK:
                 yield from _joined(held)
     yield from _joined(held)
+    # Neither library says so: a file that was cut simply gives no more bytes.
     if begun:
         raise DecompressionError(file, "it ends before its end marker; the file was cut")
 

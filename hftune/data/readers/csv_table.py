@@ -75,6 +75,7 @@ def _chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
                 return
             columns = header
             continue
+        # An error travels among the records: it stands where its record would have been.
         held.append((line, fields))
         found = True
         size += sum(map(len, fields)) if isinstance(fields, list) else 0
@@ -112,6 +113,7 @@ class _Lines:
         try:
             for block in read_blocks(self.file):
                 held += block
+                # Blocks without a line end are binary data, or one line that no reader survives.
                 if len(held) > MAX_RECORD_BYTES and b"\n" not in held:
                     raise _TooLarge
                 *whole, held = held.split(b"\n")
@@ -129,14 +131,17 @@ class _Lines:
             line = line.removeprefix(codecs.BOM_UTF8)
         self.size += len(line)
         self.commas += line.count(self.delimiter)
+        # Counted since the record began: a quote that is never closed makes one record of all that follows.
         if self.size > MAX_RECORD_BYTES or self.commas > MAX_VALUES:
             raise _TooLarge
+        # csv.reader takes text only; the bytes come back in `_fault`, where the record is known.
         return line.decode("utf-8", "surrogateescape")
 
 
 def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | DataError]]:
     """(line of the start, fields) of each record that is not blank."""
     csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process; the default of 128 kB is below many documents
+    # strict: a quote inside a field that has none is a fault, and would otherwise move all fields behind it.
     reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
     while True:
         line = lines.number + 1
@@ -161,6 +166,7 @@ def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | Data
 
 def _header(fields: Fields, place: str) -> tuple[str, ...] | DataError:
     """The names of the columns: text, all there, all different."""
+    # Spreadsheets write `prompt, response`.
     names = [name.strip() for name in fields]
     fault = _fault(fields, tuple(fields), place)
     if fault:
@@ -187,6 +193,7 @@ def _fault(fields: Fields, columns: tuple[str, ...], place: str) -> DataError | 
         fix = "The file is damaged or not UTF-8 text; copy it again."
         return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
     try:
+        # One pass over all fields; which of them it was does not matter to who mends the line.
         joined.encode("utf-8")
     except UnicodeEncodeError as error:
         byte = ord(joined[error.start]) - 0xDC00

@@ -59,6 +59,7 @@ def dummy_chunks(count: int, kind: str, *, words: int = 200, rows_per_chunk: int
 
 
 def _record(number: int, kind: str, words: int) -> dict[str, Any]:
+    # Seeded by the number alone: any worker makes the same record, and a longer data set begins with a shorter one.
     source = random.Random(number)
     question = {"role": "user", "content": f"{number}: {_text(source, max(1, words // 8))}?"}
     if kind == "text":

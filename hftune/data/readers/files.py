@@ -46,6 +46,7 @@ __all__ = [
     "sampled_rows",
 ]
 
+# What reads a kind of file: a function of the file and the number of rows a chunk.
 _TEXT_READERS = {
     ".txt": "hftune.data.readers.lines:text_chunks",
     ".json": "hftune.data.readers.json_array:json_chunks",
@@ -54,7 +55,6 @@ _TEXT_READERS = {
     ".csv": "hftune.data.readers.csv_table:csv_chunks",
     ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
 }
-# What reads a kind of file: a function of the file and the number of rows a chunk.
 _BINARY_READERS = {
     ".parquet": "hftune.data.readers.columnar:parquet_chunks",
     ".arrow": "hftune.data.readers.columnar:arrow_chunks",
@@ -109,7 +109,9 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     except OSError as error:
         cause = f"cannot read {path}: {error.strerror or error}"
         raise DataError(cause, place=flag, fix=UNREADABLE_FIX, kind="unreadable file") from error
+    # By the whole name: `a.jsonl.gz` ends with a suffix of two parts.
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
+    # A file that was named is refused whatever its suffix; in a folder only what looks like data matters.
     _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:
         found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
@@ -117,6 +119,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
             f"no data file in {path}: found {found}", place=flag, fix=f"Files must be named with one of {_ACCEPTED}."
         )
     for file in files:
+        # An empty file is most often a download that failed; training without it would not be noticed.
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
     if say:
@@ -143,6 +146,7 @@ def _refuse_unreadable(files: list[Path], flag: str) -> None:
 def _no_file(file: Path) -> str:
     """What a name stands for if not for a file that can be read; "" if it does."""
     try:
+        # Follows links: what they lead to is read.
         mode = file.stat().st_mode
     except OSError as error:
         words = error.strerror or str(error)
@@ -155,6 +159,7 @@ def _data_of(root: Path, flag: str) -> list[Path]:
     """All visible files of a folder but metadata, in one fixed order."""
     _check_splits(root, flag)
     visible = _visible_files(root)
+    # Of a saved data set only its own list tells the data from what later calls of `map` have left.
     listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
     found = []
     for file in visible:
@@ -181,6 +186,7 @@ def _visible_files(root: Path) -> list[Path]:
     """
     found: list[Path] = []
     home = root.resolve()
+    # Resolved paths, so that two links to one folder, or a ring of them, are walked through once.
     entered = {home, *home.parents}
     waiting = [root]
     while waiting:
@@ -192,6 +198,7 @@ def _visible_files(root: Path) -> list[Path]:
             elif entry.resolve() not in entered:
                 entered.add(entry.resolve())
                 waiting.append(entry)
+    # Names, not the order of the file system: the same data must give the same records on every machine.
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -209,6 +216,7 @@ def _check_splits(root: Path, flag: str) -> None:
     if not (root / _SPLITS).is_file():
         return
     splits = sorted(folder.name for folder in root.iterdir() if (folder / _STATE).is_file())
+    # A dictionary with one split is that split.
     if len(splits) > 1:
         raise DataError(
             f"{root} holds the splits {', '.join(splits)}",
@@ -242,6 +250,7 @@ def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
     """
     for file in files:
         suffix = Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
+        # A name with two suffixes is decided by the inner one: a.jsonl.gz holds lines.
         reader: Reader = on_demand((_TEXT_READERS | _BINARY_READERS)[suffix])
         try:
             yield from reader(file, rows_per_chunk)
@@ -269,6 +278,7 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
     Args:
         read: Gives the chunks, each time from the first one.
     """
+    # Records, not lines: only parsing tells how many there are.
     count = sum(1 for chunk in read() for _ in chunk.rows())
     if number >= count:
         yield from read()
@@ -285,4 +295,5 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
 
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:
     """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
+    # As `datasets` does it, so that a seed chosen with MedicalGPT gives the records that it gave there.
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())

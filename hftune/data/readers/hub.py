@@ -51,6 +51,7 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     """
     is_name = flag == "--dataset_name"
     named = _hub_name(path, is_name)
+    # A folder here wins over a data set of the same name there: nothing is downloaded by surprise.
     if named is None or (not is_name and path_exists(path)):
         return find_files(path, flag)
     return download(named, flag, cache_dir=cache_dir)

@@ -102,11 +102,14 @@ def _starts_with_an_object_on_a_line(file: Path) -> bool:
     try:
         for block in read_blocks(file):
             head = (head + block).removeprefix(codecs.BOM_UTF8).lstrip()
+            # Far enough to see whether the first line is whole; a file without a line end is not read to its end for
+            # that.
             if head[:1] not in (b"", b"{") or b"\n" in head or len(head) > _FIRST_LINE:
                 break
     except DecompressionError:
         return False
     line, end, _ = head.partition(b"\n")
+    # An object alone in the file, on one line or on many, is read as a stream of one.
     if not end or line[:1] != b"{":
         return False
     try:
@@ -123,6 +126,7 @@ class _Window:
         self.text, self.position, self.line = "", 0, 1
         self.ended = False
         self._blocks = read_blocks(file)
+        # utf-8-sig drops a byte order mark; incremental, since a block may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(_ESCAPE)
 
     def grow(self) -> bool:
@@ -130,10 +134,12 @@ class _Window:
         if self.ended:
             return False
         parts = [self.text[self.position :]]
+        # Before reading on: what is left of the window is one record that has not ended yet.
         if len(parts[0]) > MAX_RECORD_BYTES:
             raise _Broken(f"the record has more than {MAX_RECORD_BYTES >> 20} MiB", self.line)
         if len(parts[0]) > _MANY and sum(map(parts[0].count, ",[{")) > MAX_VALUES:
             raise _Broken(f"the record has more than {MAX_VALUES} values", self.line)
+        # Doubling keeps the work linear: a record is scanned again from its start each time the window grows.
         wanted = len(parts[0]) + min(len(parts[0]), _MANY) + 1
         while sum(map(len, parts)) < wanted and not self.ended:
             block = next(self._blocks, None)
@@ -169,6 +175,7 @@ def _records(window: _Window) -> Iterator[tuple[int, bytes]]:
         _Broken: Where the next border cannot be found.
         DecompressionError: Where the file cannot be decompressed.
     """
+    # Without brackets the file holds objects one after the other, over any number of lines.
     in_array = window.peek() == "["
     if in_array:
         window.take(window.position + 1)

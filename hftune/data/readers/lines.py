@@ -47,6 +47,7 @@ class LineRange(Chunk):
 
     def rows(self) -> Iterator[RowOrError]:
         """Read the bytes and parse them."""
+        # A chunk ends with the line that reaches its limit, so only a line beyond all sizes makes one so large.
         if self.size > MAX_CHUNK_BYTES + MAX_RECORD_BYTES:
             yield from self._one_by_one()
             return
@@ -57,6 +58,7 @@ class LineRange(Chunk):
         except OSError as error:
             yield unreadable(self.file, str(error.strerror or error)).error
             return
+        # Cut while the run reads it; what is left would end in the middle of a record.
         if len(data) < self.size:
             yield _shrunk(self.file, self.first_line)
             return
@@ -72,6 +74,7 @@ class LineRange(Chunk):
                     yield from parse_lines(line.removesuffix(b"\n"), self.file, number, self.is_text)
                 else:
                     yield too_large(f"{self.file}:{number}")
+                    # Passed over in parts, never held as a whole.
                     while line and not line.endswith(b"\n"):
                         line = stream.readline(MAX_CHUNK_BYTES)
                 number += 1
@@ -106,6 +109,7 @@ def json_line_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
 
 
 def _line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
+    # A file of blank lines has chunks and no record; that is known only at its end.
     found = False
     for chunk, blank in _cut(file, rows_per_chunk, is_text):
         found = found or not blank
@@ -138,6 +142,7 @@ def _chunk_sizes(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple
     for block in blocks:
         blank = blank and _is_blank(block, at_start=not last_block)
         last_block = block
+        # numpy finds line ends at the speed of memory; the parent has to keep many workers busy.
         ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 0x0A) + 1
         position, index = 0, 0
         while index < len(ends):
@@ -168,11 +173,13 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
         for block in blocks:
             held += block
             end = held.rfind(b"\n") + 1
+            # A line without an end, perhaps made of a few bytes of zeros: dropped before it fills the memory.
             if not end and len(held) > MAX_RECORD_BYTES:
                 yield FailedChunk(too_large(f"{file}:{line}"), str(file)), False
                 held = _after_line(blocks)
                 line += 1
                 continue
+            # Enough for a whole chunk first; short ones would make as many results to send.
             if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
                 continue
             for chunk, lines in _chunks_of(held[:end], file, line, rows_per_chunk, is_text):
@@ -181,6 +188,7 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
                 line += lines
             held = held[end:]
     except DecompressionError as damage:
+        # What follows the last line end before the damage may be half a record that parses by chance.
         whole = held[: held.rfind(b"\n") + 1]
         for chunk, lines in _chunks_of(whole, file, line, rows_per_chunk, is_text):
             yield chunk, False
@@ -234,6 +242,7 @@ def _array_hint(file: str) -> str:
 
 def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[RowOrError]:
     """A row {"text": line} for each line; decoded as a whole where that succeeds."""
+    # Decoded once for all lines; only where that fails is it worth to look for the line at fault.
     whole = decode(data, file)
     if isinstance(whole, str):
         for number, text in enumerate(whole.split("\n"), start=first_line):

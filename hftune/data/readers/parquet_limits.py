@@ -59,8 +59,10 @@ def group_sizes(stream: BinaryIO, source: Any, group: int) -> Sizes:
     for index in range(source.metadata.num_columns):
         column = source.metadata.row_group(group).column(index)
         found = list(_pages(stream, column))
+        # A data page and the dictionary that it refers to are decoded at the same time.
         total += sum(heapq.nlargest(2, (page.decoded for page in found)))
         kind = source.schema.column(index)
+        # A column of lists: nothing bounds how many values a row has but the number of all.
         if kind.max_repetition_level:
             row += _all_values(found, _longest(stream, column, kind, found))
         else:
@@ -75,6 +77,7 @@ def _all_values(pages: list[Page], longest: int) -> int:
         total += page.decoded + _A_VALUE * page.values
         if page.encoding == _BY_PREFIX:
             total += page.values * page.decoded
+        # Each value may be the longest one of the dictionary, for less than a bit in the file.
         elif page.encoding in _BY_NUMBER and page.kind != _DICTIONARY_PAGE:
             total += page.values * longest
     return total
@@ -89,6 +92,7 @@ def _longest(stream: BinaryIO, column: Any, kind: Any, pages: list[Page]) -> int
 
 
 def _longest_text(stream: BinaryIO, compression: str, page: Page) -> int:
+    # Not looked into: the whole dictionary is the bound then.
     if page.decoded > _LONG_DICTIONARY or page.stored > _LONG_DICTIONARY:
         return page.decoded
     stream.seek(page.place)
@@ -113,6 +117,7 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
         position = min(position, column.dictionary_page_offset)
     end = position + column.total_compressed_size
     while 0 <= position < end:
+        # Headers hold statistics, which may be as long as a value; nearly all are short.
         for most in (_HEADER, _MAX_HEADER):
             stream.seek(position)
             header = ThriftCompact(stream.read(most))
@@ -123,6 +128,7 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
                 continue
         else:
             return
+        # Sizes are signed numbers in the file; a negative one would send the walk back to where it was.
         if page.decoded < 0 or page.stored < 0:
             return
         yield page

@@ -73,6 +73,7 @@ def _weight(part: str | float, place: str) -> float:
         weight = float(part)
     except ValueError as error:
         raise ArgumentError(f"{part!r} is no weight", place=place, fix=fix) from error
+    # float() reads nan and inf, too.
     if not math.isfinite(weight) or weight <= 0:
         raise ArgumentError(f"{part} is no weight", place=place, fix=fix)
     return weight
@@ -81,6 +82,7 @@ def _weight(part: str | float, place: str) -> float:
 def _separate(text: str) -> list[str]:
     """The parts of a text between commas and blanks; of those that exist as a path together, the most are one part."""
     parts = _SEPARATOR.split(text.strip())
+    # From the left, the longest first: `my data,more` is one path if there is one of that name.
     found, start = [], 0
     while start < len(parts):
         joined = ["".join(parts[start:end]) for end in range(len(parts), start, -1)]
@@ -105,9 +107,11 @@ def path_exists(text: str) -> bool:
 def _take(text: str, flag: str) -> tuple[str, int | None]:
     """`path#500` to ("path", 500)."""
     match = _TAKE.search(text)
+    # A file may be called notes#3.txt.
     if match is None or path_exists(text):
         return text, None
     number = match.group(1)
+    # `isdecimal`, since `isdigit` takes ² as well; the length before `int`, which is slow for a million digits.
     if not number.isdecimal() or len(number) > _DIGITS or int(number) == 0 or match.start() == 0:
         fix = "Write PATH#500 to take 500 records of a source."
         cause = f"{shown(text)} does not exist, and {shown(number)!r} after # is not a number of records"

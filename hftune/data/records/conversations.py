@@ -41,6 +41,7 @@ def to_conversation(row: Row) -> Conversation:
         DataError: In none of these formats, data for another script, no assistant turn, or none that is trained.
     """
     value, origin = row.value, row.origin
+    # First of all: a worse answer, or one labelled bad, must not be learned as an example.
     if pair_format(value) or is_labelled(value):
         raise wrong_stage(value, origin, "run_sft.py")
     refuse_media(value, origin)
@@ -48,6 +49,7 @@ def to_conversation(row: Row) -> Conversation:
     if found is None:
         raise unknown_format(value, origin, "run_sft.py")
     messages = READERS[found.keys](row)
+    # Before anything is rendered: a record without a target would cost a tokenisation to find out.
     weights = [message.get("weight", 1.0) for message in messages if message["role"] == "assistant"]
     if not weights:
         raise DataError(

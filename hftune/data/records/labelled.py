@@ -41,8 +41,10 @@ def to_labelled(row: Row) -> Labelled:
     if found is None:
         raise unknown_format(value, origin, KTO)
     refuse_media(value, origin)
+    # Without the label, the record is one of the formats for SFT, and is read as such.
     key = next(key for key in _LABELS if key in found.keys)
     messages = READERS[found.keys[:-1]](row)
+    # Everything behind the last question is the answer: with calls and results of tools, several turns.
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     if last + 1 == len(messages) or last < 0:
         cause = "the record has no answer that the label could be about"

@@ -36,6 +36,7 @@ def to_prompt(row: Row) -> Prompt:
     if prompt is None:
         raise unknown_format(row.value, row.origin, "run_rl.py")
     refuse_media(row.value, row.origin)
+    # Data for SFT serve as prompts: what is behind the last question is for the model to say.
     while prompt and prompt[-1]["role"] == "assistant":
         prompt.pop()
     extra = {key: value for key, value in row.value.items() if key not in _PROMPT_KEYS}

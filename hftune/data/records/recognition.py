@@ -44,6 +44,7 @@ def describe_format(value: dict[str, Any], script: str) -> str:
         home = script_for(value)
         return f"no format that {script} reads" + (f"; it looks like data for {home}" if home else "")
     extras = [key for key in ("system", "system_prompt", "history", "tools", "functions") if filled(value, key)]
+    # As `fields.question` reads it.
     if "instruction" in found.keys and filled(value, "input"):
         extras.append("input")
     used = f", with {', '.join(extras)}" if extras else ""
@@ -60,6 +61,7 @@ def _recognised(value: dict[str, Any], script: str) -> Format | None:
     pair = pair_format(value)
     if script == "run_dpo.py":
         asked = first_fit(value, PROMPTS)
+        # A prompt in a column of its own; otherwise both answers begin with it.
         if pair and asked and not set(asked.keys) & set(pair.keys):
             return Format(f"{pair.name} after {asked.name}", (*asked.keys, *pair.keys))
         return pair

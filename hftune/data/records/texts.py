@@ -18,9 +18,11 @@ def to_text(row: Row) -> str:
         DataError: None of them is there, or it is blank.
     """
     value, origin = row.value, row.origin
+    # A single turn of a conversation has a `content` that looks like a text for pre-training.
     if pair_format(value) or is_message(value):
         raise unknown_format(value, origin, "run_pt.py")
     refuse_media(value, origin)
+    # Before `content`: null columns of tables count as absent.
     if value.get("messages") is not None and value.get("text") is None:
         return _lone_turn(row)
     key = next((key for key in ("text", "content") if value.get(key) is not None), None)

@@ -22,6 +22,7 @@ class Renderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        # All added tokens, not only those marked as special: terminators of some models are not.
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
         self.proposals = TemplateProposals(tokenizer)
 

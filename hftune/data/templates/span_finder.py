@@ -55,6 +55,7 @@ class SpanFinder:
         if self.train_everything:
             text = self.render(messages, tools)
             return SpannedText(text, [Span(0, len(text))])
+        # Tools are written into the text in other places than contents, so there is no form with them.
         if tools is None and all(_PLAIN.issuperset(message) for message in messages):
             found = self._by_form(messages)
             if found is not None:
@@ -65,6 +66,7 @@ class SpanFinder:
     def _by_form(self, messages: list[Message]) -> SpannedText | None:
         """The same by the form of these roles; None where the template writes this record in another way."""
         roles = tuple([message["role"] for message in messages])
+        # Remembered by roles: data have a handful of such sequences, up to the number of turns.
         if roles not in self.forms:
             self.forms[roles] = find_form(
                 roles, self.render, last_turn_only=self.last_turn_only, by_marks=self.by_marks

@@ -75,6 +75,7 @@ class TurnTokenGuard:
         self.needles = tuple(sorted({_needle(token) for token in self.tokens}, key=lambda text: (-len(text), text)))
         self.searches, self.part_searches = _searches(self.tokens), _searches(self.needles)
         self.find = TokenFinder([text for text in tokenizer.get_added_vocab() if text])
+        # As long as what they stand for, so that positions of spans hold in both texts.
         masks = {needle: chr(_MASKS + number) * len(needle) for number, needle in enumerate(self.needles)}
         self.spelled = {token: chr(_SPELLINGS + number) * len(token) for number, token in enumerate(self.tokens)}
         self.mask, self.unmask = _replacer(masks), _replacer({mask: needle for needle, mask in masks.items()})
@@ -85,9 +86,11 @@ class TurnTokenGuard:
 
     def may_hold(self, messages: Sequence[Message], tools: Any = None) -> bool:
         """Whether a conversation may hold a border; quick, and never wrong where it says no."""
+        # Each step is cheaper than what it spares: this is asked of every record.
         if tools is not None and self._may_hold_in(tools):
             return True
         try:
+            # One text, one search each; a line break is in no token, so none is found across contents.
             said = "\n".join([message["content"] for message in messages])
         except (KeyError, TypeError):  # no content, or parts of one
             said = ""
@@ -114,9 +117,11 @@ class TurnTokenGuard:
         """
         if not self.may_hold(messages, tools):
             return write(messages, tools)
+        # Nothing is changed; the finds are counted all the same.
         if self.mode == "allow":
             found = write(messages, tools)
             return SpannedText(self._bordered(found.text, self._spelled_in([messages, tools]), None), found.spans)
+        # Roles are the template's words, and no text that a user has written.
         said = [{key: part if key == "role" else self._masked(part) for key, part in one.items()} for one in messages]
         found = write(said, self._masked(tools))
         return SpannedText(self._unmasked(found.text), found.spans)
@@ -144,6 +149,7 @@ class TurnTokenGuard:
     def _unmasked(self, hidden: str) -> str:
         """A rendered text without its masks; `GuardedText` if that makes borders."""
         text = self.unmask(hidden)
+        # A stand-in that is left was cut or rewritten by the template, so what it stood for cannot be put back.
         if self.private.search(text) or _ESCAPED.search(hidden):
             raise DataError(
                 "the chat template takes apart or escapes a text that spells a turn border",
@@ -151,6 +157,7 @@ class TurnTokenGuard:
                 kind=KIND,
             )
         ours, all_ = self.find(hidden), self.find(text)
+        # What was masked was a part that makes no token: brackets of the template are not next to it.
         if ours == all_:
             return text
         spelled = self.find.pattern.sub(lambda match: self.spelled.get(match.group(), match.group()), hidden)
@@ -188,6 +195,7 @@ class TurnTokenGuard:
             )
 
     def _bordered(self, text: str, found: list[str], spelled: str | None) -> str:
+        # In the order of their ids, for messages and counts.
         tokens = tuple(token for token in self.tokens if token in found)
         if not tokens:
             return text

@@ -52,8 +52,10 @@ class TurnFinder:
         self.by_marks, self.proposes = by_marks, proposes
         self.messages, self.renderer, self.tools = messages, renderer, tools
         self.text = text = renderer(messages, tools)
+        # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
         self.beginnings: dict[tuple[int, bool], str | None] = {}
         self.prompted: dict[str, bool] = {}
+        # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
     def spans(self, *, last_turn_only: bool = False) -> list[Span]:
@@ -77,10 +79,13 @@ class TurnFinder:
         spans = []
         for index in turns[-1:] if last_turn_only else turns:
             weight = float(self.messages[index].get("weight", 1.0))
+            # A turn that is not trained need not be located: templates rewrite earlier turns, and it may be one of
+            # those.
             if weight != 0:
                 start, end = self._marked(index, marked[index]) if index in marked else self._bounds(index)
                 spans.append(Span(start, end, weight))
         self._check_ends(spans)
+        # Two turns cannot overlap, so one of them was found in the wrong place.
         if any(second.start < first.end for first, second in pairwise(spans)):
             raise DataError(
                 "this chat template rewrites earlier turns: two turns overlap",
@@ -117,6 +122,7 @@ class TurnFinder:
 
     def _bounds(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
+        # Prefixes first: they are exact where they hold, and need no look at the content.
         start, end = self._start_by_prefix(index), self._end_by_prefix(index)
         if start is None or end is None:
             body_start, body_end = self._by_probe(index)
@@ -158,6 +164,7 @@ class TurnFinder:
         """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
         probe = {"role": "assistant", "content": self.probe}
         replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
+        # Exactly once: a template that shows the probe in two places says nothing about either.
         parts = (self._rendered_or_none(replaced) or "").split(self.probe)
         if len(parts) != 2:
             return None, None
@@ -172,6 +179,7 @@ class TurnFinder:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
         closing = (self._rendered_or_none(upto) or "").rpartition(self.probe)[2]
         eos = str(self.renderer.tokenizer.eos_token or "")
+        # Phi-3 closes the last turn with <|end|> and EOS, all others with <|end|> alone.
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
             if candidate and after.startswith(candidate):
                 return len(candidate)
@@ -187,6 +195,7 @@ class TurnFinder:
         """`end` without white space after the terminator, but never inside the content itself."""
         body = self.text[start:end]
         closed = body.rstrip()
+        # The white space before a token such as <|im_end|> belongs to what was said.
         if closed.endswith(self.renderer.special_texts):
             return start + len(closed)
         content = self.messages[index]["content"]
@@ -249,6 +258,7 @@ def common_start(left: str, right: str) -> str:
 
 def _parts(message: Message) -> list[tuple[str, str]]:
     """(name, text) of what an assistant turn says: reasoning, answer and the names of functions called."""
+    # Templates that know reasoning cut it out of the content by these marks, so it is checked apart.
     thinking, closed, answer = message["content"].rpartition("</think>")
     reasoning = [thinking.rpartition("<think>")[2] if closed else "", str(message.get("reasoning_content") or "")]
     calls = [call["function"]["name"] for call in message.get("tool_calls") or []]

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hftune.arguments.freezing import FreezingArguments, split_commas
-from hftune.arguments.vocabulary import NewRowsArguments
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
 
 
 @dataclass
-class AdapterArguments(NewRowsArguments, FreezingArguments):
+class AdapterArguments(FreezingArguments):
     """LoRA and QLoRA on the names of TRL's `ModelConfig` and peft's `LoraConfig`; other tools' are aliases."""
 
     use_peft: bool = field(default=False, metadata={"help": "Train a LoRA adapter instead of the whole model."})
@@ -83,6 +82,13 @@ class AdapterArguments(NewRowsArguments, FreezingArguments):
     use_bnb_nested_quant: bool = field(default=True, metadata={"help": "Quantise the quantisation constants too."})
     bnb_4bit_quant_storage: str | None = field(
         default=None, metadata={"help": "Storage dtype of 4-bit weights; under ZeRO-3 equal to the compute dtype."}
+    )
+    train_new_tokens_only: bool = field(
+        default=False,
+        metadata={
+            "help": "Train the rows of the new tokens and nothing else. They are saved as an adapter of these rows, to "
+            "be merged like LoRA (which trains them in any case)."
+        },
     )
     fused_lora: bool | None = field(
         default=None,

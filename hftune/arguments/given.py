@@ -8,9 +8,9 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.bounded_yaml import load as load_yaml
 from hftune.arguments.special_fields import JOINED
 from hftune.errors import ArgumentError, UserError, raise_together
+from hftune.opening.yaml_file import read_yaml
 from hftune.path_hints import path_hint
 from hftune.secret_names import says_secret
 from hftune.secrets import command_without_secrets, learn_command, learn_config
@@ -111,7 +111,7 @@ def given_in_file(path: str | None) -> Given:
         return []
     if not Path(path).is_file():
         raise ArgumentError(f"there is no file {path}", place="--config", fix=path_hint(path, "a YAML file"))
-    content = load_yaml(Path(path))
+    content = read_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
     learn_config(content)

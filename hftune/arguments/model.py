@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.vocabulary import VocabularyArguments
+from hftune.arguments.vocabulary import GrowthArguments
 
 
 @dataclass
-class ModelArguments(VocabularyArguments):
+class ModelArguments(GrowthArguments):
     """Names follow TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
 
     model_name_or_path: str | None = field(
@@ -63,6 +63,12 @@ class ModelArguments(VocabularyArguments):
             "--block_size) needs, rounded up."
         },
     )
+    resize_vocab: bool = field(
+        default=False,
+        metadata={
+            "help": "Give the model the rows that a larger --tokenizer_name_or_path needs; added tokens imply it."
+        },
+    )
     experts_implementation: str | None = field(
         default=None,
         metadata={
@@ -77,3 +83,8 @@ class ModelArguments(VocabularyArguments):
         default=None,
         metadata={"help": "A Jinja file, or the name of a template that TRL ships (chatml, qwen3, ...)."},
     )
+
+    @property
+    def grows(self) -> bool:
+        """Whether the embeddings may get other rows than the checkpoint has."""
+        return self.adds_tokens or self.resize_vocab or self.pad_vocab_to_multiple_of is not None

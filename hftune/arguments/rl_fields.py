@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hftune.arguments.data import TurnTokenFields
-
 BUILTIN_REWARDS = ("accuracy", "format", "length")
 """What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
 
 
 @dataclass
-class RLFields(TurnTokenFields):
+class RLFields:
     """What all RL algorithms add to TRL's."""
 
     rl_algorithm: str = field(

@@ -11,7 +11,6 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.choosing import choose_defaults, looks_like_medicalgpt, say_differences
 from hftune.arguments.given import take_config
-from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
@@ -38,6 +37,8 @@ ALGORITHMS = {
     "online_dpo": "hftune.arguments.rl_algorithms:OnlineDPOArguments",
 }
 """Those of each --rl_algorithm."""
+
+_MERGING = "hftune.arguments.merging:MergeParser"
 
 
 T = TypeVar("T")
@@ -154,5 +155,6 @@ def scripts_with(name: str) -> list[str]:
         return [script_of(stage) for stage in row.stages or STAGES]
     wanted = {stage: (row.target(stage) if row is not None and row.to else name) for stage in STAGES}
     found = [stage for stage, target in wanted.items() if target and target in stage_parser(stage).known]
-    merges = name in MERGE_ALIASES or name in {entry.name for entry in fields(MergeArguments)}
+    merging = on_demand(_MERGING)()
+    merges = name in merging.aliases or name in merging.known
     return [script_of(stage) for stage in [*found, *([MERGE] if merges else [])]]

@@ -38,33 +38,3 @@ class GrowthArguments:
     def adds_tokens(self) -> bool:
         """Whether tokens are named that the tokenizer is to get."""
         return bool(self.add_tokens or self.add_special_tokens)
-
-
-@dataclass
-class VocabularyArguments(GrowthArguments):
-    """The same on the scripts, before training. Names: ms-swift's and LLaMA-Factory's are aliases."""
-
-    resize_vocab: bool = field(
-        default=False,
-        metadata={
-            "help": "Give the model the rows that a larger --tokenizer_name_or_path needs; added tokens imply it."
-        },
-    )
-
-    @property
-    def grows(self) -> bool:
-        """Whether the embeddings may get other rows than the checkpoint has."""
-        return self.adds_tokens or self.resize_vocab or self.pad_vocab_to_multiple_of is not None
-
-
-@dataclass
-class NewRowsArguments:
-    """What of a grown vocabulary is trained; mixed into the arguments of adapters."""
-
-    train_new_tokens_only: bool = field(
-        default=False,
-        metadata={
-            "help": "Train the rows of the new tokens and nothing else. They are saved as an adapter of these rows, to "
-            "be merged like LoRA (which trains them in any case)."
-        },
-    )

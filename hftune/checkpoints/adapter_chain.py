@@ -1,4 +1,4 @@
-"""Adapters that lie upon other adapters: what `hftune.json` says of the base that one was trained on."""
+"""Chains of adapters: what `hftune.json` says of the adapters below the one that was trained."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from hftune.weight_files import fingerprint
 
 
 def recorded_chain(folder: str | Path) -> list[str] | None:
-    """Folders of the adapters that were folded into the base when this one was trained; None where nobody wrote it."""
+    """Folders of the adapters that were folded into the base when this one was trained; None without a record."""
     base = (read_manifest(folder) or {}).get("base")
     return None if base is None else list(base.get("adapters") or [])
 
 
 def whole_chain(folders: list[str]) -> list[str]:
-    """`folders` with the adapters that the first one was itself trained upon put before it."""
+    """`folders`, preceded by the adapters that the first one was itself trained on."""
     if not folders:
         return []
     return [*(recorded_chain(folders[0]) or []), *folders]
 
 
 def chain_problems(folders: list[str], flag: str) -> Iterator[UserError]:
-    """Adapters that were trained upon others than those before them.
+    """Adapters that were trained on others than those before them.
 
     Args:
-        folders: A whole chain, in the order in which it lies upon the base.
+        folders: A whole chain, the adapter next to the base first.
         flag: The flag that named them.
     """
     for position, folder in enumerate(folders):
         recorded = recorded_chain(folder)
         if recorded is None:
             continue
+        # By contents, not by path: a folder may have been moved, or another model written into it.
         then = [fingerprint_at_training(folder, below) or fingerprint(below) for below in recorded]
         now = [fingerprint(below) for below in folders[:position]]
         if then != now:
@@ -49,6 +50,6 @@ def chain_problems(folders: list[str], flag: str) -> Iterator[UserError]:
 
 
 def fingerprint_at_training(folder: str | Path, below: str) -> str | None:
-    """The fingerprint that the folder `below` had when the adapter in `folder` was trained upon it."""
+    """The fingerprint that the folder `below` had when the adapter in `folder` was trained on it."""
     parents = (read_manifest(folder) or {}).get("parents") or []
     return next((str(parent["fingerprint"]) for parent in parents if parent.get("folder") == below), None)

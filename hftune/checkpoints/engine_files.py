@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from pathlib import Path
@@ -11,57 +12,16 @@ import torch
 from torch import Tensor
 
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.sharded_state import WEIGHTS, Shard, ShardedState, group_settings, make_shard, numel_of
+from hftune.checkpoints.sharded_state import WEIGHTS, Shard, ShardedState, group_settings, make_shard
 from hftune.errors import ManifestError, shown
-from hftune.opening.files import read_bytes
-from hftune.opening.folders import unsafe_entry
-from hftune.opening.safetensors_file import is_plain_name
 from hftune.opening.torch_file import DEEPSPEED, load_torch
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
 UNIVERSAL = "zero"
 """The folder in which DeepSpeed's `ds_to_universal` has a folder a parameter."""
-_TAG_LIMIT = 4096
 # What taking dicts and tensors apart raises where they are others than DeepSpeed writes.
-_ODD = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError, StopIteration)
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, AssertionError, StopIteration)
 _RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
-
-
-def engine_folder(checkpoint: str | Path) -> Path | None:
-    """The folder of a checkpoint in which DeepSpeed's engine wrote its state; None where it did not."""
-    folder = Path(checkpoint)
-    for tag in ("latest", "latest_universal"):
-        if (folder / tag).is_file():
-            return folder / read_tag(folder / tag)
-    found = next(iter(sorted(folder.glob("global_step*"))), None)
-    if found is not None:
-        _refuse_stray(found)
-    return found
-
-
-def read_tag(file: Path) -> str:
-    """The folder that DeepSpeed's `latest` names.
-
-    Raises:
-        ManifestError: It names no folder beside it: DeepSpeed would read whatever it leads to.
-    """
-    content = read_bytes(file, limit=_TAG_LIMIT)
-    name = content.decode("utf-8", "replace").strip()
-    if not is_plain_name(name):
-        raise ManifestError(
-            f"{file} says {shown(ascii(name))}, which is no folder beside it",
-            place=str(file),
-            fix="take a checkpoint as DeepSpeed wrote it, which names a folder of its own, such as global_step100",
-        )
-    _refuse_stray(file)
-    _refuse_stray(file.parent / name)
-    return name
-
-
-def _refuse_stray(place: Path) -> None:
-    problem = unsafe_entry(place, place.parent)
-    if problem is not None:
-        raise problem
 
 
 def open_engine(folder: Path) -> ShardedState:
@@ -72,7 +32,7 @@ def open_engine(folder: Path) -> ShardedState:
     """
     try:
         return _open(folder)
-    except _ODD as problem:
+    except _MALFORMED as problem:
         raise ManifestError(
             f"the state in {folder} is not put together as DeepSpeed does it: {type(problem).__name__} "
             f"{shown(problem)}",
@@ -87,6 +47,7 @@ def _open(folder: Path) -> ShardedState:
     files = {int(match[1]): file for file in folder.glob("*_optim_states.pt") if (match := _RANK.search(file.name))}
     if not files:
         raise ManifestError(f"no ZeRO state is in {folder}", place=str(folder), fix="give a checkpoint of ZeRO 1 to 3")
+    # Their shards are of different parameters, so that ranks cannot be joined end to end.
     experts = any(folder.glob("*_expert_*_model_states.pt")) or _wrote_experts(folder)
     split = any("_mp_rank_00_" not in file.name for file in folder.glob("*_optim_states.pt"))
     if sorted(files) != list(range(len(files))) or split or experts:
@@ -96,6 +57,7 @@ def _open(folder: Path) -> ShardedState:
             fix="go on with the processes that wrote it; its weights lie whole beside it",
         )
     states = [load(files[rank])["optimizer_state_dict"] for rank in range(len(files))]
+    # By number: as text rank 10 would come before rank 2.
     models = sorted(folder.glob("*_model_states.pt"), key=lambda file: [int(n) for n in re.findall(r"\d+", file.name)])
     about = load(folder / MODEL_FILE if (folder / MODEL_FILE).is_file() else models[0])
     make = _stage_3 if "fp32_flat_groups" in states[0] else _stage_1_or_2
@@ -103,7 +65,7 @@ def _open(folder: Path) -> ShardedState:
 
 
 def _wrote_experts(folder: Path) -> bool:
-    """Whether experts were dealt out, of which ZeRO-3 has no files of their own."""
+    """Whether experts were spread over processes; only the record says so under ZeRO-3, where they have no files."""
     record = read_record(folder.parent)
     return record is not None and int(record.get("expert_parallel_size", 1)) > 1
 
@@ -117,21 +79,23 @@ def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: l
     shapes = _shapes(about)
     ranks = []
     for state in states:
-        shares = []
+        shards = []
         base = state["base_optimizer_state"]
         for number, addresses in enumerate(state["param_slice_mappings"]):
             starts = {name: (address.start, address.numel) for name, address in addresses.items()}
             weights = state["single_partition_of_fp32_groups"][number].flatten()
+            # The last rank's tensor is padded to be as long as the others; its states are, or are not, by optimizer.
             padding = state.get("group_paddings", [0] * (number + 1))[number]
             group = base["param_groups"][number]
             held = base["state"].get(group["params"][0], {})
             sizes = {weights.numel(), weights.numel() + padding}
-            whole = sum(numel_of(shapes[name]) for name in starts) if group.get("use_muon") else None
-            shares.append(make_shard(weights, held, starts, sizes, whole=whole))
-        ranks.append(shares)
-    apart = {*shapes, *(about.get("buffer_names") or ()), *(about.get("shared_params") or ())}
+            whole = sum(math.prod(shapes[name]) for name in starts) if group.get("use_muon") else None
+            shards.append(make_shard(weights, held, starts, sizes, whole=whole))
+        ranks.append(shards)
+    # `module` holds the 16-bit copy of everything: what is neither trained, nor a buffer, nor a second name, is frozen.
+    others = {*shapes, *(about.get("buffer_names") or ()), *(about.get("shared_params") or ())}
     kept = {**(about.get("module") or {}), **(about.get("frozen_param_fragments") or {})}
-    frozen = {name: partial(_same, value) for name, value in kept.items() if name not in apart}
+    frozen = {name: partial(_same, value) for name, value in kept.items() if name not in others}
     stage = int(states[0].get("zero_stage", 1))
     return _described(ShardedState(stage, shapes, _groups(about), ranks, frozen=frozen), about, states)
 
@@ -139,18 +103,19 @@ def _stage_1_or_2(states: list[dict[str, Any]], about: dict[str, Any], models: l
 def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[Path]) -> ShardedState:
     world, ranks = len(states), []
     for rank, state in enumerate(states):
-        shares = []
+        shards = []
         order = [number for group in state["optimizer_state_dict"]["param_groups"] for number in group["params"]]
         for number, part in enumerate(about["param_shapes"]):
+            # ZeRO-3 cuts each parameter into as many equal parts as there are ranks, the last ones short or empty.
             starts, offset = {}, 0
             for name, shape in part.items():
-                size = -(-numel_of(shape) // world)
-                starts[name] = (offset, max(0, min(size, numel_of(shape) - rank * size)))
+                size = -(-math.prod(shape) // world)
+                starts[name] = (offset, max(0, min(size, math.prod(shape) - rank * size)))
                 offset += size
             weights = state["fp32_flat_groups"][number].flatten()
             held = state["optimizer_state_dict"]["state"].get(order[number], {})
-            shares.append(make_shard(weights, held, starts, {weights.numel()}))
-        ranks.append(shares)
+            shards.append(make_shard(weights, held, starts, {weights.numel()}))
+        ranks.append(shards)
     frozen = {}
     if about.get("frozen_param_shapes"):
         parts = [load(file).get("frozen_param_fragments") or {} for file in models]
@@ -161,37 +126,38 @@ def _stage_3(states: list[dict[str, Any]], about: dict[str, Any], models: list[P
     return _described(ShardedState(3, _shapes(about), _groups(about), ranks, frozen=frozen), about, states)
 
 
-def _described(pieces: ShardedState, about: dict[str, Any], states: list[dict[str, Any]]) -> ShardedState:
-    pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps") if key in about}
+def _described(sharded: ShardedState, about: dict[str, Any], states: list[dict[str, Any]]) -> ShardedState:
+    sharded.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps") if key in about}
     names = set(about.get("buffer_names") or ())
-    pieces.buffers = {name: value for name, value in (about.get("module") or {}).items() if name in names}
-    pieces.shared = dict(about.get("shared_params") or {})
+    sharded.buffers = {name: value for name, value in (about.get("module") or {}).items() if name in names}
+    sharded.shared = dict(about.get("shared_params") or {})
     base = states[0].get("base_optimizer_state") or states[0].get("optimizer_state_dict") or states[0]
-    pieces.settings = group_settings(base.get("param_groups", ()))
-    return pieces
+    sharded.settings = group_settings(base.get("param_groups", ()))
+    return sharded
 
 
 def _universal(folder: Path) -> ShardedState:
-    """One share a parameter, each with a file a state. Shapes are not in the files of every stage; elements are."""
+    """One shard a parameter, each with a file a state. Shapes are not in the files of every stage; elements are."""
     common = load(folder / UNIVERSAL / "optimizer_state.pt")
     about = load(next(iter(sorted(folder.glob("*_model_states.pt")))))
-    shapes, shares, frozen = _shapes(about), [], {}
+    shapes, shards, frozen = _shapes(about), [], {}
     for place in sorted(path for path in (folder / UNIVERSAL).iterdir() if path.is_dir()):
         tensors, scalars = {}, {}
         for file in sorted(place.glob("*.pt")):
             value = load(file)
+            # `ds_to_universal` wraps what it has joined (cat_dim and the like); the step count stands alone.
             value = value["param"] if isinstance(value, dict) else value
             if torch.is_tensor(value) and value.dim() > 0:
                 tensors[file.stem] = value.flatten()
             else:
                 scalars[file.stem] = value
         if place.name in shapes:
-            count = numel_of(shapes[place.name])
-            shares.append(Shard(tensors, {place.name: (0, count)}, scalars=scalars or _steps(common)))
-        else:
+            count = math.prod(shapes[place.name])
+            shards.append(Shard(tensors, {place.name: (0, count)}, scalars=scalars or _steps(common)))
+        else:  # neither trained nor, therefore, among the shapes
             frozen[place.name] = partial(_same, tensors[WEIGHTS])
-    groups = [[name for name in share.starts] for share in shares]
-    return _described(ShardedState(None, shapes, groups, [shares], frozen=frozen), about, [common])
+    groups = [list(shard.starts) for shard in shards]
+    return _described(ShardedState(None, shapes, groups, [shards], frozen=frozen), about, [common])
 
 
 def _steps(common: dict[str, Any]) -> dict[str, Any]:
@@ -210,7 +176,7 @@ def _same(value: Tensor) -> Tensor:
 
 def _joined(parts: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     """A parameter from the parts that ZeRO-3's ranks hold, the last of which may be padded."""
-    return torch.cat([part.flatten() for part in parts])[: numel_of(shape)].reshape(shape)
+    return torch.cat([part.flatten() for part in parts])[: math.prod(shape)].reshape(shape)
 
 
 def _groups(about: dict[str, Any]) -> list[list[str]]:

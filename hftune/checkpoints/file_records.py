@@ -1,4 +1,4 @@
-"""What files held when they were read or written, so that a later look can tell whether they still do.
+"""Records of what files held when they were read or written, so that a later look can tell whether they still do.
 
 A record of a file is `[size, mtime_ns, xxh3]`. The quick look trusts an unchanged size and time, as make does, and
 reads a file only where the time differs; the whole look reads every byte.
@@ -15,12 +15,10 @@ from hftune.constants import MANIFEST_NAME
 from hftune.digests import Record, changed_files, record_files
 from hftune.weight_files import fingerprint
 
+# Written into the same folder by the Trainer and by reports; they change without the model changing.
 _NOT_A_RESULT = {MANIFEST_NAME, "trainer_state.json", "training_args.bin", "samples.json", "answers.json"}
 _NOTES = {".md", ".html", ".log", ".jsonl", ".png", ".lock"}
 """Suffixes of what people read, and may edit: a model card, a report, logs."""
-
-
-# --- results: what a finished folder holds for the next stage ---
 
 
 def result_files(folder: Path) -> dict[str, Path]:
@@ -38,11 +36,8 @@ def record_result(folder: str | Path) -> dict[str, Record]:
     return record_files(result_files(Path(folder)))
 
 
-# --- inputs: files and folders that arguments name ---
-
-
 def record_input(path: str) -> dict[str, Any] | None:
-    """What a path holds: the fingerprint of a model's folder, or records of the files; None where it is no path."""
+    """What a path that an argument names holds: a model's fingerprint, or records of files; None where nothing is."""
     place = Path(path)
     if is_model(place):
         return {"model": fingerprint(place)}

@@ -1,4 +1,4 @@
-"""Whether a folder of weights can be opened: files of its own, sound JSON, and the contents that its manifest knows."""
+"""Problems of a folder of weights before it is opened: foreign links, damaged JSON, contents unlike its manifest's."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def _changed(folder: Path, *, whole: bool) -> Iterator[str]:
     recorded = (read_manifest(folder) or {}).get("files") or {}
     yield from changed_files(folder, recorded, whole=whole)
     if not recorded and whole:
-        # A checkpoint has a record of its own, which knows the optimizer's files as well: those are not used here.
+        # A checkpoint has a record of its own, which lists the optimizer's files as well: those are not used here.
         yield from (f"{folder / name} has other contents" for name in altered_files(folder, top=True))

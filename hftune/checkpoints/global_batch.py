@@ -1,7 +1,7 @@
-"""The global batch of a run that goes on elsewhere: as large as it was, or the steps would not be the same records.
+"""The global batch of a resumed run: as large as it was, or the steps would not be the same records.
 
-Records that are counted are passed over by steps times batch. Data that know where they stand (tokenised folders and
-streams) go on exactly with a batch of any size.
+The Trainer skips the records of a resumed epoch by steps times batch. Data that know their own position (tokenised
+folders and streams) resume exactly with a batch of any size.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from hftune.checkpoints.resume import requested_checkpoint
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
+# Pairs of flags that a refusal names.
 _SHOWN = 4
 
 
 def matching_accumulation(args: StageArguments, data_args: DataArguments) -> int:
-    """Accumulation steps with which the global batch is that of the checkpoint; what was asked for without one.
+    """Gradient accumulation steps that keep the checkpoint's global batch; those asked for where nothing is resumed.
 
     Raises:
         ArgumentError: There is no such number.
@@ -31,6 +32,7 @@ def matching_accumulation(args: StageArguments, data_args: DataArguments) -> int
     share = args.per_device_train_batch_size * args.data_parallel_size
     if share * steps == then:
         return steps
+    # In RL a step's batch is generated as a whole, so that its parts cannot be chosen here.
     if then % share or hasattr(args, "steps_per_generation"):
         raise ArgumentError(
             f"{folder} was made with {then} records a step, this run would make steps of "
@@ -42,7 +44,7 @@ def matching_accumulation(args: StageArguments, data_args: DataArguments) -> int
 
 
 def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
-    """Make the accumulation what `matching_accumulation` says, also in the DeepSpeed config made of the arguments."""
+    """Set the accumulation to `matching_accumulation`, also in the DeepSpeed config made of the arguments."""
     steps = matching_accumulation(args, data_args)
     total = args.per_device_train_batch_size * args.data_parallel_size * steps
     if steps == args.gradient_accumulation_steps:
@@ -60,7 +62,7 @@ def keep_global_batch(args: StageArguments, data_args: DataArguments) -> None:
 
 
 def _may_change(args: StageArguments, data_args: DataArguments) -> bool:
-    """Whether nobody counts records by steps; or somebody who splits batches otherwise keeps the count."""
+    """Whether records are not skipped by counting steps, or the batch is split by somebody else."""
     other = args.ignore_data_skip or args.auto_find_batch_size or args.parallelism_config is not None
     return bool(other or data_args.tokenized or data_args.streaming)
 

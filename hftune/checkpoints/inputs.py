@@ -1,4 +1,4 @@
-"""The files and folders that a command line names: what a run was made from, for its manifest."""
+"""The files and folders that a command line names, with what they hold: what a run was made from."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from hftune.weight_files import read_header, weight_files
 
 RECORD_NAME = "hftune_checkpoint.json"
 TRAINER_STATE = "trainer_state.json"
+# Suffixes of weights, configs and tokenizer.
 _RESULT = {".safetensors", ".json", ".jinja", ".txt", ".model"}
 
 
@@ -32,6 +33,7 @@ def write_record(folder: Path, about: dict[str, Any]) -> None:
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file.name != RECORD_NAME
     }
+    # The record says that everything else is there, so everything else is on the disk before it is written.
     flush_tree(folder)
     contents = dict(zip(files, digests([folder / name for name in files]), strict=True))
     write_file(folder / RECORD_NAME, json.dumps({**about, "files": files, "digests": contents}, indent=2) + "\n")
@@ -48,7 +50,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def checkpoint_fault(folder: Path) -> str | None:
-    """Why nothing can go on from a checkpoint; None where it is whole.
+    """Why a run cannot resume from a checkpoint; None where it is whole.
 
     One that another tool wrote has no record: its state, its weights and, under DeepSpeed, its tag are looked at.
     """
@@ -76,7 +78,7 @@ def altered_files(folder: Path, *, top: bool = False) -> list[str]:
 
 
 def added_files(folder: Path) -> list[str]:
-    """Files of a checkpoint that its record does not name: somebody else's. All of them where there is no record."""
+    """Files of a checkpoint that its record does not name, which are somebody else's; all where there is no record."""
     recorded = (read_record(folder) or {}).get("files") or {}
     names = (str(file.relative_to(folder)) for file in sorted(folder.rglob("*")) if not is_plain_folder(file))
     return [name for name in names if name not in recorded and name != RECORD_NAME]

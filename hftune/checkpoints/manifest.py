@@ -51,6 +51,7 @@ def finish_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
     `written` records every file, by which hftune knows the folder as its own; `files` those that make the result.
     """
+    # Before the manifest itself is written, which cannot hold its own digest.
     manifest[WRITTEN] = record_written(folder)
     manifest["files"] = {name: manifest[WRITTEN][name] for name in result_files(folder)}
     write_manifest(folder, manifest)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and which may go."""
+"""Which checkpoint a run resumes from, and which old ones are removed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from hftune.publishing.folder import is_ours
 
 _NAME = re.compile(r"checkpoint-(\d+)$")
 FLAG = "--resume_from_checkpoint"
+# Values of the flag that ask for a fresh start.
 _ANEW = ("", "no", "none", "false")
 REPLACED = ".replaced"
 """Ends the name of a checkpoint that makes room for another."""
@@ -55,9 +56,10 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 
 def newest_whole(output_dir: Path) -> FoundCheckpoint:
-    """The newest checkpoint that a run can go on from."""
+    """The newest checkpoint that a run can resume from."""
     found = FoundCheckpoint()
     for folder in checkpoints(output_dir):
+        # Digests first: what has changed may no longer be JSON or safetensors, and need not be parsed.
         fault = _altered(folder) or checkpoint_fault(folder)
         if fault is None:
             found.folder = folder
@@ -83,7 +85,8 @@ def newest_on_all_machines(output_dir: Path) -> FoundCheckpoint:
 
 
 def _older_whole(output_dir: Path, newest: int | None) -> list[int]:
-    """Steps of whole checkpoints up to the newest, which was read to the last byte; the others are looked at."""
+    """Steps of whole checkpoints up to the newest."""
+    # Without digests: the newest was read to the last byte already, and reading all of them would take minutes.
     folders = [folder for folder in checkpoints(output_dir) if newest is not None and checkpoint_fault(folder) is None]
     return [step for folder in folders if (step := steps_done(folder)[0]) <= (newest or 0)]
 
@@ -92,7 +95,7 @@ def find_checkpoint(args: StageArguments) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` means: a folder, or the newest whole one for auto, last or true.
 
     Raises:
-        ArgumentError: Nothing can go on from the folder that was named or found.
+        ArgumentError: The run cannot resume from the folder that was named or found.
     """
     found = requested_checkpoint(args)
     for folder, fault in found.skipped:
@@ -105,14 +108,15 @@ def find_checkpoint(args: StageArguments) -> str | None:
 
 
 def requested_checkpoint(args: StageArguments) -> FoundCheckpoint:
-    """What `--resume_from_checkpoint` means, in silence; a folder that was named is there, whole or not."""
+    """What `--resume_from_checkpoint` means; says nothing, and does not check a folder that was named."""
     if starts_fresh(args):
         return FoundCheckpoint()
     if not _wants_newest(args):
         return FoundCheckpoint(Path(str(args.resume_from_checkpoint)))
     if not ranks.is_distributed():
         return newest_whole(Path(args.output_dir or ""))
-    # Asked by a collective, so once only: later some processes may have met a problem that others have not.
+    # Asked by a collective, so once only: later some ranks may have stopped at a problem that others do not have, and
+    # the rest would wait for them.
     known: FoundCheckpoint | None = vars(args).get("_agreed_checkpoint")
     if known is None:
         known = vars(args)["_agreed_checkpoint"] = newest_on_all_machines(Path(args.output_dir or ""))
@@ -120,7 +124,7 @@ def requested_checkpoint(args: StageArguments) -> FoundCheckpoint:
 
 
 def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
-    """Why nothing can go on from what was asked for."""
+    """Why a run cannot resume from what was asked for."""
     if found.folder and not found.folder.is_dir():
         yield missing_folder(found.folder, FLAG, "a checkpoint, or auto for the newest whole one")
         return
@@ -159,13 +163,13 @@ def resume_problems(found: FoundCheckpoint) -> Iterator[UserError]:
 
 
 def _is_output(folder: Path) -> bool:
-    """Whether a folder is that of a run, and no checkpoint under another name."""
+    """Whether a folder is a run's output, and no checkpoint under another name."""
     is_run = (folder / MANIFEST_NAME).is_file() or any(checkpoints(folder))
     return is_run and not _NAME.search(folder.name) and has_weights_only(folder)
 
 
 def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
-    """A run that begins anew where checkpoints lie: `auto` would take up the later ones of the run before."""
+    """The error for a fresh run in a folder with checkpoints: `auto` would later resume those of the run before."""
     if args.resume_from_checkpoint or not args.output_dir or not args.do_train or args.overwrite_output_dir:
         return
     if is_complete(Path(args.output_dir)):
@@ -185,7 +189,7 @@ def unfinished_problems(args: StageArguments) -> Iterator[UserError]:
 
 
 def rename_old_checkpoints(output_dir: Path) -> None:
-    """Rename the checkpoints of an earlier run, so that nothing takes them for those of the one that begins."""
+    """Rename the checkpoints of an earlier run, so that nothing takes them for those of the run that starts."""
     for folder in checkpoints(output_dir):
         kept = free_name(folder.with_name(f"{folder.name}{REPLACED}"))
         folder.rename(kept)
@@ -193,7 +197,7 @@ def rename_old_checkpoints(output_dir: Path) -> None:
 
 
 def _programs(folder: Path) -> Iterator[UserError]:
-    """Files that would run something when DeepSpeed or torch reads them; found without running it."""
+    """The error for files that would run code when DeepSpeed or torch reads them; found without running it."""
     try:
         check_torch_files(folder)
     except UserError as problem:
@@ -215,7 +219,7 @@ def _wants_newest(args: StageArguments) -> bool:
 
 
 def report_nothing_left(args: StageArguments, resume: str) -> None:
-    """The Trainer trains nothing, and says nothing, where a checkpoint has all the steps that are asked for."""
+    """Say that nothing is left to train where a checkpoint has all steps asked for: the Trainer ends in silence."""
     steps, epochs = steps_done(Path(resume))
     if steps >= args.max_steps > 0 or (args.max_steps <= 0 and epochs >= args.num_train_epochs):
         goal = (
@@ -276,7 +280,7 @@ def remove_leftovers(output_dir: Path) -> None:
 
 
 def _altered(folder: Path) -> str | None:
-    """Looked at before anything is parsed: what has changed may no longer be JSON, or safetensors."""
+    """Which files changed since they were written, as a reason not to resume; None where none did."""
     names = altered_files(folder)
     return f"{', '.join(names)} no longer holds what was written" if names else None
 

@@ -1,4 +1,4 @@
-"""Where a reward model's scores lie: mean and standard deviation, kept beside it and never folded into its weights."""
+"""Mean and standard deviation of a reward model's scores, kept alongside it and never folded into its weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FIELD = "reward_scale"
 
 @dataclass(frozen=True)
 class RewardScale:
-    """Of raw scores.
+    """Mean and standard deviation of raw scores.
 
     Args:
         mean: Of all scores, chosen and rejected.

@@ -1,4 +1,4 @@
-"""Weights and optimizer state of any checkpoint by the name of the parameter, whoever wrote it and in how many pieces.
+"""Weights and optimizer state of any checkpoint by the name of the parameter, whoever wrote it and in how many shards.
 
 ZeRO writes a file a rank, with flat tensors in which each rank's share of the parameters lies end to end; another
 number of processes, or another stage, cuts them elsewhere. Files are mapped, not read: what is asked for is loaded.
@@ -6,9 +6,7 @@ number of processes, or another stage, cuts them elsewhere. Files are mapped, no
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -25,26 +23,25 @@ MUON_MOMENTUM = "momentum_buffer"
 """ZeRO-1 and 2 keep it for whole matrices on every rank that has a part of them; SGD's, of that name, is cut."""
 ROW = "/"
 """Between the name and the number of a state that has several rows of elements."""
-_MADV_PAGEOUT = 21  # Linux 5.4
 
 
 @dataclass
 class Shard:
-    """One rank's share of one group of parameters.
+    """What one rank holds of one group of parameters.
 
     Attributes:
         tensors: WEIGHTS and the optimizer's states, each (elements,), cut alike.
-        whole: States that lie here for every parameter of the share as a whole (Muon's momentum under ZeRO-1 and 2).
+        starts: Where each parameter begins in `tensors`, and how many elements of it are here.
+        whole: States that lie here for every parameter of the shard as a whole (Muon's momentum under ZeRO-1 and 2).
         scalars: States without elements, such as the number of steps.
-        odd: Names of states that cannot be cut by parameter.
-        starts: Where each parameter of the share begins in `tensors`, and how many elements of it are here.
+        unsplittable: Names of states that cannot be cut by parameter.
     """
 
     tensors: dict[str, Tensor]
     starts: dict[str, tuple[int, int]]
     whole: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, Any] = field(default_factory=dict)
-    odd: list[str] = field(default_factory=list)
+    unsplittable: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -55,10 +52,11 @@ class ShardedState:
         stage: ZeRO stage; None where no ZeRO wrote it.
         shapes: Of each parameter that was trained, by the name in the model.
         groups: Names of each group, as the optimizer that wrote them had it.
-        ranks: For each rank its share of each group.
+        ranks: For each rank its shard of each group.
         counters: DeepSpeed's own: `global_steps`, `global_samples`, `skipped_steps`.
         buffers: Of the model.
         frozen: Reads a parameter that was not trained; empty where those were not saved.
+        shared: Second names of parameters that are tied, with the name of the other.
         settings: Of each group of the optimizer, without its members: rates, decay, and what some optimizers count.
     """
 
@@ -77,51 +75,49 @@ class ShardedState:
 
     @property
     def world_size(self) -> int:
-        """Processes among which the state was dealt out."""
+        """Processes that each wrote a shard."""
         return len(self.ranks)
 
     def states(self, name: str) -> list[str]:
         """Keys that `read` takes for a parameter, WEIGHTS first."""
-        shares = self._shares(name)
-        return list(dict.fromkeys([*shares[0].tensors, *shares[0].whole]))
+        first = self._shards(name)[0]
+        return list(dict.fromkeys([*first.tensors, *first.whole]))
 
     def scalars(self, name: str) -> dict[str, Any]:
         """States of a parameter that are no tensors of its size."""
-        return self._shares(name)[0].scalars
+        return self._shards(name)[0].scalars
 
     def read(self, name: str, key: str, begin: int = 0, numel: int | None = None) -> Tensor:
         """Elements `begin` to `begin + numel` of a parameter's weights or state, (numel,); all without `numel`."""
-        total = torch.Size(self.shapes[name]).numel()
+        total = math.prod(self.shapes[name])
         end = total if numel is None else begin + numel
-        shares = self._shares(name)
-        if key in shares[0].whole:
-            return _whole(shares[0], self.shapes, name, key)[begin:end].clone()
-        result: Tensor | None = None
-        seen = 0
-        for share in shares:
-            start, held = share.starts[name]
+        shards = self._shards(name)
+        if key in shards[0].whole:
+            return _whole(shards[0], self.shapes, name, key)[begin:end].clone()
+        # A copy of its own: the file behind a mapped tensor may be renamed or removed while this one is used.
+        result = torch.empty(end - begin, dtype=shards[0].tensors[key].dtype)
+        seen = 0  # elements of the parameter in the shards of the ranks before
+        for shard in shards:
+            start, held = shard.starts[name]
             first, last = max(begin, seen), min(end, seen + held)
-            if result is None:
-                result = torch.empty(end - begin, dtype=share.tensors[key].dtype)
             if first < last:
                 offset = start + first - seen
-                piece = share.tensors[key][offset : offset + last - first]
-                result[first - begin : last - begin] = piece
-                release_pages(piece)
+                result[first - begin : last - begin] = shard.tensors[key][offset : offset + last - first]
             seen += held
-        assert result is not None and seen == total, f"{name}: {seen} of {total} elements in the checkpoint"
+        assert seen == total, f"{name}: {seen} of {total} elements in the checkpoint"
         return result
 
     def unsplittable_states(self) -> list[str]:
         """States that do not belong to single weights: of blocks in 8-bit optimizers, of rows and columns in others."""
-        return sorted({key for rank in self.ranks for share in rank for key in share.odd})
+        return sorted({key for rank in self.ranks for shard in rank for key in shard.unsplittable})
 
-    def _shares(self, name: str) -> list[Shard]:
+    def _shards(self, name: str) -> list[Shard]:
         group = self._group_of[name]
         return [rank[group] for rank in self.ranks if name in rank[group].starts]
 
 
 def group_settings(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An optimizer's groups without their parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
@@ -141,49 +137,32 @@ def make_shard(
         sizes: Elements of a state that is cut alike, with padding and without.
         whole: Elements of all parameters of which a part is in it, for Muon's momentum.
     """
-    share = Shard({WEIGHTS: weights}, starts)
-    # bitsandbytes wraps up what must not be cast to the dtype of the weights.
+    shard = Shard({WEIGHTS: weights}, starts)
+    # bitsandbytes puts states that must not be cast to the dtype of the weights into a dict of their own.
     wrapped = [value for value in state.values() if isinstance(value, dict)]
     plain = {key: value for key, value in state.items() if not isinstance(value, dict)}
     for key, value in [*plain.items(), *(item for values in wrapped for item in values.items())]:
         if isinstance(value, int | float | None) or (torch.is_tensor(value) and value.dim() == 0):
-            share.scalars[key] = value
+            shard.scalars[key] = value
         elif not torch.is_tensor(value):
-            share.odd.append(key)
+            shard.unsplittable.append(key)
         elif value.dim() == 1 and value.numel() == whole and key == MUON_MOMENTUM:
-            share.whole[key] = value
+            shard.whole[key] = value
+        # Integers are codes of a block-wise quantised state, which mean nothing without their block's scale.
         elif value.dim() == 1 and value.numel() in sizes and value.is_floating_point():
-            share.tensors[key] = value
+            shard.tensors[key] = value
         elif value.dim() == 2 and value.shape[1] in sizes and value.is_floating_point():
-            share.tensors |= {f"{key}{ROW}{number}": row for number, row in enumerate(value)}  # AdEMAMix's two averages
+            shard.tensors |= {f"{key}{ROW}{number}": row for number, row in enumerate(value)}  # AdEMAMix's two averages
         else:
-            share.odd.append(key)
-    return share
+            shard.unsplittable.append(key)
+    return shard
 
 
-def _whole(share: Shard, shapes: dict[str, tuple[int, ...]], name: str, key: str) -> Tensor:
-    """A parameter's elements in a tensor that has all parameters of a share as a whole, end to end."""
-    offset = 0
-    for each in sorted(share.starts, key=lambda each: share.starts[each][0]):
-        if each == name:
-            break
-        offset += numel_of(shapes[each])
-    return share.whole[key][offset : offset + numel_of(shapes[name])]
-
-
-def release_pages(piece: Tensor) -> None:
-    """Let go of the pages behind a piece of a mapped file, or all of the file would count as memory in the end.
-
-    MADV_PAGEOUT keeps what is in memory only, so that a piece that is not mapped after all comes to no harm.
-    """
-    first = -(-piece.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (piece.data_ptr() + piece.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if sys.platform == "linux" and last > first:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _MADV_PAGEOUT)
-
-
-def numel_of(shape: Any) -> int:
-    return torch.Size(shape).numel()
+def _whole(shard: Shard, shapes: dict[str, tuple[int, ...]], name: str, key: str) -> Tensor:
+    """A parameter's elements in a tensor that has all parameters of a shard as a whole, end to end."""
+    order = sorted(shard.starts, key=lambda each: shard.starts[each][0])
+    offset = sum(math.prod(shapes[before]) for before in order[: order.index(name)])
+    return shard.whole[key][offset : offset + math.prod(shapes[name])]
 
 
 def from_optimizer(
@@ -208,7 +187,8 @@ def from_optimizer(
             fix="go on with the adapter, the frozen parameters and the rates of the run that wrote it",
         )
     shapes: dict[str, tuple[int, ...]] = {}
-    shares, groups = [], []
+    shards, groups = [], []
+    # A group a parameter, so that each is read alone.
     for number, name in zip(chain(*numbers), chain(*names), strict=True):
         value = weights[name]()
         shapes[name] = tuple(value.shape)
@@ -216,6 +196,6 @@ def from_optimizer(
             key: held.flatten() if torch.is_tensor(held) and held.shape == value.shape and held.dim() > 0 else held
             for key, held in state["state"].get(number, {}).items()
         }
-        shares.append(make_shard(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
+        shards.append(make_shard(value.flatten(), held, {name: (0, value.numel())}, {value.numel()}))
         groups.append([name])
-    return ShardedState(None, shapes, groups, [shares], settings=group_settings(state["param_groups"]))
+    return ShardedState(None, shapes, groups, [shards], settings=group_settings(state["param_groups"]))

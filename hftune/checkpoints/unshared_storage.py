@@ -1,8 +1,8 @@
 """Checkpoints on machines that do not see each other's files.
 
-Every process writes its own pieces where it runs: DeepSpeed's states, random states. What rank 0 writes for all (state
+Every process writes its own shards where it runs: DeepSpeed's states, random states. What rank 0 writes for all (state
 of the Trainer, schedule, tag, manifest, and the whole weights where the engine needs them) is sent to the others, so
-that every machine can go on from its own folder. Exported weights stay on rank 0's machine, where the result is.
+that every machine can resume from its own folder. Exported weights stay on rank 0's machine, where the result is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.integrity import read_record
 from hftune.distributed import nodes, ranks
 from hftune.errors import ArgumentError
@@ -24,12 +24,13 @@ from hftune.weight_files import INDEX_NAME, weight_files
 _OWN = re.compile(r"(rng_state_\d+\.pth|_optim_states\.pt|zero_pp_rank_\d+_mp_rank_\d+_model_states\.pt)$")
 """What each process writes for itself."""
 
-_PIECE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+_SHARD = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+# 64 MiB go over the network at a time, so that a file of any size fits in memory.
 _CHUNK = 1 << 26
 
 
 def send_common_files(folder: Path, *, exports: bool) -> list[str]:
-    """Give every machine the files of a checkpoint that rank 0 wrote for all; every rank must call it.
+    """Send the files of a checkpoint that rank 0 wrote for all to every machine; every rank must call it.
 
     Args:
         folder: As named on every machine.
@@ -59,26 +60,26 @@ def common_files(folder: Path, *, exports: bool) -> dict[str, int]:
 
 
 def missing_shards(folder: Path) -> Iterator[ArgumentError]:
-    """Pieces of a checkpoint that this process needs and this machine does not have: they lie on another one."""
+    """The error for shards of a checkpoint that this process needs and that lie on another machine."""
     record, engine = read_record(folder) or {}, engine_folder(folder)
     wrote = int(record.get("world_size") or 0)
-    names = (_PIECE.search(file.name) for file in engine.iterdir()) if engine else ()
+    names = (_SHARD.search(file.name) for file in engine.iterdir()) if engine else ()
     # Processes that share matrices are neighbours by rank: `distributed/parallel.Mesh`.
     tensor = int(record.get("tensor_parallel_size") or 1)
-    pieces = {int(match[1]) * tensor + int(match[2]) for match in names if match}
-    if not pieces or wrote <= 1 or len(list(engine.glob("*_optim_states.pt")) if engine else ()) >= wrote:
+    shards = {int(match[1]) * tensor + int(match[2]) for match in names if match}
+    if not shards or wrote <= 1 or len(list(engine.glob("*_optim_states.pt")) if engine else ()) >= wrote:
         return
-    shares = len(list(engine.glob("mp_rank_*_model_states.pt"))) if engine else 0
-    if 0 < shares < tensor:
+    models = len(list(engine.glob("mp_rank_*_model_states.pt"))) if engine else 0
+    if 0 < models < tensor:
         needs = f"the files of all {tensor} that share matrices, which DeepSpeed counts"
     elif wrote != ranks.world_size():
         needs = "all of them, since other processes go on"
-    elif ranks.rank() not in pieces:
+    elif ranks.rank() not in shards:
         needs = f"that of rank {ranks.rank()}, which ran on another machine then"
     else:
         return
     yield ArgumentError(
-        f"{folder} has the optimizer's state of {len(pieces)} of the {wrote} processes that wrote it, and this run "
+        f"{folder} has the optimizer's state of {len(shards)} of the {wrote} processes that wrote it, and this run "
         f"needs {needs}",
         place="--resume_from_checkpoint",
         fix=f"copy the same folder of every machine into one (rsync -a --ignore-existing OTHER:{folder}/ {folder}/), "
@@ -88,13 +89,13 @@ def missing_shards(folder: Path) -> Iterator[ArgumentError]:
 
 @functools.cache
 def _first_of_each_machine() -> dist.ProcessGroup:
-    """A group on the CPU of the processes that write for their machines; every rank must ask."""
+    """A gloo group of the first process of each machine; every rank must ask, since `new_group` is collective."""
     firsts = [rank for rank, local in enumerate(ranks.gathered_objects(ranks.local_rank())) if local == 0]
     return dist.new_group(firsts, backend="gloo")
 
 
 def _agreed(folder: Path, group: dist.ProcessGroup, *, exports: bool) -> list[tuple[str, int]]:
-    """Files of rank 0 that some machine lacks, with their sizes; the same on all."""
+    """Files of rank 0 that some machine lacks, with their sizes; the same answer on all."""
     told = [common_files(folder, exports=exports) if ranks.is_main() else {}]
     dist.broadcast_object_list(told, src=0, group=group)
     lacking = [name for name, size in told[0].items() if _size(folder / name) != size]
@@ -109,7 +110,8 @@ def _size(file: Path) -> int:
 
 
 def _send(file: Path, size: int, group: dist.ProcessGroup) -> None:
-    """Through memory in pieces; a machine that has the file leaves it alone."""
+    """Broadcast a file chunk by chunk."""
+    # A machine that has the file takes part, as every rank of the group must, and drops what it receives.
     has = _size(file) == size
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("rb" if has else "wb") as stream:
@@ -134,13 +136,10 @@ def newest_common_step(own: int | None, upto: list[int]) -> tuple[int | None, li
     Returns:
         The step, None without one; and, where machines have different newest ones, who has which.
     """
-    looked = ranks.local_rank() == 0
-    everyone = [(host, newest, steps) for host, newest, steps, first in _told(own, upto, looked) if first]
+    told = ranks.gathered_objects((nodes.host(), own, upto, ranks.local_rank() == 0))
+    # One process looks for its machine; the others hand in nothing, which must not count as "no checkpoint".
+    everyone = [(host, newest, steps) for host, newest, steps, first in told if first]
     common = set(everyone[0][2]).intersection(*(steps for _, _, steps in everyone[1:]))
     differ = len({newest for _, newest, _ in everyone}) > 1
     said = [f"{host}: {'none' if newest is None else f'checkpoint-{newest}'}" for host, newest, _ in everyone]
     return (max(common) if common else None), said if differ else []
-
-
-def _told(own: int | None, upto: list[int], looked: bool) -> list[tuple[str, int | None, list[int], bool]]:
-    return ranks.gathered_objects((nodes.host(), own, upto, looked))

@@ -19,11 +19,11 @@ _ADAPTER = "adapter_config.json"
 
 
 def apply_warm_start(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> None:
-    """Make of `--warm_start` what the loaders know: a model's folder, or an adapter that goes on.
+    """Translate `--warm_start` into what the loaders take: a model's folder, or an adapter that is trained further.
 
-    Optimizer, schedule, random states, step and place in the data begin anew. A full checkpoint takes the place of
-    --model_name_or_path, which still gives the tokenizer where the checkpoint has none. An adapter is laid upon
-    --model_name_or_path, or upon the base that it names.
+    Optimizer, schedule, random states, step and position in the data begin anew. A full checkpoint takes the place of
+    --model_name_or_path, which still gives the tokenizer where the checkpoint has none. An adapter is put on
+    --model_name_or_path, or on the base that it names.
 
     Raises:
         ArgumentError: The folder holds no whole weights, or another argument says where to begin.
@@ -62,6 +62,7 @@ def weights_in(folder: Path) -> Path:
                 fix="give a checkpoint or an output folder; of DeepSpeed's own files: hftune consolidate",
             )
         return inside
+    # An output folder has no record of a checkpoint; its manifest is looked at by preflight.
     fault = checkpoint_fault(folder) if folder.name.startswith("checkpoint-") else None
     if fault is not None:
         raise ArgumentError(f"{folder} is not whole: {fault}", place=_FLAG, fix="give another checkpoint")

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils.output_capturing import OutputRecorder
 
+# What configs call the number of experts that a router chooses from.
 _COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 SIGMOID_ROUTERS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "dots1", "minimax_m2")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
 
-def head_of(model: Any) -> str:
+
+def head_of(model: nn.Module) -> str:
     """A key of `constants.TASK_TYPES`: causal_lm, score or steps.
 
     Args:
@@ -16,12 +18,10 @@ def head_of(model: Any) -> str:
     return "steps" if type(model).__name__.endswith("ForTokenClassification") else "score"
 
 
-def without_tied(model: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """A state dict without the names under which a tied matrix is there a second time.
-
-    transformers finds them by their memory, which DeepSpeed's copies (ZeRO-1 and 2) no longer share: the head would be
-    written beside the embeddings that it is.
-    """
+def without_tied(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """A state dict without the names under which a tied matrix is there a second time."""
+    # transformers finds them by their memory, which DeepSpeed's copies (ZeRO-1 and 2) no longer share: the head would
+    # be written next to the embeddings that it is.
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     doubles = {
         name

@@ -95,10 +95,10 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
 
 
 def _tell_config(model: PreTrainedModel, examples: list[int]) -> None:
-    """Some code looks up how many layers there are, and the kind of their attention by number."""
+    """Write the number of layers and their kinds into the configs, where some code looks them up."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     for config in configs.values():
-        # Set aside of the config's own checks, which want these to agree at every moment.
+        # Past the config's own checks, which want these two to agree at every moment.
         if getattr(config, "layer_types", None):
             config.__dict__["layer_types"] = [config.layer_types[number] for number in examples]
         name = config.attribute_map.get("num_hidden_layers", "num_hidden_layers")  # GPT-2 says n_layer

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hftune.checkpoints.consolidate import exported_name
-from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, engine_folder, load, open_engine
+from hftune.checkpoints.engine_files import MODEL_FILE, UNIVERSAL, load, open_engine
+from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
 from hftune.distributed import ranks, zero_state

@@ -12,8 +12,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from hftune.checkpoints.consolidate import ConsolidateArguments, consolidate
 from hftune.checkpoints.integrity import checkpoint_fault, read_record
+from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
 
 TWO = "deepspeed --num_gpus 2"
 

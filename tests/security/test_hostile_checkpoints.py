@@ -16,10 +16,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.checkpoints.consolidate import ConsolidateArguments, consolidate
-from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.resume import FoundCheckpoint, resume_problems
 from hftune.errors import UserError, raise_together
+from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
 from tests.security.pickles import FORMS
 from tests.unit.checkpoints.zero_files import write
 

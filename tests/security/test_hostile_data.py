@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from hftune.arguments import bounded_yaml
 from hftune.arguments.data import DataArguments
 from hftune.arguments.given import given_in_file
 from hftune.checkpoints.file_records import record_input
@@ -31,6 +30,7 @@ from hftune.data.readers.base import MAX_RECORD_BYTES
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.lines import LineRange
 from hftune.errors import ArgumentError, DataError, UserError
+from hftune.opening import yaml_file
 from hftune.preflight.rules.data import check_sources
 from hftune.tools.pipeline.placed import read_yaml
 
@@ -740,7 +740,7 @@ def test_configs_with_aliases_are_read(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("\ufeffbase: &base {x: 1, y: [1, 2]}\nmore: {<<: *base, x: 3}\nagain: *base\n", encoding="utf-8")
     expected = {"base": {"x": 1, "y": [1, 2]}, "more": {"x": 3, "y": [1, 2]}, "again": {"x": 1, "y": [1, 2]}}
-    assert bounded_yaml.load(file) == expected == read_yaml(file).plain
+    assert yaml_file.read_yaml(file) == expected == read_yaml(file).plain
 
 
 # --- what is read back from the cache ---------------------------------------------------------------------------------

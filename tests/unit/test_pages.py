@@ -15,8 +15,8 @@ from hftune.arguments.names.row import REFUSED
 from hftune.arguments.names.table import table
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.stages import stage_parser
-from hftune.checkpoints.consolidate import ConsolidateArguments
 from hftune.cli import COMMANDS
+from hftune.tools.consolidating.run import ConsolidateArguments
 from hftune.tools.export.run import FORMATS
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.vocabulary.arguments import VOCAB_ALIASES, VocabArguments

@@ -6,16 +6,18 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from hftune.arguments.defaults.medicalgpt import medicalgpt_defaults
 from hftune.arguments.defaults.run_kind import run_kind_of
 from hftune.arguments.defaults.table import own_defaults
 from hftune.arguments.names.table import table, tools_of
 from hftune.arguments.names.translate import Entry
 from hftune.errors import ArgumentError
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 
 HFTUNE, MEDICALGPT = "hftune", "medicalgpt"
 CHOICES = (HFTUNE, MEDICALGPT)
+# Few runs ask for its tables, or read as a command of its scripts.
+_MEDICALGPTS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
 
 _WARM_UP, _SCHEDULE = "warmup_steps", "lr_scheduler_type"
 _WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
@@ -52,7 +54,7 @@ def choose_defaults(stage: str, entries: Iterable[Entry], known: Collection[str]
         )
     if asked == HFTUNE:
         return hftune_defaults(stage, given, known)
-    values, reasons = medicalgpt_defaults(stage, given)
+    values, reasons = on_demand(_MEDICALGPTS)(stage, given)
     if reasons:
         notice("--defaults medicalgpt, but for " + "; ".join(reasons))
     return {name: value for name, value in values.items() if name in known}
@@ -110,7 +112,7 @@ def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, A
     """
     given = as_texts(entries) | {"do_train": "true"}  # how it is trained is compared, not whether
     # What its classes leave to TRL is the default of the field, here as there.
-    theirs = {name: of_field(known[name]) for name in chosen} | medicalgpt_defaults(stage, given)[0]
+    theirs = {name: of_field(known[name]) for name in chosen} | on_demand(_MEDICALGPTS)(stage, given)[0]
     here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
     if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
         theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}

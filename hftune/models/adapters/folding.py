@@ -1,4 +1,4 @@
-"""Adapters from folders into models: as a part of the base, or as what is trained."""
+"""Adapters from folders: loaded onto a model to be trained further, or folded into its weights."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def load_adapter(
     config = read_lora_config(folder)
     config.base_model_name_or_path = model.name_or_path
     if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
-        config.task_type = None  # peft's class for causal LMs wants a model that generates; a reward model does not
+        # peft's class for causal LMs wants a model that generates; a reward model does not.
+        config.task_type = None
     with warnings.catch_warnings(record=True) as said, usable_quantisers():
-        warnings.simplefilter("always")
+        warnings.simplefilter("always")  # also those that this process has seen before
         try:
             with reporting_damage(folder):
                 adapted = PeftModel.from_pretrained(
@@ -67,6 +68,7 @@ def fold_adapters(model: PreTrainedModel, folders: Iterable[str]) -> PreTrainedM
     for folder in folders:
         adapted = load_adapter(model, folder, is_trainable=False)
         try:
+            # First: what is merged here counts as merged, so that `merge_and_unload` only unwraps it.
             _fold_partitioned(adapted)
             model = adapted.merge_and_unload(safe_merge=True)
         except ValueError as error:
@@ -79,7 +81,8 @@ def fold_adapters(model: PreTrainedModel, folders: Iterable[str]) -> PreTrainedM
 
 
 def _fold_partitioned(adapted: PeftModel) -> None:
-    """peft sums up whatever lies here of a weight; under ZeRO-3 that is nothing until it is gathered."""
+    """Merge the layers whose weights ZeRO-3 has partitioned, one gathered layer at a time."""
+    # peft adds to whatever is here of a weight, and of a partitioned one that is nothing.
     for module in adapted.modules():
         if isinstance(module, BaseTunerLayer):
             weights: list[Any] = [parameter for parameter in module.parameters() if zero.is_partitioned(parameter)]

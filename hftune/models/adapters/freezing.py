@@ -1,6 +1,6 @@
 """Which parameters are trained: by prefix, regex, share from the bottom, or layer.
 
-Names, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Layers are
+Flags, order and meaning are Megatron-SWIFT's: first what is frozen, then what is trainable, which wins. Layers are
 LLaMA-Factory's freeze tuning. Unlike there, a name that matches nothing is an error.
 """
 
@@ -32,11 +32,12 @@ def freeze(model: PreTrainedModel, args: AdapterArguments) -> None:
 
 
 def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
-    """Ids of the parameters that are trained. Reads names and sizes only, so that a model on the meta device will do.
+    """Ids of the parameters that are trained. Reads names and sizes only: a model on the meta device will do.
 
     Raises:
         ArgumentError: A prefix, regex, layer or module that matches nothing, or nothing that is left to train.
     """
+    # By identity, so that tied parameters, which have two names, are one.
     trained = {id(parameter) for parameter in model.parameters()}
     if args.freeze_trainable_layers is not None:
         trained = set(_ids(_of_layers(model, args)))
@@ -56,9 +57,9 @@ def plan_freezing(model: PreTrainedModel, args: AdapterArguments) -> set[int]:
 
 
 def modules_to_unfreeze(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
-    """Whole names of the modules that `--trainable_parameters*` mean beside an adapter.
+    """Whole names of the modules that `--trainable_parameters*` mean next to an adapter.
 
-    An adapter's base is frozen, and its file holds no parameters of the base but those of whole modules.
+    An adapter's file holds no parameters of the base but those of whole modules.
 
     Raises:
         ArgumentError: A name that matches nothing, or a part of a module only.
@@ -94,6 +95,7 @@ def _ids(parameters: dict[str, torch.nn.Parameter]) -> Iterator[int]:
 
 def _first(model: torch.nn.Module, ratio: float) -> dict[str, torch.nn.Parameter]:
     """The first parameters, in the model's order, that together hold no more than this share of all elements."""
+    # Full sizes: under ZeRO-3 a parameter's own are those of its part on this rank.
     named = list(model.named_parameters())
     sizes = list(accumulate(zero.full_numel(parameter) for _, parameter in named))
     return dict(named[: bisect_right(sizes, int(sizes[-1] * ratio))]) if ratio > 0 else {}
@@ -142,7 +144,7 @@ def _no_match(flag: str, how: str, named: list[tuple[str, torch.nn.Parameter]]) 
 
 
 def _say_longer_numbers(flag: str, prefix: str, found: Iterable[str]) -> None:
-    """`model.layers.1` also begins the names of layers 10 to 19: meant or not, it is said."""
+    """Say that `model.layers.1` also begins the names of layers 10 to 19, which may not be meant."""
     longer = [name for name in found if prefix[-1:].isdigit() and name[len(prefix) :][:1].isdigit()]
     if longer:
         notice(f"{flag} {prefix} also means {longer[0]} and others like it; write {prefix}. to mean that one alone")

@@ -26,12 +26,10 @@ _ROWS, _COLUMNS = (".lora_A.", ".lora_embedding_A"), (".lora_B.", ".lora_embeddi
 
 
 def keep_initial_factors(model: PeftModel) -> None:
-    """Keep the factors that a fresh adapter begins with, on the CPU; its config becomes that of a plain LoRA.
-
-    A second adapter of the same config (the reference of DPO) must not take the same part out of the base again.
-    """
+    """Keep the factors that a fresh adapter begins with, on the CPU; its config becomes that of a plain LoRA."""
     factors = {name: tensor for name, tensor in get_peft_model_state_dict(model).items() if _rank_dim(name) is not None}
     model.hftune_initial_factors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in factors.items()}
+    # A second adapter of the same config (the reference of DPO) must not take the same part out of the base again.
     model.peft_config["default"].init_lora_weights = True
 
 
@@ -63,20 +61,21 @@ def split_plain_lora(plain: Tensors) -> tuple[Tensors, Tensors]:
 
 
 def rewrite_as_plain(model: PeftModel, folder: str | Path) -> None:
-    """Make the adapter that peft has just saved in `folder` one of the unchanged base. One process does it."""
+    """Rewrite the adapter that peft has just saved in `folder` as one of the unchanged base; one process calls it."""
     start = initial_factors(model)
     for name, config in model.peft_config.items() if start else ():
         place = Path(folder) if name == "default" else Path(folder) / name
         weights = place / "adapter_model.safetensors"
         trained = load_tensors(weights)
         if name != "default" and not start.keys() <= trained.keys():
-            continue  # a copy for reference, which peft (0.21) misnames under ZeRO-3 and which nobody reads
+            # A copy for reference, which peft (0.21) misnames under ZeRO-3 and which nobody reads.
+            continue
         aside = weights.with_suffix(".partial")
         save_file(as_plain_lora(trained, start), aside, metadata={"format": "pt"})
         os.replace(aside, weights)
         file = place / "adapter_config.json"
         values = read_checked(file)
-        # The scale alpha / r, or alpha / sqrt(r) for rsLoRA, stays what it was.
+        # The rank doubles; the scale alpha / r, or alpha / sqrt(r) for rsLoRA, must stay what it was.
         factor = 2**0.5 if config.use_rslora else 2
         values |= {"r": 2 * values["r"], "lora_alpha": factor * values["lora_alpha"], "init_lora_weights": True}
         values["rank_pattern"] = {key: 2 * rank for key, rank in (values["rank_pattern"] or {}).items()}
@@ -91,7 +90,7 @@ def load_plain_lora(model: PeftModel, folder: str | Path) -> None:
 
 
 def check_same_initialisation(model: PeftModel, folder: str | Path) -> None:
-    """A run that goes on must have taken the same part out of the base as the run that wrote the checkpoint.
+    """Check that a resumed run took the same part out of the base as the run that wrote the checkpoint.
 
     Raises:
         ArgumentError: It has not: another seed, device or torch gave fast SVD another result, or it is another base.
@@ -105,6 +104,8 @@ def check_same_initialisation(model: PeftModel, folder: str | Path) -> None:
         if other == name:
             continue
         taken, before = initial_factors(model)[other].float() @ now.float(), then[other].float() @ then[name].float()
+        # Products are compared, not factors: an SVD may flip the signs of both. 1% is far above rounding, far below
+        # what another matrix or another seed gives.
         if (taken - before).norm() > 0.01 * before.norm():
             raise ArgumentError(
                 f"the adapter begins differently than in {folder} ({name})",

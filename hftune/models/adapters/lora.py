@@ -39,6 +39,9 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
 
     The random half of a fresh adapter depends on the seed alone, not on what was drawn while loading, so that every
     ZeRO stage starts from the same weights.
+
+    Raises:
+        ArgumentError: A name that this model does not have, or an adapter that does not fit it.
     """
     peft_patches.gather_parameters_only(zero.is_partitioned)
     model = fold_adapters(model, adapter_args.folded_adapters)
@@ -50,6 +53,7 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
         # Casts norms and the head to float32; checkpointing is the Trainer's to switch on.
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         keep_differentiable(model)
+    # What was drawn while loading differs by ZeRO stage; the random half of a fresh adapter must not.
     set_seed(training_args.seed)
     if adapter_args.continued_adapter:
         _report_ignored_flags(adapter_args, read_lora_config(adapter_args.continued_adapter))
@@ -71,11 +75,10 @@ def add_lora(model: PreTrainedModel, adapter_args: AdapterArguments, training_ar
 
 
 def _gather_for_adapters(adapted: PeftModel) -> None:
-    """Have ZeRO-3 gather the weights that adapters of parameters, rows and DoRA read without calling their owner.
-
-    ZeRO-3 would find most of them itself, on the first pass in which they are not whole by chance. Found only after it
-    has learnt its order, which a pass of the reference before training brings about, they end the run: a tracing error.
-    """
+    """Have ZeRO-3 gather the weights that adapters of parameters, rows and DoRA read without calling their owner."""
+    # ZeRO-3 would find most of them itself, in the first pass in which they are not whole by chance. A weight that it
+    # finds only after it has learnt the order of modules (a pass of the reference before training is enough) ends the
+    # run with a tracing error.
     for module in adapted.modules():
         if isinstance(module, ParamWrapper):
             factors = [*module.lora_A.values(), *module.lora_B.values()]  # read, not called

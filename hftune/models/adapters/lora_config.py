@@ -45,7 +45,7 @@ def lora_config(model: PreTrainedModel, adapter_args: AdapterArguments) -> LoraC
             fix="train it whole with --lora_modules_to_save embed_tokens, or some rows with --trainable_token_indices",
         )
     with warnings.catch_warnings():
-        # True of peft's own conversion of PiSSA, not of `initialisation`.
+        # The warning is about peft's own conversion of PiSSA; hftune has another (`adapters/initialisation.py`).
         warnings.filterwarnings("ignore", message="Using Rank-Stabilized LoRA with rank_pattern")
         config = _config(model, adapter_args, targets, to_save)
     _check_patterns(model, config)
@@ -79,13 +79,13 @@ def _config(
 
 
 def inject(model: PreTrainedModel, config: LoraConfig, *, autocast_adapter_dtype: bool = True) -> PeftModel:
-    """`get_peft_model`, without its words about what hftune has checked or says itself.
+    """`get_peft_model`, without warnings about what hftune has checked or reports itself.
 
     Raises:
         ValueError, TypeError, NotImplementedError: Whatever peft cannot do with this model and config.
     """
     with warnings.catch_warnings(), usable_quantisers():
-        # Patterns are checked below; for fused experts peft adds some that it then does not find (peft 0.21).
+        # `_check_patterns` has looked at them; for fused experts peft adds some that it then does not find (peft 0.21).
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not match")
         return get_peft_model(model, config, autocast_adapter_dtype=autocast_adapter_dtype)
 
@@ -100,11 +100,9 @@ def adapted_parameters(model: torch.nn.Module) -> list[str]:
 
 
 def report_targets(adapted: PeftModel, args: AdapterArguments) -> None:
-    """Say what `all` means for this model where it is not every linear module but the head.
-
-    The experts of a mixture were linear modules once (transformers 4). peft adapts the parameters that they have become
-    and the router under the names of those modules, and then no other module of these names (peft 0.21).
-    """
+    """Say what `all` means for this model where it is not every linear module but the head."""
+    # The experts of a mixture were linear modules once (transformers 4). peft 0.21 adapts the parameters that they have
+    # become, and the router, under the names of those modules, and then no other module of these names.
     parameters = sorted({_below_layer(name) for name in adapted_parameters(adapted.base_model.model)})
     if parameters:
         notice("parameters adapted besides linear modules: " + ", ".join(parameters))
@@ -124,9 +122,10 @@ def _is_part_of_adapter(adapted: PeftModel, name: str) -> bool:
 
 
 def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list[str]:
-    """What peft should adapt: "all-linear", a regex, or names.
+    """What peft should adapt: "all-linear" or names.
 
-    Layers are picked here and not by peft, which takes neither `all` nor a regex together with layers.
+    Raises:
+        ArgumentError: A name, regex or layer that this model does not have.
     """
     asked = args.lora_target_modules
     if args.target_regex is not None:
@@ -140,9 +139,10 @@ def target_modules(model: PreTrainedModel, args: AdapterArguments) -> str | list
             return "all-linear"
         chosen = _all_linear(model)
     else:
-        chosen = [name for name in _known(model, asked, "--lora_target_modules", ADAPTABLE)]
+        chosen = _known(model, asked, "--lora_target_modules", ADAPTABLE)
         if args.layers_to_transform is None:
             return asked
+    # Layers are picked here: peft takes neither `all` nor a regex together with layers.
     return _in_layers(model, chosen, args.layers_to_transform) if args.layers_to_transform is not None else chosen
 
 
@@ -184,11 +184,7 @@ def target_parameters(model: PreTrainedModel, asked: list[str] | None) -> list[s
 
 
 def modules_to_save(model: PreTrainedModel, args: AdapterArguments) -> list[str]:
-    """Modules trained in full and saved with the adapter: those asked for, a reward head, and unfrozen ones.
-
-    peft compares the ends of names (`norm` would also be every `input_layernorm`), so a short name becomes the whole
-    names of the modules that it means where it would catch others.
-    """
+    """Modules trained in full and saved with the adapter: those asked for, a reward head, and unfrozen ones."""
     asked = list(args.lora_modules_to_save or [])
     if hasattr(model, "score") and "score" not in asked:
         asked.append("score")
@@ -196,6 +192,8 @@ def modules_to_save(model: PreTrainedModel, args: AdapterArguments) -> list[str]
     names: list[str] = []
     for wanted in asked:
         meant = _known(model, [wanted], "--lora_modules_to_save", torch.nn.Module)
+        # peft compares the ends of names: `norm` would also be every `input_layernorm`. A short name that would catch
+        # others becomes the whole names of the modules that it means.
         catches = [name for name in every if name.endswith(wanted)]
         names += [wanted] if catches == meant else meant
     return list(dict.fromkeys([*names, *modules_to_unfreeze(model, args)]))
@@ -203,6 +201,7 @@ def modules_to_save(model: PreTrainedModel, args: AdapterArguments) -> list[str]
 
 def _share_a_matrix(model: PreTrainedModel, names: list[str]) -> bool:
     """Whether an embedding or a head that is one matrix with the other is among the modules."""
+    # Looked at in the config: on the meta device tied weights may be two tensors.
     tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     ends = {id(model.get_input_embeddings()), id(model.get_output_embeddings())}
     meant = [id(module) for name, module in model.named_modules() if any(ends_with(name, wanted) for wanted in names)]
@@ -261,7 +260,11 @@ def _by_regex(model: PreTrainedModel, regex: str) -> list[str]:
 
 
 def compiled(regex: str, flag: str) -> re.Pattern[str]:
-    """The regex, or a word about what is wrong with it."""
+    """The compiled regex.
+
+    Raises:
+        ArgumentError: It is none.
+    """
     try:
         return re.compile(regex)
     except re.error as error:
@@ -318,10 +321,11 @@ def _bias(model: PreTrainedModel, asked: str) -> str:
 
 
 def _check_patterns(model: PreTrainedModel, config: LoraConfig) -> None:
-    """peft passes over a pattern that means no module; here it is an error."""
+    """Refuse a pattern that means no module, which peft passes over in silence."""
     names = [name for name, _ in (*model.named_modules(), *model.named_parameters())]
     for flag, patterns in (("--rank_pattern", config.rank_pattern), ("--alpha_pattern", config.alpha_pattern)):
         for key in patterns:
+            # As peft looks patterns up (`get_pattern_key`).
             pattern = compiled(rf"(.*\.)?({key})$", flag)
             if not any(pattern.match(name) for name in names):
                 raise ArgumentError(f"{key!r} matches no module", place=flag, fix="name modules as in the target flags")

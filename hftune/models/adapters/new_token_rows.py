@@ -1,4 +1,4 @@
-"""Training the rows of new tokens beside or instead of LoRA, on peft's trainable tokens."""
+"""Training the rows of new tokens next to or instead of LoRA, with peft's trainable tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def new_rows_with_lora(
 def new_rows_config(model: PreTrainedModel) -> LoraConfig:
     """The config of an adapter that is nothing but the rows of new tokens (`--train_new_tokens_only`).
 
-    It is LoRA on no module, so that whatever loads, continues or merges LoRA takes it. A score head is trained too.
+    A score head is trained too.
 
     Raises:
         ArgumentError: No token is new.
@@ -60,6 +60,7 @@ def new_rows_config(model: PreTrainedModel) -> LoraConfig:
     if not ids:
         raise ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)
     notice(f"only the rows of {len(ids)} new tokens are trained, in {' and '.join(_tables(model))}")
+    # LoRA on no module: whatever loads, continues or merges LoRA takes it.
     return LoraConfig(
         target_modules=DUMMY_TARGET_MODULES,
         trainable_token_indices=_indices(model, ids),
@@ -94,10 +95,8 @@ def _tied(model: PreTrainedModel) -> bool:
 
 
 def register_missing_bias(adapted: nn.Module) -> None:
-    """Let TRL's fused head read the `bias` of a head whose rows are trained: peft's wrapper has no such attribute.
-
-    There is none: `_indices` refuses a head with one, and a tied head follows the embeddings.
-    """
+    """Give a head whose rows are trained a `bias` of None, which TRL's fused head reads: peft's wrapper has none."""
+    # None is right: `_indices` refuses a head with a bias, and a tied head follows the embeddings.
     for module in adapted.modules():
         if isinstance(module, TrainableTokensWrapper) and getattr(module.original_module, "bias", None) is None:
             module.register_parameter("bias", None)

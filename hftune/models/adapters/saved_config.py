@@ -21,18 +21,20 @@ from hftune.path_hints import not_an_adapter
 CHANGES_BASE = ("pissa", "olora", "corda", "lora_ga", "loftq")
 """Beginnings of `init_lora_weights` that take a part out of the base."""
 
+# The values that peft writes for a field that was not used.
 _NOTHING: tuple[Any, ...] = (None, False, {}, [], "")
-# How it runs, not what it is: never read from a file, as in peft.
+# How an adapter runs, not what it is: peft (0.18 and later) never reads it from a file either.
 _NOT_READ = {"runtime_config"}
 
 
 @contextmanager
 def usable_quantisers() -> Iterator[None]:
-    """What peft says inside of the versions of quantisers, which it looks at wherever they are installed, as ours.
+    """In the block, an ImportError of peft about a quantiser's version becomes the one message.
 
     Raises:
-        ArgumentError: One that is installed is too old for it (peft 0.21: torchao below 0.16).
+        ArgumentError: A quantiser that is installed is too old for peft (peft 0.21: torchao below 0.16).
     """
+    # peft looks at the versions of all quantisers that are installed, also where none is used.
     try:
         yield
     except ImportError as error:
@@ -41,11 +43,7 @@ def usable_quantisers() -> Iterator[None]:
 
 
 def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftConfig:
-    """The config in `adapter_config.json`.
-
-    peft adds a field a release and ignores those that it does not know, with a warning. Here an unknown field that says
-    nothing (null, false or empty: the way a newer peft writes what was not used) is left out and said; any other would
-    mean an adapter that is not what was trained.
+    """The config in `adapter_config.json`, without fields of a newer peft that were not used.
 
     Raises:
         ArgumentError: No or an unreadable config, a kind of adapter or a field that this peft does not know.
@@ -60,6 +58,8 @@ def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftCo
             fix="use a peft that knows it" + _written_by(values),
         )
     known = {field.name for field in dataclasses.fields(config_class)} - _NOT_READ
+    # peft adds fields with most releases, and ignores those that it does not know, with a warning. A field with a value
+    # would then mean another adapter than was trained; one without is harmless.
     unknown = {name: value for name, value in values.items() if name not in known | _NOT_READ}
     said = {name: value for name, value in unknown.items() if value not in _NOTHING}
     if said:
@@ -75,10 +75,10 @@ def read_adapter_config(folder: str | Path, flag: str = "--peft_path") -> PeftCo
 
 
 def read_lora_config(folder: str | Path, flag: str = "--peft_path") -> LoraConfig:
-    """As `read_adapter_config`, for an adapter that hftune trains further or folds: LoRA and its variants.
+    """The config of an adapter that hftune trains further or folds: LoRA and its variants.
 
     Raises:
-        ArgumentError: Also for another kind of adapter, and for one that belongs to a base which it changes itself.
+        ArgumentError: As `read_adapter_config`; another kind of adapter, or one of a base that it has changed itself.
     """
     config = read_adapter_config(folder, flag)
     if not isinstance(config, LoraConfig):

@@ -57,7 +57,7 @@ def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
 
 
 def why_not_isolated(config: PreTrainedConfig, model_class: Any) -> str | None:
-    """Why tokens of this model know of others by other ways than attention; None where they do not."""
+    """Why tokens of this model reach others by other ways than attention; None where they do not."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"

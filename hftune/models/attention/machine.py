@@ -58,6 +58,7 @@ def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
 @cache
 def has_varlen() -> bool:
     """Whether this torch has `varlen_attn` with windows (2.11 or later), and this machine a GPU that runs it."""
+    # FlashAttention 2, which torch has built in, needs Ampere.
     if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] < 8:
         return False
     return "window_size" in varlen_parameters()

@@ -56,10 +56,8 @@ class Segments:
         return (run[..., :, None] == run[..., None, :]) & near
 
     def cut_at(self, borders: torch.Tensor | None) -> Segments:
-        """These runs, cut at the borders of documents that the batch came with, too.
-
-        They are the same, unless a model keeps its position ids from its mask function.
-        """
+        """These runs, cut at the borders of documents that the batch came with, too."""
+        # Both say the same, unless a model keeps its position ids from its mask function (GPT-OSS, transformers 5.23).
         if borders is None or len(borders) == len(self.borders):
             return self
         return _from_borders(torch.unique(torch.cat([self.borders, borders.to(self.borders)])), self.window)
@@ -115,6 +113,8 @@ def _linked(
     mask_function: MaskFunction, rows: int, length: int, device: torch.device, attention_mask: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Bool (rows, length - 1), whether a token sees the one before it; None where runs cannot tell the whole mask."""
+    # Where tokens see only what is before them, whether neighbours see each other tells the runs: two calls of the mask
+    # function on (rows, length) take the place of one on (rows, length, length).
     row, head, here = _places(rows, length, device)
     linked = mask_function(row, head, here, here - 1).expand(rows, length - 1)
     if looks_ahead(mask_function, rows, length, device):
@@ -176,7 +176,7 @@ def segments_attention(
             return _by_runs(query, key, value, runs, softmax, shared_prompts), None
         attention_mask = runs.dense(query.shape[0], query.shape[2])
     if shared_prompts is not None:
-        shared_prompts.check(())
+        shared_prompts.check(())  # a dense mask knows no shared prompts: refused
     if softmax.plain:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -247,6 +247,7 @@ class _Softmax:
             scores = self.softcap * torch.tanh(scores / self.softcap)
         if seen is None:  # the queries are the last ones
             seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+        # The least finite number, not -inf: a row without anything to see gives a mean and not NaN.
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
         if self.sinks is not None:
             sink = self.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -27,6 +27,7 @@ class SharedPrompts:
 
     prompts: tuple[int, ...]
     answers: tuple[tuple[int, ...], ...]
+    # All layers ask for the same masks and borders.
     _masks: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -58,7 +59,7 @@ class SharedPrompts:
         """See that an attention's runs are those of this row.
 
         Raises:
-            ArgumentError: They are not: a model that cuts its own runs (chunked attention).
+            ArgumentError: They are not, as in a model that cuts its own runs (chunked attention).
         """
         if list(lengths) != self.runs:
             raise ArgumentError(

@@ -125,11 +125,13 @@ def _keys_of(states: torch.Tensor, heads: Heads, group: SequenceGroup, tokens: t
     return whole if places is None else whole[:, places]
 
 
+# The borders of the batch that is computed now. All layers ask for them with the same tensor, and reading lengths from
+# a GPU waits for everything that was queued there.
 _last: tuple[torch.Tensor, Segments] | None = None
 
 
 def _documents(borders: torch.Tensor) -> Segments:
-    """The borders with their lengths, which are read from the device once a batch, not once a layer."""
+    """The borders with their lengths."""
     global _last
     if _last is None or _last[0] is not borders:
         _last = borders, Segments(borders, tuple(borders.diff().tolist()))

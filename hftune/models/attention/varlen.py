@@ -25,7 +25,11 @@ def varlen_attention(
     shared_prompts: SharedPrompts | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As `segments_attention`, which also does what the kernel cannot: float32, dropout, caps, sinks, dense masks."""
+    """An attention of transformers' `AttentionInterface`: all documents of a batch in one call of the kernel.
+
+    What the kernel cannot do (float32, dropout, caps, sinks, dense masks) goes to `segments_attention`; arguments and
+    result are the same.
+    """
     runs = attention_mask.cut_at(kwargs.get("cu_seq_lens_q")) if isinstance(attention_mask, Segments) else None
     value = _half(value)
     query, key = query.to(value.dtype), key.to(value.dtype)
@@ -35,6 +39,7 @@ def varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     batch, heads, tokens, size = query.shape
+    # The kernel's window is (tokens before, tokens after); -1 is no limit. Ours counts the token itself.
     options: dict[str, Any] = {"scale": scaling, "window_size": (-1 if runs.window is None else runs.window - 1, 0)}
     if "enable_gqa" in varlen_parameters():
         options["enable_gqa"] = heads != key.shape[1]

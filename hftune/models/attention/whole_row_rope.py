@@ -13,12 +13,13 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 def stretch_by_whole_rows(model: torch.nn.Module) -> int:
-    """Let such rotary positions know of the whole row, not of a slice; returns how many modules there are.
+    """Have rotary positions that depend on length computed for the whole row; returns how many modules there are.
 
-    transformers looks at the largest position that it is given (`dynamic_rope_update`, 5.23): each process would
-    stretch by its own slice, and their queries and keys would not belong together. So the largest position of the row
-    is put after those of the slice, and what is computed of it is cut off. All processes of the group must call.
+    In each forward pass all processes of the group must call them, since they exchange their largest positions.
     """
+    # transformers looks at the largest position that it is given (`dynamic_rope_update`, 5.23): each process would
+    # stretch by its own slice, and their queries and keys would not belong together. So the largest position of the row
+    # is put after those of the slice, and what is computed of it is cut off.
     found = [module for module in model.modules() if _stretches_by_length(module)]
     for module in found:
         module.register_forward_pre_hook(_with_last_position, with_kwargs=True)

@@ -31,7 +31,9 @@ from hftune.logging import notice
 from hftune.models.blocks import decoder_layers
 from hftune.models.kernels.recomputable import members, not_recomputable
 
+# What architectures call the argument that holds keys and values of earlier tokens.
 _CACHES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+# Beginnings of the names of attentions that never keep a matrix of scores.
 _KEEP_NO_SCORES = ("sdpa", "flash", "flex", "hftune")
 
 
@@ -47,11 +49,9 @@ def recompute_as_asked(
 
 
 def _checkpoint_reentrantly(training_args: StageArguments) -> None:
-    """Adapters under ZeRO-3 need reentrant checkpointing (TRL issue 2514).
-
-    TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
-    set here.
-    """
+    """Ask for reentrant checkpointing, which adapters under ZeRO-3 need (TRL issue 2514)."""
+    # TRL sets it under the older of two names once the Trainer has read the newer one (transformers 5.23), so both are
+    # set here.
     for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
         if hasattr(training_args, name):
             setattr(training_args, name, {**(getattr(training_args, name) or {}), "use_reentrant": True})
@@ -77,8 +77,9 @@ def recompute(
         raise problem
     if plan.offload and on_cpu:
         notice("--activation_checkpointing_offload has no effect: on a CPU all activations are in its memory")
-    _say_what_is_idle(plain, plan)
+    _warn_if_useless(plain, plan)
     plain.recomputing = Recomputing(plain, plan, reentrant=reentrant, offload=plan.offload and not on_cpu)
+    # Off until the Trainer enables it, whatever the config or an earlier stage has left on.
     plain.recomputing.switch(plain, on=False)
     require("transformers.modeling_utils.PreTrainedModel._set_gradient_checkpointing")
     replace_method(plain, "_set_gradient_checkpointing", _switch)
@@ -100,6 +101,7 @@ class Recomputing:
         self.options = {"use_reentrant": reentrant, **plan.options}
         self.offload = offload
         self.whole = chosen if plan.parts == (FULL,) else []
+        # Whether the layers' own class knows how to recompute itself, as in most architectures by now.
         self.in_layers = all(isinstance(layer, GradientCheckpointingLayer) for layer in layers) and bool(layers)
         self.parts = [module for layer in chosen for part in plan.parts for module in _parts(layer, part)]
 
@@ -107,7 +109,8 @@ class Recomputing:
         """Recompute from the next forward pass on, or no more."""
         flagged: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         for module in flagged:
-            # Models carry the flag beside their layers, and then drop their cache in training; old ones it alone.
+            # A model carries the flag next to its layers, and drops its cache in training where it is on. In older
+            # architectures only the model has it, and recomputes its layers itself.
             self._set(module, on=on and (isinstance(module, PreTrainedModel) or not self.in_layers))
         for module in [*self.whole, *self.parts]:
             self._set(module, on=on)
@@ -129,7 +132,7 @@ class Recomputing:
 
 
 def _switch(self: Any, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1) -> None:
-    """Takes the place of a model's `_set_gradient_checkpointing`; how and where is known already."""
+    """Takes the place of a model's `_set_gradient_checkpointing`; options are ignored, since the plan says it all."""
     self.recomputing.switch(self, on=enable)
 
 
@@ -146,7 +149,8 @@ def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
 
 
 def _wrap_forward(module: Any) -> None:
-    """Recompute `forward`, not `__call__`: the module's hooks, ZeRO's among them, then run once and outside."""
+    """Have a module's `forward` recomputed."""
+    # Not `__call__`: the module's hooks, ZeRO's among them, then run once, outside of what is recomputed.
     if not hasattr(module, "forward_as_it_was"):
         module.forward_as_it_was = module.forward
         replace_method(module, "forward", _recomputed_forward)
@@ -155,10 +159,12 @@ def _wrap_forward(module: Any) -> None:
 def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
         return self.forward_as_it_was(*args, **kwargs)
-    for name in _CACHES:  # would be written a second time
+    # A cache would be written a second time when recomputing.
+    for name in _CACHES:
         if kwargs.get(name) is not None:
             kwargs[name] = None
-    if not args:  # reentrant checkpointing passes gradients through positional arguments only
+    # Reentrant checkpointing passes gradients through positional arguments only.
+    if not args:
         args = (kwargs.pop("hidden_states"),)
     return self._gradient_checkpointing_func(partial(self.forward_as_it_was, **kwargs), *args)
 
@@ -196,7 +202,7 @@ def _eager(module: nn.Module) -> Callable[..., Any]:
     return inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]  # type: ignore[no-any-return]
 
 
-def _say_what_is_idle(model: Any, plan: Recomputation) -> None:
+def _warn_if_useless(model: Any, plan: Recomputation) -> None:
     kernel = model.config._attn_implementation or ""
     if CORE_ATTENTION in plan.parts and kernel.startswith(_KEEP_NO_SCORES):
         notice(

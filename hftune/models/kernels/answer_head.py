@@ -41,7 +41,7 @@ class AnswerOutput(ModelOutput):
 
 
 def add_answer_head(model: PreTrainedModel) -> None:
-    """Teach a model (without an adapter around it) the arguments `answer_at` and `answer_ids`.
+    """Give a model (without an adapter around it) the arguments `answer_at` and `answer_ids`, in place.
 
     `answer_at` (tokens,) are places in the flattened (batch * length) input whose hidden state predicts a token,
     `answer_ids` (tokens,) those tokens. Without them the model does what it did. Where an adapter prepends virtual
@@ -66,8 +66,10 @@ def add_answer_head(model: PreTrainedModel) -> None:
         width = kwargs.pop("answer_width", None)
         if answer_at is None:
             return original(*args, **kwargs)
+        # A batch of this process may hold no answer. It then projects one token with factor 0, since every process has
+        # to use the head: gathering it (ZeRO-3) and reducing its gradient are collective.
         none = answer_factors is not None and not len(answer_ids)
-        if none:  # a token that counts nothing: every process has to use the head
+        if none:
             answer_at, answer_ids, answer_factors = (
                 one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
             )

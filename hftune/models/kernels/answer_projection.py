@@ -122,7 +122,7 @@ def _is_trained(head: torch.nn.Module) -> bool:
 
 
 def _answering(head: Any) -> None:
-    """Let a plain head score answers where its weight is at hand."""
+    """Teach a plain head to score answers in its own forward pass, where ZeRO-3 has gathered its weight."""
     if getattr(head, "scores_answers", False):
         return
     original: Callable[[torch.Tensor], torch.Tensor] = head.forward
@@ -138,7 +138,7 @@ def _answering(head: Any) -> None:
 
 
 def _slices(hidden: torch.Tensor, vocabulary: int) -> list[slice]:
-    """The chunks of hidden states (tokens, size): as few as may be, and all alike."""
+    """Chunks of hidden states (tokens, size): as few as may be, of nearly the same length."""
     most = max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary))
     chunks = -(-len(hidden) // most)
     length = -(-len(hidden) // chunks) if chunks else 1
@@ -146,7 +146,7 @@ def _slices(hidden: torch.Tensor, vocabulary: int) -> list[slice]:
 
 
 def _dtype(weight: torch.Tensor) -> torch.dtype:
-    """What the projection is computed in."""
+    """The dtype in which the projection is computed: that of autocast, where it is on."""
     device = weight.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
@@ -175,6 +175,7 @@ class _Chunk:
         powers = (logits - top[:, None]).exp_()
         total = powers.sum(dim=-1)
         at_target = logits.gather(1, ids[:, None])
+        # Autocast would compute products with 16 bits, which is not enough for sums over a vocabulary.
         with _in_float32(logits.device):
             columns = _measured(logits, raw.dtype, ids, (powers, total, top, at_target.squeeze(1)), detail)
         if shape.plain:
@@ -268,7 +269,8 @@ class _TrainedHead(torch.autograd.Function):
         kept, kept_bias = weight, bias
         weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
         chunks = _slices(hidden, weight.shape[0])
-        exact = torch.float32 if len(chunks) > 1 else kept.dtype  # many sums want more than 16 bits
+        # Sums over several chunks want more than 16 bits.
+        exact = torch.float32 if len(chunks) > 1 else kept.dtype
         to_hidden = torch.empty_like(hidden) if wanted[0] else None
         to_weight = torch.zeros_like(kept, dtype=exact) if wanted[1] else None
         to_bias = None if kept_bias is None or not wanted[2] else torch.zeros_like(kept_bias, dtype=torch.float32)
@@ -297,7 +299,7 @@ class _TrainedHead(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *rest: Any) -> tuple[Any, ...]:
-        """What was found, times the gradient of the loss; once only."""
+        """What was found, times the gradient of the loss; once only, since it is scaled in place."""
         gradients, ctx.gradients = ctx.gradients, None
         pairs = zip(gradients, ctx.dtypes, strict=True)
         return (*(None if each is None else each.mul_(gradient).to(dtype) for each, dtype in pairs), *[None] * 5)
@@ -335,6 +337,7 @@ def _by_module(
             rest = _Chunk.of(raw, ids, shape, detail).columns[1:]
         return log_probs, *rest
 
+    # A head that peft has wrapped may not say its size: 65536 rows are assumed, which only decides how long chunks are.
     vocabulary = int(getattr(head, "out_features", 0) or 2**16)
     most = len(hidden)
     if zero.is_any_partitioned(head):
@@ -351,14 +354,16 @@ def _by_module(
         columns = checkpoint(score, part, ids, use_reentrant=False) if again else score(part, ids)
         (found if counts else nothing).append(columns)
     log_probs, *rest = _joined(found, hidden, detail)
+    # Times 0, so that the backward pass of this process has as many calls of the head as that of the others.
     for columns in nothing:
         log_probs = log_probs + 0.0 * columns[0].sum()
     return log_probs, *rest
 
 
 def _joined(found: list[Columns], hidden: torch.Tensor, detail: int) -> Columns:
-    """The columns of all chunks; empty ones, still joined to the model, where a batch has no answer."""
+    """The columns of all chunks; empty ones where a batch has no answer."""
     if not found:
+        # Sums of no hidden states: of length 0, with a gradient that leads to the model.
         none = hidden.sum(dim=-1).float()
         return (none, none.detach(), none.detach().bool(), none.detach(), none.detach())[: 1 + 2 * detail]
     return tuple(torch.cat(column) for column in zip(*found, strict=True))

@@ -68,7 +68,7 @@ class Dropouts:
         return bool(self.modules or self.ends)
 
     def set(self, asked: Probabilities) -> None:
-        """Use these probabilities from the next forward pass on, in training mode only."""
+        """Use these probabilities from the next forward pass, in training mode only."""
         if asked.attention is not None:
             for module, name in self.attention:
                 _assign(module, name, asked.attention)
@@ -77,6 +77,7 @@ class Dropouts:
         self.hidden = asked.hidden
         for module in self.modules:
             module.p = asked.hidden
+        # One hook for the whole run, which reads the probability of the moment: `set` is called at every step.
         if not self.modules and not self._hooked:
             self._hooked = True
             for end in self.ends:
@@ -92,7 +93,8 @@ class Dropouts:
 
 
 def _children(layer: nn.Module, names: tuple[str, ...]) -> list[Any]:
-    """The children of these names; none unless all are there. A norm before the MLP is not one behind attention."""
+    """The children of these names; none unless all are there."""
+    # Alone, a norm called post_attention_layernorm is the one before the MLP (Llama), and not the end of a branch.
     if names == ("post_attention_layernorm", "post_feedforward_layernorm") and not hasattr(layer, names[1]):
         return []
     found = [getattr(layer, name, None) for name in names]

@@ -33,6 +33,7 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
     kept = {id(model.get_output_embeddings()), id(getattr(model, "score", None))}
     chosen = [name for name, module in model.named_modules() if id(module) not in kept and _takes(name, module)]
     own = Float8LinearConfig.from_recipe_name(recipe)
+    # Padding: the number of tokens of a batch, an inner dimension of two of the three products, may be anything.
     config: Any = dataclasses.replace(own, pad_inner_dim=True, emulate=not has_float8(recipe))
     wanted = {*chosen}
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name in wanted, config=config)

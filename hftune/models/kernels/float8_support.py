@@ -28,10 +28,12 @@ def has_float8(recipe: str) -> bool:
 
 @contextmanager
 def without_float8(model: nn.Module) -> Iterator[None]:
-    """Inside, layers that `to_float8` made multiply as plain ones: in the dtype of the run, or of autocast.
+    """In the block, layers that `to_float8` made multiply as plain ones: in the dtype of the run, or of autocast.
 
-    A tensorwise scale is that of the largest number among all tokens: so one document changes how another is rounded.
+    For proofs that documents do not see each other: a tensorwise scale is that of the largest number among all tokens,
+    so that one document changes how another is rounded.
     """
+    # Not imported here: torchao is an extra, and a model without its layers has never imported it.
     library = sys.modules.get("torchao.float8.float8_linear")
     layers = [module for module in model.modules() if library is not None and isinstance(module, library.Float8Linear)]
     with ExitStack() as replaced:

@@ -14,6 +14,7 @@ from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, FULL, MLP,
 from hftune.errors import ArgumentError
 from hftune.models.blocks import decoder_layers
 
+# What architectures call the attention and the MLP of a layer.
 _CHILDREN = {
     ATTENTION: ("self_attn", "attention", "attn", "self_attention", "linear_attn"),
     MLP: ("mlp", "feed_forward", "block_sparse_moe", "moe"),
@@ -42,7 +43,7 @@ def not_recomputable(model: PreTrainedModel, plan: Recomputation) -> ArgumentErr
 
 
 def members(layer: nn.Module, part: str) -> Iterator[nn.Module]:
-    """The modules of a layer that a part is: the layer itself, or the children of its attention or MLP."""
+    """The modules of a layer that make a part: the layer itself, or its attention, or its MLP."""
     if part == FULL:
         yield layer
         return

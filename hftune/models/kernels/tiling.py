@@ -1,7 +1,6 @@
-"""MLPs that are computed a piece of the row at a time: their wide activations exist for one piece only.
+"""MLPs that are computed tile by tile, a tile being some tokens of the row: wide activations exist for one tile only.
 
-After the TiledMLP of ALST (arXiv:2506.13996, section 3.1.1). The number of pieces is the same for every batch and on
-every process, also where rows are shorter: under ZeRO-3 each piece gathers weights, and all processes must take part.
+After the TiledMLP of ALST (arXiv:2506.13996, section 3.1.1).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def tileable(model: nn.Module) -> list[nn.Module]:
 
 
 def tiles_for(tokens: int, hidden_size: int) -> int:
-    """Pieces in which the activations of an MLP are about as large as its weights: ALST's ceil(tokens / hidden size).
+    """Tiles in which the activations of an MLP are about as large as its weights: ALST's ceil(tokens / hidden size).
 
     Args:
         tokens: Of the longest batch of a process.
@@ -52,7 +51,7 @@ def longest_batch(training_args: StageArguments, longest: int) -> int:
 
 
 def tile_mlps(model: nn.Module, tiles: int) -> int:
-    """Have the MLPs of a model computed in so many pieces; returns how many MLPs there are.
+    """Have the MLPs of a model computed in so many tiles; returns how many MLPs there are.
 
     Args:
         model: The plain model, with its adapter's layers inside where it has one.
@@ -67,6 +66,8 @@ def tile_mlps(model: nn.Module, tiles: int) -> int:
 def _tiled(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """(batch, tokens, size) to the same."""
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
+    # As many tiles for every batch and on every process, also where rows are shorter: under ZeRO-3 each tile gathers
+    # weights, and all processes must take part.
     parts = flat.tensor_split(self.tiles)
     if self.training and torch.is_grad_enabled():
         done = [checkpoint(self.forward_of_a_tile, part, use_reentrant=False) for part in parts]

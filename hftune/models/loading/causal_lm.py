@@ -93,8 +93,9 @@ def build_model(
 def _from_pretrained(
     auto: Any, config: PreTrainedConfig, model_args: ModelArguments, given: dict[str, Any]
 ) -> PreTrainedModel:
+    # transformers warns of a head that comes or goes, which is expected here and reported by hftune.
     level = hf_logging.get_verbosity()
-    hf_logging.set_verbosity_error()  # the head that comes or goes is expected here, and said by hftune
+    hf_logging.set_verbosity_error()
     try:
         model, info = pretrained(
             auto,
@@ -111,7 +112,8 @@ def _from_pretrained(
         hf_logging.set_verbosity(level)
     if model_args.gguf_file:
         forget_gguf(model)
-    elif not is_deepspeed_zero3_enabled():  # which transformers takes to fit
+    elif not is_deepspeed_zero3_enabled():
+        # Under ZeRO-3 transformers reports nothing missing; preflight has compared names and shapes by then.
         scores = auto is not AutoModelForCausalLM
         check_loaded(info, model, str(model_args.model_name_or_path), flag="--model_name_or_path", scores=scores)
     return model
@@ -127,8 +129,8 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
         seed: Every rank must give the same.
     """
     options = {**options, "dtype": options["dtype"] if options["dtype"] != "auto" else torch.float32}
-    # Constructors of torch's layers draw as well, and are kept from it only under ZeRO-3, where transformers draws
-    # after partitioning. Without this the two would be at other places of the same random numbers.
+    # Constructors of torch's layers draw numbers as well, but not under ZeRO-3, where transformers draws after it has
+    # partitioned. `no_init_weights` keeps them from it here too: else the same seed would give other weights.
     set_seed(seed)
     partitions = is_deepspeed_zero3_enabled()
     with nullcontext() if partitions else no_init_weights():
@@ -136,7 +138,7 @@ def draw_weights(auto: Any, config: PreTrainedConfig, options: dict[str, Any], s
     if not partitions:
         set_seed(seed)
         model.init_weights()
-    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn
+    set_seed(seed)  # under ZeRO-3 rank 0 alone has drawn, and the generators of the ranks differ
     count = sum(zero.full_numel(parameter) for parameter in model.parameters())
     notice(f"{type(model).__name__} from scratch: {count:,} weights drawn with seed {seed}")
     return model

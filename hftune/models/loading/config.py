@@ -1,4 +1,4 @@
-"""The config that a model is built from: the checkpoint's own, with what was asked to be otherwise."""
+"""The config that a model is built from: the checkpoint's own, changed as the arguments ask."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from hftune.models.loading.from_pretrained import pretrained
 from hftune.on_demand import on_demand
 from hftune.path_hints import cannot_load
 
+# A Hub that needs longer for a handshake is as good as none.
 _PROBE_SECONDS = 5.0
 
 
@@ -67,8 +68,6 @@ def file_options(model_args: ModelArguments, name: str | None = None) -> dict[st
 def from_cache_only(model_args: ModelArguments, name: str) -> bool:
     """Whether names on the Hub are taken from the cache: asked for, or because the Hub does not answer.
 
-    The Hub's own client tries again for about a minute before it says so.
-
     Raises:
         ArgumentError: The Hub does not answer, and the model is not in the cache.
     """
@@ -76,6 +75,7 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
         return False
     if model_args.offline or constants.HF_HUB_OFFLINE:
         return True
+    # Asked first, because the Hub's own client tries again for about a minute before it gives up.
     if hub_answers(constants.ENDPOINT):
         return False
     kept = (
@@ -91,7 +91,8 @@ def from_cache_only(model_args: ModelArguments, name: str) -> bool:
 
 @functools.cache
 def hub_answers(endpoint: str) -> bool:
-    """Whether something listens at the Hub's address; taken for granted behind a proxy. Asked once a process."""
+    """Whether something listens at the Hub's address; asked once a process."""
+    # Behind a proxy a direct connection says nothing.
     if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
         return True
     address = urlsplit(endpoint)
@@ -109,5 +110,5 @@ def row_length(training_args: StageArguments) -> int | None:
         return int(training_args.block_size)
     if getattr(training_args, "max_length", None):
         return int(training_args.max_length)
-    parts = [getattr(training_args, name, None) for name in ("max_prompt_length", "max_completion_length")]
-    return sum(parts) if all(parts) else None  # type: ignore[arg-type]
+    prompt, completion = (getattr(training_args, f"max_{part}_length", None) for part in ("prompt", "completion"))
+    return prompt + completion if prompt and completion else None

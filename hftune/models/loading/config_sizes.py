@@ -1,7 +1,7 @@
-"""Whether the sizes that a config.json says are those of a model at all, looked at before anything is built from it.
+"""Whether the sizes in a config.json are those of a model at all, looked at before anything is built from it.
 
 transformers makes a list of one entry a layer as it reads a config, and a skeleton one module: of 10^9 layers neither
-ends. The limits are a hundred times those of the largest models there are.
+ends.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from hftune.errors import ArgumentError, shown
 from hftune.opening.model_files import read_checked
 
+# About a hundred times the sizes of the largest models there are.
 _NAMES = {
     10_000: """
         num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_nextn_predict_layers depth

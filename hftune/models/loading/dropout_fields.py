@@ -13,7 +13,7 @@ ATTENTION_FIELDS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_
 """What configs call the two."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Probabilities:
     """The two, each None where the model's own stays."""
 
@@ -42,7 +42,7 @@ def set_dropout_fields(config: PreTrainedConfig, training_args: StageArguments) 
 
 
 def outside_config(config: PreTrainedConfig, training_args: StageArguments) -> Probabilities:
-    """What the config's fields do not do: no field, values that change with steps or layers. None where all is done."""
+    """The probabilities that the config's fields do not set: without a field, or changing with steps or layers."""
     changes = bool(training_args.dropout_warmup_steps or training_args.layerwise_dropout)
     text = config.get_text_config()
 

@@ -1,7 +1,7 @@
-"""Models, configs and tokenizers by name, for all of hftune: code that comes with a model runs by its flag alone.
+"""Models, configs and tokenizers by name, for all of hftune: code that comes with a model runs only with its flag.
 
 transformers asks on the standard input where nobody has said whether such code may run, and a piped `y` is an answer.
-Here everybody has to say, and nobody is asked, not by a library on its own either.
+Here every caller has to say, and nobody is asked, not by a library on its own either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REFUSED = ("trust_remote_code=True", "execute custom code")
 
 @contextmanager
 def reporting_damage(name: str | Path | None, *, descriptions: bool = False) -> Iterator[None]:
-    """Around a library that reads somebody's files: what it raises of damaged ones becomes the one message.
+    """In the block, what a library raises of damaged files becomes the one message.
 
     Args:
         name: Of the folder or file.

@@ -6,7 +6,8 @@ from transformers import PreTrainedModel
 
 
 def forget_gguf(model: PreTrainedModel) -> None:
-    """The weights were dequantised on reading; what is left of the GGUF would only refuse to be saved."""
+    """Remove what reading a GGUF file leaves on a model, whose weights were dequantised on the way."""
+    # transformers would refuse to train or save it as a quantised model (5.23).
     for holder, name in (
         (model, "hf_quantizer"),
         (model, "quantization_method"),

@@ -49,6 +49,7 @@ def beyond_last(config: Mapping[str, Any], stored: Iterable[str]) -> list[str]:
 
 def missing_layers(config: Mapping[str, Any], stored: Iterable[str]) -> list[int]:
     """Numbers of layers that a config.json says and of which nothing is stored."""
+    # Without any name of a known kind the architecture is one that is not counted here.
     there = {int(match[1]) for name in stored if (match := _LAYER.match(name))}
     return [number for number in range(layer_count(config)) if number not in there] if there else []
 

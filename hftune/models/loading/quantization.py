@@ -50,7 +50,8 @@ def quantisation_options(
     compute = dtype if isinstance(dtype, torch.dtype) else torch.float32
     partitioned = training_args.zero_stage == 3
     config = quantization_config(adapter_args, compute, partitioned=partitioned)
-    if partitioned:  # transformers takes no place under ZeRO-3, and each rank its own device
+    if partitioned:
+        # transformers takes no `device_map` under ZeRO-3; each rank quantises on its own device.
         notice("every process reads the whole quantised model before ZeRO-3 partitions it")
         return {"quantization_config": config}
     # bitsandbytes quantises while loading and wants to know where to.

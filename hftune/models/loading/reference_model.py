@@ -20,10 +20,9 @@ def load_reference(
     training_args: DPOArguments,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel | None:
-    """Another model that was named, or the policy's weights once more; None where neither is needed.
-
-    It is needed where the reference is renewed, or computed in each step, and no adapter can be switched off instead.
-    """
+    """Another model that was named, or the policy's weights once more; None where neither is needed."""
+    # With an adapter, the reference is the base with the adapter switched off. Without one a copy is needed where the
+    # reference is renewed or computed in each step; else its log-probabilities are computed once, before training.
     again = not adapter_args.use_peft and (
         training_args.sync_ref_model or training_args.precompute_ref_log_probs is False
     )

@@ -108,7 +108,7 @@ def _inline(asked: Any, text: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _is_done(current: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Whether an earlier stage did the same, so that a flag that all stages are given does not stretch twice."""
+    """Whether an earlier stage did the same: a flag that all stages are given must not stretch twice."""
     return all(current.get(name) == value for name, value in wanted.items())
 
 
@@ -122,10 +122,11 @@ def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, 
         if hasattr(text, "original_max_position_embeddings"):
             text.original_max_position_embeddings = current["original_max_position_embeddings"]
     after = int(context * float(current.get("factor") or 1.0))
-    if current["rope_type"] != "dynamic":  # whose formula reads the context before stretching from here
+    # The formula of dynamic reads the context before stretching from this field.
+    if current["rope_type"] != "dynamic":
         text.max_position_embeddings = after
     if getattr(text, "head_dim", 0) is None:
-        # Mixtral's default, which dynamic and yarn would multiply with (transformers 5.23).
+        # A field that is None (Mixtral's default), with which dynamic and yarn would compute (transformers 5.23).
         text.head_dim = text.hidden_size // text.num_attention_heads
     try:
         text.standardize_rope_params()

@@ -35,7 +35,8 @@ def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores:
         config.num_labels = 1
     with zero.no_partitioning(), torch.device("meta"), no_init_weights():
         model = from_config(auto, config, trust_remote_code=training_args.trust_remote_code)
-    model.tie_weights()  # or tied embeddings would count twice
+    # transformers ties after loading; until then tied embeddings would count twice.
+    model.tie_weights()
     return model
 
 
@@ -43,7 +44,7 @@ def skeleton_of(model_args: ModelArguments, training_args: StageArguments, *, sc
     """The skeleton of the model that was named; None where it cannot be made.
 
     It cannot from a GGUF file (the config is inside), without a config that can be reached, or for an architecture that
-    has no such head: loading has its own words for these.
+    has no such head. Loading reports each of these.
 
     Args:
         model_args: `model_name_or_path`, revision and cache.

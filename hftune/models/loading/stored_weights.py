@@ -1,7 +1,7 @@
 """Whether stored weights and config.json are of one model: by names and shapes alone, before a weight is read.
 
 transformers draws at random what a checkpoint lacks, leaves out what the model has no place for, and says so in a
-table that nobody reads. Its own rules say under which names a parameter may be stored (conversion_mapping) and which
+table among its logs. Its own rules say under which names a parameter may be stored (conversion_mapping) and which
 names may be left out or lacking (`_keys_to_ignore_on_load_*`), so that a checkpoint which it loads whole is never
 refused here.
 """
@@ -76,11 +76,11 @@ def _product(shape: Shape) -> str:
 
 
 def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, scores: bool = False) -> None:
-    """Hold the safetensors of a local folder against the model that its config.json builds.
+    """Compare the safetensors of a local folder with the model that its config.json builds.
 
     Args:
         model: On the meta device.
-        folder: A name on the Hub, and weights in another format, are held against it when they have loaded.
+        folder: A name on the Hub, and weights in another format, are compared when they have loaded (`check_loaded`).
         flag: What named the folder.
         scores: The model has a head for scores, which need not be stored.
 
@@ -98,7 +98,7 @@ def check_stored(model: PreTrainedModel, folder: str | None, *, flag: str, score
 
 
 def check_loaded(info: Mapping[str, Any], model: PreTrainedModel, name: str, *, flag: str, scores: bool) -> None:
-    """Look at what transformers says of a load; for weights that `check_stored` could not read before.
+    """Check what transformers reports of a load; for weights that `check_stored` could not read before.
 
     Args:
         info: Of `from_pretrained(..., output_loading_info=True)`.
@@ -128,12 +128,14 @@ def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores
     """
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     whole, parts, unplaced = _place(model, stored)
+    # Experts are stored one by one: some of them may be missing.
     incomplete = [name for name, (here, needed) in parts.items() if here != needed]
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     there = {*whole, *parts} | {tied.get(name, name) for name in whole}
     there |= {name for name, source in tied.items() if source in there}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     left = SimpleNamespace(missing_keys=parameters - there, unexpected_keys=set(unplaced))
+    # transformers' own rules for names that may be left out or lacking.
     model._adjust_missing_and_unexpected_keys(left)
     lacking = [name for name in left.missing_keys if not (scores and name.startswith(NEW_HEADS))]
     found = Mismatch(
@@ -141,6 +143,7 @@ def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores
         shapes={name: (shape, wanted[name]) for name, shape in sorted(whole.items()) if shape != wanted[name]},
     )
     modules = {name for name, _ in model.named_modules() if name}
+    # Some checkpoints are of the bare decoder, without the prefix under which a causal LM holds it.
     modules |= {name.removeprefix(f"{model.base_model_prefix}.") for name in modules}
     behind = {*beyond_last(model.config.to_dict(), left.unexpected_keys)}
     for name in sorted(left.unexpected_keys):

@@ -30,7 +30,7 @@ def load_tokenizer(model_args: ModelArguments, training_args: StageArguments) ->
         on_demand("hftune.models.vocabulary.added_tokens:add_named_tokens")(tokenizer, model_args)
     if model_args.chat_template:
         tokenizer.chat_template = read_chat_template(model_args.chat_template)
-        _say_unknown_tokens(tokenizer)
+        _report_unknown_tokens(tokenizer)
     _choose_pad_token(tokenizer, training_args.pad_token)
     return tokenizer
 
@@ -88,12 +88,13 @@ def read_chat_template(value: str) -> str:
     )
 
 
-def _say_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """A template of another model writes tokens that this tokenizer spells in pieces: no token then ends a turn."""
+def _report_unknown_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Say which tokens of the template this tokenizer does not have, as in a template of another model."""
+    # They are spelt with several tokens, so that no single one ends a turn.
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     try:
         text = str(tokenizer.apply_chat_template(said, tokenize=False))
-    except (TemplateError, TypeError):  # said with the first record
+    except (TemplateError, TypeError):  # reported with the first record
         return
     unknown = sorted(chat_templates.tokens_of(text) - tokenizer.get_vocab().keys())
     if unknown:

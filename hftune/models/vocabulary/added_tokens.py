@@ -66,14 +66,15 @@ def add_named_tokens(tokenizer: PreTrainedTokenizerBase, args: GrowthArguments) 
         present = [token for token in tokens if token in known]
         if present:
             notice(f"{flag}: already in the tokenizer: {', '.join(present[:8])}{', ...' if len(present) > 8 else ''}")
-        # Normalised text is not what a user spelt: Llama's older normaliser would look for "▁<a>".
+        # Not normalised: Llama's older normaliser would look for "▁<a>".
         tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in tokens])
         for token in tokens:
             _refuse_unless_itself(tokenizer, token, flag)
 
 
 def _refuse_unless_itself(tokenizer: PreTrainedTokenizerBase, token: str, flag: str) -> None:
-    """A byte-level decoder reads "é" in a token as a byte, and another named token may lie inside this one."""
+    """Refuse a token that does not come back as it was spelt."""
+    # A byte-level decoder reads "é" in a token as a byte, and another named token may lie inside this one.
     ids = tokenizer.encode(token, add_special_tokens=False)
     decoded = tokenizer.decode(ids)
     if len(ids) != 1 or decoded.strip() != token.strip():

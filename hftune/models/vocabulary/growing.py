@@ -108,13 +108,10 @@ def plan_growth(
 
 
 def pieces_of(token: str, base: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Ids that the tokenizer `base` gives for a token of `tokenizer`; empty where it has none for it.
-
-    A token of the vocabulary goes through the base's model as it is spelt there (a byte-level token may be half a
-    character, which is no text); a token that stands outside of it (`<tool>`) is text.
-    """
+    """Ids that the tokenizer `base` gives for a token of `tokenizer`; empty where it has none for it."""
     if token in tokenizer.get_added_vocab():
-        return base.encode(token, add_special_tokens=False)
+        return base.encode(token, add_special_tokens=False)  # such as `<tool>`, which is text
+    # Not as text: a byte-level token may be half a character.
     return [piece.id for piece in base.backend_tokenizer.model.tokenize(token)]
 
 
@@ -161,7 +158,7 @@ def _grow_parameter(module: nn.Module, name: str, growth: Growth) -> None:
 
 
 def _tell_size(model: PreTrainedModel, growth: Growth) -> None:
-    """Every place that keeps the number of rows: the config, and modules whose loss reads their own `vocab_size`."""
+    """Write the number of rows wherever it is kept: in configs, and in modules whose loss reads their `vocab_size`."""
     for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
         if getattr(config, "vocab_size", None) is not None:
             config.vocab_size = growth.rows
@@ -189,7 +186,7 @@ def _refuse_what_cannot_grow(model: PreTrainedModel, growth: Growth) -> None:
 
 
 def _forbid_padding(model: PreTrainedModel, growth: Growth) -> None:
-    """Rows behind the last token are not sampled: the generation config that is saved with the model says so."""
+    """Keep rows behind the last token from being sampled, by the generation config that is saved with the model."""
     last = max([growth.base_tokens - 1, *growth.ids])
     if last + 1 < growth.rows and getattr(model, "generation_config", None) is not None:
         model.generation_config.suppress_tokens = list(range(last + 1, growth.rows))

@@ -29,6 +29,7 @@ def resized_rows(old: torch.Tensor, growth: Growth) -> torch.Tensor:
     assert old.shape[0] == growth.base_rows, f"{tuple(old.shape)} is not a weight of {growth.base_rows} rows"
     source = old.detach().cpu()
     kept = min(growth.base_rows, growth.rows)
+    # Padding rows are left out: they are whatever was drawn when the base was made.
     mean = _mean(source[: growth.base_tokens])
     new = mean.to(source.dtype).expand(growth.rows, *source.shape[1:]).clone()
     new[:kept] = source[:kept]
@@ -38,7 +39,7 @@ def resized_rows(old: torch.Tensor, growth: Growth) -> torch.Tensor:
 
 
 def _new_rows(source: torch.Tensor, growth: Growth, mean: torch.Tensor) -> Iterable[torch.Tensor]:
-    """A row for each new token; one at a time, since float64 rows of a large vocabulary would not fit beside it."""
+    """A row for each new token, made one at a time where it is in float64: all of them might not fit into memory."""
     if growth.init == "mean":
         return [mean] * len(growth.ids)
     if growth.init == "normal":

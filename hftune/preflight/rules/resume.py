@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.engine_files import engine_folder
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.global_batch import matching_accumulation
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.resume import requested_checkpoint, resume_problems, unfinished_problems

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from hftune.arguments.bounded_yaml import BoundedLoader, read_text, yaml_faults
 from hftune.errors import ArgumentError, UserError
+from hftune.opening.yaml_file import BoundedLoader, read_yaml_text, yaml_errors
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ def read_yaml(file: Path) -> Placed:
     """
     if not file.is_file():
         raise ArgumentError(f"there is no file {file}", fix="hftune pipeline run PIPELINE.yaml; see examples/pipelines")
-    text = read_text(file)
-    with yaml_faults(file):
+    text = read_yaml_text(file)
+    with yaml_errors(file):
         loader = BoundedLoader(text)
         try:
             node = loader.get_single_node()  # type: ignore[no-untyped-call]

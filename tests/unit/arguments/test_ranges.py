@@ -29,7 +29,7 @@ from hftune.tools.vocabulary.arguments import VocabArguments
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = ["hftune.checkpoints.consolidate", "hftune.tools.scoring.arguments", "hftune.tools.vocabulary.arguments"]
+    tools = ["hftune.tools.consolidating.run", "hftune.tools.scoring.arguments", "hftune.tools.vocabulary.arguments"]
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.sharded_state import WEIGHTS, from_optimizer
 from hftune.errors import ManifestError
 from tests.unit.checkpoints.zero_files import PARAMETERS, write

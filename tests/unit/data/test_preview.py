@@ -16,9 +16,9 @@ from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview
-from hftune.data.records.recognition import describe_formats
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.tools.records.recognition import describe_formats
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
 
 TURNS = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello world"}]}\n'

@@ -9,7 +9,8 @@ import torch
 import transformers.trainer
 from torch import nn
 
-from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.sharded_state import from_optimizer
 from hftune.distributed.zero_state import Fragment, Slot, filled, filled_whole
 from hftune.errors import ManifestError

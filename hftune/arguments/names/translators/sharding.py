@@ -10,6 +10,7 @@ from typing import Any
 from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.translators.common import cannot, number
 from hftune.arguments.recomputation import ATTENTION, CORE_ATTENTION, MLP
+from hftune.distributed.ds_config import SHIPPED, read_ds_config
 
 _FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _FMS = {"ddp": 0, "fsdp": 3, "hsdp": 3}
@@ -19,27 +20,18 @@ _OFFLOADS = ("offload_optim", "tensorwise_offload_optimizer", "optimizer_cpu_off
 
 
 def zero_config(stage: int, *, offload_optimizer: bool = False, offload_param: bool = False) -> dict[str, Any]:
-    """The DeepSpeed config of a ZeRO stage; the same as in `ds_configs/`.
+    """The DeepSpeed config of ZeRO stage 1, 2 or 3 in `ds_configs/`.
 
     Args:
-        stage: 1, 2 or 3.
         offload_optimizer: Keep the optimizer's states in the memory of the machine.
         offload_param: Keep the weights there as well (stage 3).
     """
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": True}
-    if stage > 1:
-        zero |= {"contiguous_gradients": True, "reduce_bucket_size": "auto"}
-    if stage == 2:
-        zero["allgather_bucket_size"] = 500_000_000
-    if stage == 3:
-        zero |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    # Its path, not its name: a file called "zero3" in the working folder would come first.
+    config = read_ds_config(str(SHIPPED / f"zero{stage}.json"))
     for asked, what in ((offload_optimizer, "offload_optimizer"), (offload_param, "offload_param")):
         if asked:
-            zero[what] = {"device": "cpu", "pin_memory": True}
-    auto = ("gradient_clipping", "gradient_accumulation_steps", "train_batch_size", "train_micro_batch_size_per_gpu")
-    precision = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    return {**precision, "zero_optimization": zero, **dict.fromkeys(auto, "auto"), "steps_per_print": 1_000_000_000}
+            config["zero_optimization"][what] = {"device": "cpu", "pin_memory": True}
+    return config
 
 
 def sharding(ask: Ask) -> Answer:

@@ -18,9 +18,9 @@ from hftune.data.records.formats import FORMATS, KTO, unknown_format
 from hftune.data.records.labelled import to_labelled
 from hftune.data.records.preferences import to_preference
 from hftune.data.records.prompts import to_prompt
-from hftune.data.records.recognition import describe_format
 from hftune.data.records.texts import to_text
 from hftune.errors import DataError
+from hftune.tools.records.recognition import describe_format
 from tests.unit.data.helpers import assistant, call, read_rows, row, user
 
 SYSTEM = {"role": "system", "content": "S"}

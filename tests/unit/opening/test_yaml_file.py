@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments import bounded_yaml
 from hftune.errors import ArgumentError
+from hftune.opening import yaml_file
 from hftune.tools.pipeline.placed import read_yaml
 
 
@@ -17,36 +17,36 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_depth(file: Path) -> None:
-    deepest = bounded_yaml.MAX_DEPTH - 1
+    deepest = yaml_file.MAX_DEPTH - 1
     file.write_text("[" * deepest + "]" * deepest)
-    bounded_yaml.load(file)
+    yaml_file.read_yaml(file)
     file.write_text("[" * (deepest + 2) + "]" * (deepest + 2))
     with pytest.raises(ArgumentError, match="nested deeper than 50"):
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
 
 
 def test_values_are_counted_with_their_aliases(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("a: &a [1, 2, 3]\nb: [*a, *a]\n")  # 1 + (1 + 4) + (1 + 1 + 2 x 4) values
-    monkeypatch.setattr(bounded_yaml, "MAX_NODES", 16)
-    assert bounded_yaml.load(file) == {"a": [1, 2, 3], "b": [[1, 2, 3], [1, 2, 3]]}
-    monkeypatch.setattr(bounded_yaml, "MAX_NODES", 15)
+    monkeypatch.setattr(yaml_file, "MAX_NODES", 16)
+    assert yaml_file.read_yaml(file) == {"a": [1, 2, 3], "b": [[1, 2, 3], [1, 2, 3]]}
+    monkeypatch.setattr(yaml_file, "MAX_NODES", 15)
     with pytest.raises(ArgumentError, match="stands for more than 15 values"):
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
 
 
 def test_size(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_yaml, "MAX_BYTES", 6)
+    monkeypatch.setattr(yaml_file, "MAX_BYTES", 6)
     file.write_text("a: bcd")
-    assert bounded_yaml.load(file) == {"a": "bcd"}
+    assert yaml_file.read_yaml(file) == {"a": "bcd"}
     file.write_text("a: bcde")
     with pytest.raises(ArgumentError, match="more than 6 bytes"):
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
 
 
 def test_the_line_is_said(file: Path) -> None:
     file.write_text("a: b\nc: [\n")
     with pytest.raises(ArgumentError) as caught:
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
     assert caught.value.place == f"{file}:3"
 
 
@@ -70,7 +70,7 @@ def test_a_fault_tells_no_value(file: Path, value: str) -> None:
     """Passwords begin with any sign."""
     file.write_text(f"a: 1\nhub_token: {value}\n")
     with pytest.raises(ArgumentError) as found:
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
     faults = [found.value]
     try:
         read_yaml(file)  # takes a little more, as it makes no values of nodes that hold others
@@ -89,7 +89,7 @@ def test_a_fault_tells_no_value(file: Path, value: str) -> None:
 def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
     file.write_text(text)
     with pytest.raises(ArgumentError, match=words):
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_what_is_wrong_is_said(file: Path, text: str, words: str) -> None:
 def test_slips_have_a_line_and_a_way_out(file: Path, text: str, line: int, cause: str, fix: str) -> None:
     file.write_text(text)
     with pytest.raises(ArgumentError) as caught:
-        bounded_yaml.load(file)
+        yaml_file.read_yaml(file)
     assert caught.value.place == f"{file}:{line}"
     assert cause in caught.value.cause and fix in str(caught.value.fix)
 
@@ -112,4 +112,4 @@ def test_slips_have_a_line_and_a_way_out(file: Path, text: str, line: int, cause
 def test_what_an_alias_brings_may_be_replaced(file: Path) -> None:
     """In whichever order the parts are made: `z` flattens `b` before `b` itself is made."""
     file.write_text("a: &a {k: 1}\nx: {y: &b {<<: *a, k: 2}}\nz: {<<: *b, k: 3}\nw: {<<: [*a, *b]}\n")
-    assert bounded_yaml.load(file) == {"a": {"k": 1}, "x": {"y": {"k": 2}}, "z": {"k": 3}, "w": {"k": 1}}
+    assert yaml_file.read_yaml(file) == {"a": {"k": 1}, "x": {"y": {"k": 2}}, "z": {"k": 3}, "w": {"k": 1}}

@@ -15,7 +15,9 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from torch import Tensor
 
-from hftune.checkpoints.engine_files import engine_folder, open_engine
+from hftune.checkpoints.engine_files import open_engine
+from hftune.checkpoints.engine_folder import engine_folder
+from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.manifest import COMPLETE, Manifest, finish_manifest, library_versions, read_manifest
 from hftune.checkpoints.sharded_state import WEIGHTS, ShardedState
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
@@ -105,13 +107,6 @@ def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
         "status": COMPLETE,
         "consolidated": {"checkpoint": str(checkpoint), "fingerprint": fingerprint(checkpoint), "dtype": args.dtype},
     }
-
-
-def exported_name(name: str) -> str:
-    """The name under which peft and transformers save a live parameter."""
-    for part in (".default", ".modules_to_save"):
-        name = name.removesuffix(part).replace(f"{part}.", ".")
-    return name
 
 
 def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None:

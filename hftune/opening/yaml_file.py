@@ -1,4 +1,4 @@
-"""YAML files that may be anybody's: no more of them than a config has, and each fault as one message."""
+"""YAML of bounded size and depth; every fault is one message with the file and the line."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from hftune.errors import ArgumentError
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
+# Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion.
 MAX_NODES = 100_000
-"""Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion."""
-
 
 _OF_NAMES = re.compile(r"\b(?:alias|anchor|tag)\b")
 _QUOTED = re.compile(r"\s*(?:'.*'|\".*\")", re.DOTALL)
 _TWICE = "stands here twice"
 
 
-class Unbounded(yaml.MarkedYAMLError):
-    """More than a config has."""
+class BeyondLimits(yaml.MarkedYAMLError):
+    """A file has more than a config has."""
 
 
 class BoundedLoader(yaml.SafeLoader):
@@ -35,22 +34,22 @@ class BoundedLoader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open = 0
+        # Values that a finished node stands for, by its identity: an alias is the node itself, not a copy.
         self._sizes: dict[int, int] = {}
-        """Values that a finished node stands for, by its identity."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Overrides `Composer.compose_node`: counts."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self._open >= MAX_DEPTH:
-            raise Unbounded(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
+            raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         self._open += 1
         node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
         self._open -= 1
         if node is not None and id(node) not in self._sizes and self._is_open(node):
-            raise Unbounded(problem="an alias stands inside what it stands for", problem_mark=mark)
+            raise BeyondLimits(problem="an alias stands inside what it stands for", problem_mark=mark)
         size = self._size_of(node)
         if size > MAX_NODES:
-            raise Unbounded(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
+            raise BeyondLimits(problem=f"it stands for more than {MAX_NODES} values", problem_mark=mark)
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -60,6 +59,7 @@ class BoundedLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
+            # Several merge keys are usual: `<<: *a` and `<<: *b` fill in defaults, and lose nothing.
             if key.value in seen and key.value != "<<":
                 problem = f"{key.value} {_TWICE}, first in line {seen[key.value]}"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
@@ -83,7 +83,7 @@ class BoundedLoader(yaml.SafeLoader):
         return self._sizes[id(node)]
 
 
-def read_text(file: Path) -> str:
+def read_yaml_text(file: Path) -> str:
     """The text of a YAML file.
 
     Raises:
@@ -115,8 +115,8 @@ def _fix(problem: str) -> str:
 
 
 @contextmanager
-def yaml_faults(file: Path | str) -> Iterator[None]:
-    """What PyYAML raises inside, as one message with the line.
+def yaml_errors(file: Path | str) -> Iterator[None]:
+    """Turn what PyYAML raises inside into one message with the line.
 
     Raises:
         ArgumentError: In its place.
@@ -126,7 +126,9 @@ def yaml_faults(file: Path | str) -> Iterator[None]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}" if mark else str(file)
-        raise ArgumentError(f"not valid YAML: {_told(error)}", place=place, fix=_fix(str(error.problem))) from None
+        raise ArgumentError(
+            f"not valid YAML: {_without_names(error)}", place=place, fix=_fix(str(error.problem))
+        ) from None
     except ReaderError as error:  # a character that YAML does not allow
         cause = " ".join(str(error).split())
         raise ArgumentError(f"not valid YAML: {cause}", place=str(file), fix=_fix(cause)) from error
@@ -136,20 +138,20 @@ def yaml_faults(file: Path | str) -> Iterator[None]:
         raise ArgumentError(cause, place=str(file), fix=_fix("")) from None
 
 
-def _told(error: yaml.MarkedYAMLError) -> str:
+def _without_names(error: yaml.MarkedYAMLError) -> str:
     """PyYAML's words without names from the file: a password may begin with `*`, `&` or `!`."""
     problem = error.problem or "it cannot be read"
     return _QUOTED.sub("", problem) if _OF_NAMES.search(problem) else problem
 
 
-def load(file: Path) -> Any:
+def read_yaml(file: Path) -> Any:
     """The plain values of a file.
 
     Raises:
         ArgumentError: It cannot be read, or is no YAML, or more than a config has.
     """
-    text = read_text(file)
-    with yaml_faults(file):
+    text = read_yaml_text(file)
+    with yaml_errors(file):
         loader = BoundedLoader(text)
         try:
             return loader.get_single_data()  # type: ignore[no-untyped-call]

@@ -1,0 +1,1 @@
+"""Whole weights from a DeepSpeed checkpoint."""

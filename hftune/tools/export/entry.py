@@ -1,0 +1,18 @@
+"""`hftune export FORMAT`."""
+
+from __future__ import annotations
+
+from hftune.arguments.stages import parse_command
+from hftune.errors import ArgumentError
+from hftune.tools.export.run import FORMATS
+from hftune.tools.export.run import export as write
+
+
+def export(argv: list[str]) -> None:
+    """A finished model in the form that another tool wants."""
+    if not argv or argv[0] not in FORMATS:
+        raise ArgumentError(
+            "`hftune export` needs a format",
+            fix=f"hftune export gguf --model_name_or_path MODEL --output_dir OUT; one of: {', '.join(FORMATS)}",
+        )
+    write(parse_command(FORMATS[argv[0]], argv[1:]))

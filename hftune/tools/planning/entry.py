@@ -1,0 +1,30 @@
+"""`hftune plan`: its help page at once, all else by `command.py`, whose libraries take seconds to import."""
+
+from __future__ import annotations
+
+from hftune.arguments.scripts import take_script
+from hftune.visible import say
+
+HELP = """What a run would need, from the config alone: memory by part, the cheapest setting that fits, time.
+
+hftune plan run_sft --model_name_or_path MODEL --max_length 4096 [all other arguments of the script]
+
+--gpus 8xH200     plan for these devices: {devices},
+                  or by memory alone, 4x24GiB. Left out: for those that are here.
+--nodes 2         for so many machines alike
+--json            one JSON object (bytes, seconds) instead of the table
+
+See docs/planning.md for what is counted and how far it was from what was measured."""
+
+
+def plan(argv: list[str]) -> None:
+    """What a script would need to run."""
+    if not argv or {"-h", "--help"} & {*argv}:
+        from hftune.preflight.devices import DEVICES
+
+        say(HELP.format(devices=", ".join(DEVICES)))
+        return
+    stage, rest = take_script(argv, "plan")
+    from hftune.tools.planning.command import plan as show
+
+    show(stage, rest)

@@ -1,0 +1,68 @@
+"""`hftune preview` and `hftune tokenize`: the records of a script, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hftune.arguments.scripts import take_script
+from hftune.visible import say
+
+
+def preview(argv: list[str]) -> None:
+    """Samples and counts of what a script would train on."""
+    encoder, data_args, training_args = _encoder(argv, "preview")
+    from hftune.data.preview import preview as show
+    from hftune.data.splits import load_splits
+    from hftune.tools.records.recognition import describe_formats
+
+    data, samples = load_splits(encoder, data_args, training_args), data_args.preview or 3
+    files = [Path(file) for file in data.about["train"]["files"]]
+    if not data_args.columns and all(file.is_file() for file in files):
+        stage, _ = take_script(argv, "preview")
+        say("\n".join(describe_formats(files, f"run_{stage}.py", samples)))
+    accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
+    show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
+
+
+def tokenize(argv: list[str]) -> None:
+    """The records of a script as token ids in a folder, which the script takes with `--tokenized_dir`."""
+    encoder, data_args, training_args = _encoder(argv, "tokenize")
+    from hftune.checkpoints import manifest as manifests
+    from hftune.data.packing.settings import packing_by_split
+    from hftune.data.sources import concatenated
+    from hftune.data.splits import encoders_by_split, load_sources
+    from hftune.data.tokenized_folder import save_tokenised
+    from hftune.errors import raise_together
+    from hftune.publishing.folder import published_folder
+    from hftune.publishing.ownership import output_problems
+    from hftune.secrets import command_without_secrets
+
+    folder, overwrite = training_args.output_dir, training_args.overwrite_output_dir
+    raise_together(output_problems(folder, overwrite=overwrite, inputs=[]))  # before hours of tokenising
+    packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
+    encoders = encoders_by_split(encoder, packing)
+    sources = load_sources(encoders, data_args, training_args.seed)
+    with published_folder(folder, overwrite=overwrite) as aside:
+        save_tokenised(aside, {name: concatenated(parts) for name, parts in sources.items()}, encoders)
+        manifest: manifests.Manifest = {"hftune": manifests.library_versions().get("hftune"), "stage": "tokenize"}
+        manifest["command"] = command_without_secrets(["hftune", "tokenize", *argv])
+        manifests.finish_manifest(aside, manifest | {"status": manifests.COMPLETE})
+    say(f"tokenised records in {folder}; train on them with --tokenized_dir {folder}")
+
+
+def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
+    """The encoder of the script that `argv` names, its data arguments and its training arguments."""
+    stage, argv = take_script(argv, command)
+    from hftune.arguments.entry import parse_arguments
+
+    model_args, data_args, _, training_args = parse_arguments(stage, argv)
+
+    from hftune.data.encoders import make_encoder
+    from hftune.errors import raise_together
+    from hftune.models.loading.tokenizer import load_tokenizer
+    from hftune.preflight.checks import check_data_flags, check_model_folder
+
+    raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])
+    encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)
+    return encoder, data_args, training_args

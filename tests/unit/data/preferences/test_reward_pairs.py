@@ -10,7 +10,17 @@ from transformers import PreTrainedTokenizerFast
 
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.errors import DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_reward_pairs, user
+from tests.unit.data.helpers import (
+    assistant,
+    call,
+    make_tokenizer,
+    row,
+    template,
+    tokenize_reward_pairs,
+    user,
+)
+from tests.unit.data.preferences.test_pairs import PAIR as SPOKEN
+from tests.unit.data.preferences.test_pairs import PROMPT, decoded
 
 PAIR = {"prompt": "q", "chosen": "yes", "rejected": "no"}
 
@@ -98,3 +108,17 @@ def test_flat() -> None:
     assert batch["ends"].tolist() == [1, 3, 6, 8]
     assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
     assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)
+
+
+def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_reward_pairs([row(**SPOKEN)], chatml, max_length=999)
+    assert decoded(chatml, dataset[0]) == {
+        "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>\n", "rejected_ids": PROMPT + "\n\nno<|im_end|>\n",
+    }  # fmt: skip
+    assert dataset.column_names == ["chosen_ids", "rejected_ids", "source", "length"]
+    assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
+
+
+def test_margin_is_a_column_if_any_row_has_one(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, _ = tokenize_reward_pairs([row(**SPOKEN, margin=2), row(**SPOKEN)], chatml, max_length=999)
+    assert dataset["margin"][:] == [2.0, 0.0]

@@ -119,3 +119,10 @@ def test_other_refusals_are_those_of_the_template() -> None:
         make_tokenizer(template("gemma")), [{"role": "system", "content": "S"}, user("a"), assistant("b")]
     )
     assert "System role not supported" in problem.cause and "--on_bad_record drop" in str(problem.fix)
+
+
+def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
+    require_chat_template(chatml)
+    with pytest.raises(DataError, match="no chat template") as caught:
+        require_chat_template(make_tokenizer(None))
+    assert "--chat_template" in str(caught.value)

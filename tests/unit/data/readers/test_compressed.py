@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from hftune.data.readers.compressed import BLOCK, DecompressionError, read_blocks
 from tests.unit.data.readers.test_readers import CSV, LINES, RECORDS, kinds, read, write
 
 
@@ -27,3 +28,27 @@ def test_a_cut_file_gives_what_is_before_the_cut(tmp_path: Path, name: str) -> N
     file, _, line = (errors[0].place or "").rpartition(":")
     assert file == str(path) and int(line) >= rows[-1].line
     assert "are lost" in errors[0].cause
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_several_members_are_one_text(tmp_path: Path, suffix: str) -> None:
+    pack = gzip.compress if suffix == ".gz" else zstandard.compress
+    file = tmp_path / f"a.jsonl{suffix}"
+    # gzip allows zeros behind a member.
+    file.write_bytes(pack(b"one\n") + pack(b"two\n") + (bytes(512) if suffix == ".gz" else b""))
+    assert b"".join(read_blocks(file)) == b"one\ntwo\n"
+
+
+def test_damage_is_said_with_the_line_that_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(gzip.compress(b"x" * 1000)[:-9])
+    with pytest.raises(DecompressionError, match="damaged gzip file: it ends before its end marker") as caught:
+        list(read_blocks(file))
+    error = caught.value.from_line(12)
+    assert error.place == f"{file}:12" and error.kind == "damaged file"
+    assert error.cause.endswith("all records from line 12 on are lost")
+
+
+def test_plain_files_come_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * (BLOCK + 1))
+    assert [len(block) for block in read_blocks(tmp_path / "a.txt")] == [BLOCK, 1]

@@ -15,12 +15,14 @@ CHATML = (
 GENERAL = ("qwen3", "qwen3_instruct_2507", "qwen2_5", "llama3_1", "glm4moe", "lfm2_v2", "gptoss")
 """Templates that write function calls, in the order in which they are proposed where another one drops them."""
 
+# Qwen's, Llama's and GLM's way to write a special token; others are in the tokenizer's own list.
 _TOKEN = re.compile(r"<\|[^<>|\s]+\|>")
 
 
 @functools.cache
 def shipped() -> dict[str, Path | None]:
     """The names that `--chat_template` takes, with their files; None for hftune's own."""
+    # TRL is found without being imported, which takes seconds.
     import importlib.util
 
     found = importlib.util.find_spec("trl")

@@ -38,7 +38,8 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
         given: Variables to begin with; left out: those of this process.
     """
     found = dict(os.environ if given is None else given)
-    found["PYTHONSAFEPATH"] = "1"  # `-P` is for one process, this for all below it
+    # The variable reaches what a launcher starts in its turn; `-P` stands on one command line only.
+    found["PYTHONSAFEPATH"] = "1"
     found["PYTHONPATH"] = os.pathsep.join(_modules(found.get("PYTHONPATH", "")))
     # Programs by name (`python`, `deepspeed`) are those beside this interpreter, where it has them.
     found["PATH"] = os.pathsep.join(_programs(found.get("PATH") or os.defpath))
@@ -50,6 +51,7 @@ def _modules(search: str) -> list[str]:
 
     PYTHONPATH comes before Python's own library, so that installed packages are not named there.
     """
+    # An installed hftune is found anyway; site-packages on PYTHONPATH would come before the standard library.
     own = [] if ROOT.name in ("site-packages", "dist-packages") else [str(ROOT)]
     here = os.getcwd()
     named = [os.path.abspath(entry) for entry in search.split(os.pathsep) if entry and _leads_away(entry, here)]
@@ -73,6 +75,7 @@ def program(name: str) -> str | None:
 
 def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, **given: Any) -> CompletedProcess[str]:
     """`subprocess.run`, apart from the working folder's files; text in and out."""
+    # Left open, a program that asks a question would wait for the terminal of a run.
     given |= {} if "input" in given else {"stdin": DEVNULL}
     return subprocess.run(command, env=environment(env), text=True, **given)
 
@@ -90,6 +93,8 @@ def leave_working_folder() -> None:
     here = os.path.realpath(os.getcwd())
     search = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     named = {os.path.realpath(entry) for entry in search if os.path.isabs(entry)}
+    # A checkout is worked in, and who names a folder in full means its modules.
     if here == str(ROOT) or here in named:
         return
+    # In place: modules that were imported before hold this very list.
     sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != here]

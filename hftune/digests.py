@@ -24,8 +24,11 @@ Contents = dict[str, list[Any]]
 Record = list[Any]
 """Size in bytes, time of change in nanoseconds, 128 bits of XXH3 in hex."""
 
+# Large reads: network drives answer each one with a round trip.
 _CHUNK = 1 << 22
+# More than a disk needs, and what a network drive rewards.
 _THREADS = 8
+# What hftune writes about a cache is kilobytes; a larger file is none of ours.
 _MAX_TEXT = 64 << 20
 
 
@@ -39,6 +42,7 @@ def open_file(file: Path | str) -> BinaryIO:
     Raises:
         OSError: From the system; also for what is no file: opening a FIFO would wait for somebody to write into it.
     """
+    # Opened without waiting, then looked at: a check by name first could be outrun by a swap.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -89,6 +93,7 @@ def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = Fa
     """
     for name, record in recorded.items():
         file = folder / name
+        # A record may come from a downloaded folder: a name that leads out of it would have other files read.
         if not _is_record(record) or Path(name).is_absolute() or ".." in Path(name).parts:
             yield f"{shown(ascii(name))} has no sound record"
             continue
@@ -99,6 +104,7 @@ def changed_files(folder: Path, recorded: dict[str, Record], *, whole: bool = Fa
         now = file.stat()
         if now.st_size != size:
             yield f"{file} has {now.st_size} bytes, not {size}"
+        # Size and time are looked at first: a cache of 100 GB is opened at every start.
         elif (whole or now.st_mtime_ns != time) and digest(file) != text:
             yield f"{file} has other contents"
 
@@ -155,6 +161,7 @@ def read_text(file: Path) -> str:
         content = stream.read(_MAX_TEXT + 1)
     if len(content) > _MAX_TEXT:
         raise Damaged(f"{file.name} has more than {_MAX_TEXT} bytes")
+    # Strictness comes with the parser, which names the place.
     return content.decode("utf-8", "replace")
 
 

@@ -22,6 +22,7 @@ from hftune.visible import hide_in_tracebacks, say, visible
 
 def shown(value: object, limit: int = 60) -> str:
     """A value from the data as a message may quote it: its start, on one line."""
+    # Cut before it is split: a record may be a gigabyte in one line.
     text = visible(" ".join(str(value)[: 4 * limit].split()))
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
@@ -32,6 +33,7 @@ def did_you_mean(name: str, names: Iterable[str], *, written: str = "{}") -> str
     Args:
         written: How a name is written in the message, `--{}` for one.
     """
+    # The default cutoff of 0.6 finds a slip of one or two letters and proposes nothing for another word.
     near = difflib.get_close_matches(name, list(names), n=1)
     return f"did you mean {written.format(near[0])}?" if near else ""
 
@@ -61,7 +63,8 @@ class UserError(Exception):
             lines.append(f"  where: {self.place}")
         if self.fix:
             lines.append(f"  to do: {self.fix}")
-        return visible("\n".join(lines))  # causes quote data, paths and other programs
+        # Causes quote data, paths and other programs; cleaned here, once, whoever prints it.
+        return visible("\n".join(lines))
 
 
 class DataError(UserError):
@@ -108,8 +111,11 @@ class Preempted(Exception):
 exit_hooks: list[Callable[[BaseException | None], None]] = []
 """Called before a script ends, with what ends it: an error, or None. Other processes may wait for this one."""
 
+# Seconds in which the launcher ends the other ranks after rank 0 has spoken.
 _OTHERS_WAIT = 3.0
+# Seconds that a tool has to tidy up after Ctrl-C: removing a half-written model from a network drive takes some.
 _TOOLS_PATIENCE = 30.0
+# Lines of a library's output that are shown with an error that nobody foresaw.
 _TAIL = 15
 
 
@@ -119,6 +125,7 @@ class _ExitHooks:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # Who was told to stop is no culprit: the hooks tell other ranks of errors only.
         stopped = isinstance(error, Preempted | interrupts.Interrupted) or interrupts.stop_signal()
         for hook in exit_hooks:
             hook(None if stopped else error)
@@ -176,6 +183,7 @@ def _run(main: Callable[[], None], stop_code: int, stopped: str) -> None:
 
 
 def _stop(words: str, code: int) -> None:
+    # From here on a signal hastens the end; it raises nothing in the middle of the message.
     interrupts.leave(code)
     _speak(words)
     interrupts.kill_descendants()
@@ -207,6 +215,7 @@ def _fail(error: Exception) -> NoReturn:
         say("\n".join([f"{who}the last words of libraries{where}:", *lines, ""]), file=terminal.err())
     text = "".join(traceback.format_exception(error))
     say(f"{who}{text}", end="", file=terminal.err(), flush=True)
+    # Not `os._exit`, as above: other ranks must see this one fail, and what Python cleans up may show the cause.
     raise SystemExit(1) from None
 
 

@@ -22,8 +22,8 @@ from typing import Any
 from hftune.constants import INTERRUPTED_EXIT_CODE
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# Stay ignored where they are: `nohup`, and jobs in the background of a script.
 _USERS_CHOICE = (signal.SIGINT, signal.SIGHUP)
-"""Stay ignored where they are: `nohup`, and jobs in the background of a script."""
 
 TOGETHER = 1.0
 """Seconds in which the same signal twice is one request: a terminal sends it to all, and torchrun passes it on. Another
@@ -55,7 +55,9 @@ class Listener:
         self.last_acts: list[Callable[[], None]] = []
         self._first: dict[int, float] = {}
         self._before: dict[int, Any] = {}
-        self._shared = mmap.mmap(-1, 1)  # workers of data loaders see it as well
+        # Anonymous memory is shared with forks, so that workers of data loaders see the flag without a pipe of their
+        # own.
+        self._shared = mmap.mmap(-1, 1)
         self._pipe: tuple[int, int] | None = None
 
     def start(self) -> bool:
@@ -63,12 +65,15 @@ class Listener:
         if threading.current_thread() is not threading.main_thread():
             return False
         for number in SIGNALS:
+            # `nohup` ignores SIGHUP for all that it starts: hearing it would end the run with the terminal after all.
             if number in _USERS_CHOICE and signal.getsignal(number) == signal.SIG_IGN:
                 continue
             self._before[number] = signal.signal(number, self._handle)
         if self.exits:
             self._pipe = os.pipe()
+            # Python's C handler writes into it and must never wait there; a full pipe has told us enough.
             os.set_blocking(self._pipe[1], False)
+            # The only way to hear of a signal while the main thread is inside C code, a collective for one.
             signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             threading.Thread(target=self._hear, name="hftune signals", daemon=True).start()
         return True
@@ -77,6 +82,7 @@ class Listener:
         """Give the signals back."""
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
+            # The reading end is closed by the thread, which ends when it reads nothing more.
             os.close(self._pipe[1])
             self._pipe = None
         for number, handler in self._before.items():
@@ -94,6 +100,7 @@ class Listener:
     def _note(self, number: int) -> bool:
         """Whether this is another request, not the first one heard again."""
         now = time.monotonic()
+        # A terminal sends Ctrl-C to every process, and torchrun passes it on: the same signal twice within a second.
         again = number in self._first and now - self._first[number] > TOGETHER
         self._first.setdefault(number, now)
         if self.told is None:
@@ -104,10 +111,12 @@ class Listener:
         """In the main thread."""
         if not self.exits and self._note(number):
             raise KeyboardInterrupt
-        if self.told is None:  # the thread that counts may be late
+        # The thread notes signals too, but may be scheduled later than this handler.
+        if self.told is None:
             self.told, self._shared[0] = number, 1
         if not (self.deferring or self.leaving or self._raised):
             self._raised = True
+            # Once: a second exception would break the clean-up that the first one began.
             raise Interrupted(signal.Signals(number).name)
 
     def _hear(self) -> None:
@@ -116,6 +125,7 @@ class Listener:
         source = self._pipe[0]
         while data := os.read(source, 1):
             number = data[0]
+            # The descriptor hears of every signal with a Python handler, a debugger's SIGALRM too.
             if number not in SIGNALS or number not in self._before:
                 continue
             first = not self._first
@@ -125,20 +135,24 @@ class Listener:
                 name = signal.Signals(number).name
                 self.said(f"{name}: {self.doing}; once more to end at once")
             elif first:
+                # Nothing runs yet that a checkpoint could save: the main thread has some seconds to leave by itself.
                 threading.Thread(target=self._end_later, name="hftune end", daemon=True).start()
         os.close(source)
 
     def _end_later(self) -> None:
         time.sleep(self.patience)
-        if not self.deferring:  # the signal may have come just as training began
+        # Read after the wait: training may have begun in the meantime, and then it saves a checkpoint.
+        if not self.deferring:
             self._end("stopped; nothing was begun")
 
     def _end(self, words: str) -> None:
         if words:
             self.said(words)
         for act in (kill_descendants, *self.last_acts):
-            with contextlib.suppress(Exception):  # whatever fails now, the process ends
+            # Whatever fails now, the process ends.
+            with contextlib.suppress(Exception):
                 act()
+        # Without Python's clean-up: it would join threads that hang in a collective.
         os._exit(self.code if self.leaving or not self.deferring else INTERRUPTED_EXIT_CODE)
 
 
@@ -206,6 +220,7 @@ def paused() -> Iterator[None]:
 
 def kill_descendants() -> None:
     """End what this process has started: workers, compilers, servers."""
+    # Imported here: nothing else on the way of a start needs it.
     import psutil
 
     for process in psutil.Process().children(recursive=True):
@@ -219,9 +234,11 @@ def _in_child() -> None:
     before, _listener = _listener, None
     if before is None:
         return
+    # Raised in a thread other than the main one, which may fork as well; then there is nothing to undo.
     with contextlib.suppress(ValueError):
         signal.set_wakeup_fd(-1)
         for number in before._before:
+            # The parent answers these two; a worker that died of Ctrl-C would break the step that is being finished.
             ignored = number in (signal.SIGINT, signal.SIGUSR1)
             signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     _Worker.parent = before
@@ -244,11 +261,13 @@ def keep_working() -> None:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
+        # The parent is told by the same launcher, perhaps a moment later.
         limit = time.monotonic() + _WORKER_WAITS
         while time.monotonic() < limit:
             if parent.parent_was_told():
                 return
             time.sleep(0.01)
+        # The parent was not told: this worker alone is meant, and ends as if hftune had never handled the signal.
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

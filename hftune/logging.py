@@ -24,6 +24,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
     @property
     def stream(self) -> TextIO:
         """Standard error, as the user sees it."""
+        # Looked up each time: `terminal.capture` may take over standard error after this handler was made.
         return self._given or terminal.err()
 
     @stream.setter
@@ -46,7 +47,9 @@ def get_logger(name: str = "hftune") -> logging.Logger:
         handler = _Terminal(sys.stderr)
         handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
+        # Libraries put handlers on the root logger, which would print each line again.
         root.propagate = False
+    # The launcher sets RANK before Python starts; torch.distributed need not be up to know it.
     root.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     return logger
 
@@ -54,6 +57,7 @@ def get_logger(name: str = "hftune") -> logging.Logger:
 def notice(message: str) -> None:
     """Say something the user must be able to see, once, and keep it for the manifest."""
     message = redact(message)
+    # Parsing and planning may resolve the same arguments twice in one process.
     if message not in _notices:
         _notices.append(message)
         get_logger().info(message)

@@ -12,5 +12,6 @@ def on_demand(place: str) -> Any:
     For tables of which a run uses one or a few entries. `tests/unit/test_on_demand.py` holds every such string of the
     package against the modules that are there, since neither mypy nor an import would notice a wrong one.
     """
+    # The form of entry points; a dot alone would leave open where the module ends.
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)

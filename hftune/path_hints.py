@@ -9,13 +9,14 @@ from pathlib import Path
 
 from hftune.errors import ArgumentError, shown
 
+# Entries of a folder that are looked at.
 _MOST = 2000
-"""Entries of a folder that are looked at."""
 _LISTED = 6
 
 
 def looks_local(name: str) -> bool:
     """Whether a name can be a path only: no name on the Hub begins or is divided like that."""
+    # A name on the Hub has at most one slash, and begins with a letter or a digit.
     return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
@@ -31,6 +32,7 @@ def nearest(path: str) -> str:
             found = found / part
             continue
         names = _entries(found)
+        # A slip of upper and lower case is no distance at all.
         alike = {name.lower(): name for name in names}
         close = difflib.get_close_matches(part.lower(), alike, n=1)
         if not close:
@@ -50,11 +52,13 @@ def path_hint(path: str, what: str) -> str:
     if near:
         return f"did you mean {near}?"
     parent = Path(path).expanduser().parent
+    # Ends at the root or at ".", which are folders.
     while not parent.is_dir():
         parent = parent.parent
     here = f"{os.getcwd()}, where paths begin," if parent == Path() else str(parent)
     held = [name for name in _entries(parent) if not name.startswith((".", "__"))]
-    held = [f"{name}/" for name in held if (parent / name).is_dir()] or held  # folders, if there are any
+    # Folders, if there are any: models and data sets mostly lie in some.
+    held = [f"{name}/" for name in held if (parent / name).is_dir()] or held
     listed = ", ".join(shown(name, 40) for name in held[:_LISTED]) + (", ..." if len(held) > _LISTED else "")
     return f"give {what}; {here} holds {listed or 'nothing'}"
 
@@ -120,6 +124,7 @@ def first_line(error: Exception) -> str:
 
 
 def _offline(asked: bool) -> bool:
+    # Imported here: this module is read at every start, the Hub's client takes a while to import.
     from huggingface_hub import constants
 
     return asked or bool(constants.HF_HUB_OFFLINE)
@@ -128,6 +133,7 @@ def _offline(asked: bool) -> bool:
 def _why_not_from_the_hub(said: str, offline: bool) -> str:
     if _offline(offline):
         return "the Hub is not asked (HF_HUB_OFFLINE=1 or --offline), and it is not in the cache"
+    # transformers' words for it (5.17 to 5.23); its message goes on with advice about its own cache.
     if "couldn't connect" in said:
         return "the Hub does not answer, and it is not in the cache"
     return said

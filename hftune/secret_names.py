@@ -8,8 +8,9 @@ import re
 MASK = "***"
 
 _ALWAYS = {"secret", "secrets", "password", "passwd", "passphrase", "passcode", "apikey", "credential", "credentials"}
+# Ends of a last word that others are glued to, as in `PGPASSWORD`.
 _ALWAYS_ENDS = ("password", "passwords", "passwd", "passphrase", "apikey", "apikeys", "sshpass")
-"""Ends of a last word that others are glued to, as in `PGPASSWORD`."""
+# Words before `token` with which it is a piece of text, as in `pad_token`.
 _TEXT_TOKENS = {
     *("pad", "eos", "bos", "bol", "eol", "unk", "sep", "cls", "mask", "sys", "system", "user", "assistant", "image"),
     *("video", "audio", "img", "start", "end", "stop", "turn", "think", "step", "special", "new", "add", "first"),
@@ -17,32 +18,31 @@ _TEXT_TOKENS = {
     *("out", "one", "decoder", "multi", "target", "context", "placeholder", "str", "text", "split", "word", "sub"),
     *("max", "min", "num"),
 }
-"""Words before `token` with which it is a piece of text, as in `pad_token`."""
+# Words before `key` with which it opens something; a `prompt_key` or `tag_key` names a field.
 _OWNERS = (
     *("api", "access", "secret", "private", "auth", "ssh", "encryption", "signing", "account", "storage", "service"),
     *("subscription", "openai", "anthropic", "hf", "hub", "huggingface", "wandb", "comet", "aws", "azure", "gcp"),
     *("google", "gemini", "swanlab", "mlflow", "neptune", "clearml", "cohere", "mistral", "groq", "deepseek"),
     *("dashscope", "openrouter", "together", "fireworks", "replicate", "judge"),
 )
-"""Words before `key` with which it opens something; a `prompt_key` or `tag_key` names a field."""
 _PUBLIC_KEYS = {"public", "sort", "primary", "foreign", "partition", "tag", "cache", "query", "column", "field"}
+# Last words of variables that say something about a secret and hold none.
 _ABOUT = {
     *("file", "path", "dir", "name", "names", "length", "limit", "limits", "count", "type", "ttl", "expiry", "host"),
     *("port", "endpoint", "size", "max", "min", "issuer", "parallelism", "budget", "url", "uri", "enabled"),
 }
-"""Last words of variables that say something about a secret and hold none."""
 _GLUED = re.compile(
     rf"(?:{'|'.join(_OWNERS)})keys?$|(?:api|access|auth|hub|hf|bearer|session|refresh)token$"
     r"|(?:api|access|auth|hf|refresh)tokens$"
 )
+# Words before `pass` with which it is a round.
 _NO_PASSWORD = {"forward", "backward", "first", "second", "last", "single", "multi", "one", "two", "n", "num", "by"}
-"""Words before `pass` with which it is a round."""
+# Words before `pat`, a personal access token; a `FILE_PAT` is a pattern.
 _OF_PAT = {"github", "gh", "gitlab", "gl", "azure", "ado", "devops", "bitbucket", "databricks", "personal", "access"}
-"""Words before `pat`, a personal access token; a `FILE_PAT` is a pattern."""
+# Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none).
 _SHORT = {"pw", "pwd", "sas", "dsn", "auth", "jwt", "bearer", "authorization", "cookie", "creds", "connstr"}
-"""Last words of variables whose values are secrets if they look like it (`SMTP_AUTH=plain` is none)."""
+# Last words of variables that say how a secret is written.
 _FORMS = {"pem", "json", "b64", "base64", "raw", "value"}
-"""Last words of variables that say how a secret is written."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,6 +58,7 @@ def says_secret(name: str) -> bool:
         return len(words) == 1 or words[-2] not in _TEXT_TOKENS
     if words[-3:] == ["access", "key", "id"] or words[-2:] in (["connection", "string"], ["conn", "str"]):
         return True
+    # The last word counts: `password_file` and `max_new_tokens` say something else.
     return words[-1] in _ALWAYS or words[-1].endswith(_ALWAYS_ENDS) or _GLUED.search("".join(words)) is not None
 
 
@@ -98,6 +99,7 @@ def may_be_secret(name: str) -> bool:
 
 def _words(name: str) -> list[str]:
     """Its words in lower case; numbers at the end count nothing: `API_KEY_2`, `PASSWORD1`."""
+    # Cuts `hubToken`, `HUB_TOKEN` and `hub.token` alike.
     found = [word.lower() for word in re.findall(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])", name)]
     while found and found[-1].isdecimal():
         found.pop()
@@ -106,7 +108,9 @@ def _words(name: str) -> list[str]:
     return found
 
 
+# A token begins where no letter or digit stands before it: `ask-...` holds no `sk-`.
 _START = r"(?<![A-Za-z0-9])"
+# Issuers' own prefixes, and a length below which prose would match.
 _SHAPES = (
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
     _START + r"hf_[A-Za-z0-9]{20,}",
@@ -130,6 +134,7 @@ _SHAPES = (
 SHAPES = re.compile("|".join(_SHAPES))
 """Tokens that anybody can tell by their form; no search may take more than a time linear in the text."""
 
+# The look-ahead wants a digit or a sign among the characters: "Bearer authentication" is prose.
 BEARER = re.compile(r"(?i)\b(Bearer|Basic)([ \t]+)(?=[A-Za-z._~+/-]*[0-9=])[A-Za-z0-9._~+/=-]{16,}")
 
 IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s/?#@:'\"]*):([^\s/?#'\"]+)@")

@@ -39,11 +39,14 @@ from hftune.secret_names import (
 SHORTEST = 8
 """Characters. A shorter value is masked at its own place only: it would be found by chance everywhere."""
 _LONG = 20
+# Values of variables that are named like secrets and hold settings; searching for "true" would mask half a log.
 _COMMON = {
     *("disabled", "enabled", "password", "changeme", "required", "optional", "localhost", "anonymous", "undefined"),
     *("unlimited", "username", "external", "internal", "automatic", "false", "true", "none", "null"),
 }
+# A token is a line; a larger file at that place is something else.
 _SAVED_BYTES = 1 << 16
+# For the whole process and never written: a secret is known by its value, wherever it turns up.
 _learned: set[str] = set()
 
 
@@ -52,6 +55,7 @@ _learned: set[str] = set()
 
 def learn(value: object) -> None:
     """Remember a secret; what is too short or too common to be searched for is not."""
+    # A float is no secret that anybody has, and "1.0" would be found everywhere.
     if value is None or isinstance(value, bool | float | Mapping | list | tuple):
         return
     text = str(value).strip()  # a YAML file makes a number or a date of some
@@ -66,6 +70,7 @@ def learn_arguments(given: Iterable[tuple[str, Sequence[Any]]]) -> None:
             if says_secret(name):
                 learn(value)
             elif isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+                # `--deepspeed '{...}'` and `--model_init_kwargs '{...}'` carry keys of trackers and Hub tokens.
                 parsed = _parsed(value)
                 learn_config(_as_read(value) if parsed is None else parsed)
             else:
@@ -119,9 +124,11 @@ def _command_learned(argv: tuple[str, ...]) -> None:
 def _is_searched(value: str) -> bool:
     if len(value) < SHORTEST or value.lower() in _COMMON or MASK in value or value.startswith(("<", "${")):
         return False
-    return not ("/" in value and os.path.exists(value))  # the path of a file that holds one
+    # A variable may name the file that holds a secret; a path is no secret, and logs are full of it.
+    return not ("/" in value and os.path.exists(value))
 
 
+# Redaction runs for every line that is logged; the environment hardly changes in between.
 @functools.lru_cache(maxsize=4096)
 def _of_variable(name: str, value: str) -> frozenset[str]:
     found = _passwords(name, value)
@@ -129,6 +136,7 @@ def _of_variable(name: str, value: str) -> frozenset[str]:
         learn_config(_parsed(value))
     bare = value.strip()
     if variable_says_secret(name) and _is_searched(bare):
+        # `SMTP_AUTH=plain` and `SORT_KEY=id` hold words; a token is long, or mixes letters and digits.
         sure = surely_secret(name) or not may_be_secret(name)
         found |= {bare} if sure or _looks_secret(bare) else set()
     return frozenset(found)
@@ -144,12 +152,15 @@ def _passwords(name: str, text: str) -> set[str]:
     A variable that is a URL is cut at its last `@`: passwords are not always quoted there.
     """
     found = {match[2] for match in IN_CONNECTION.finditer(text)} if "=" in text else set()
+    # The tests for a character come first: most lines have none, and regular expressions cost microseconds each.
     if "://" in text:
         found |= {match[2] for pattern in (IN_URL, USER_IN_URL) for match in pattern.finditer(text)}
         found |= {match[2] for match in IN_QUERY.finditer(text) if _looks_secret(match[2])}
         if name.lower().endswith(("url", "uri", "dsn")):
+            # The last `@` ends the password: passwords with an `@` of their own are often not quoted.
             user, at, _ = text.partition("://")[2].rpartition("@")
             found |= {user.partition(":")[2]} if at else set()
+    # Both spellings: a library logs the URL as given, another the password as decoded.
     return {form for password in found for form in (password, unquote(password)) if _is_searched(form)}
 
 
@@ -166,6 +177,7 @@ def _texts(value: object) -> Iterator[str]:
 def _token_files() -> tuple[str, ...]:
     """Where `hf auth login` keeps tokens; huggingface_hub's rules, without its import."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    # Without huggingface_hub, whose import takes longer than everything before the help page.
     home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
     token = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
     stored = os.environ.get("HF_STORED_TOKENS_PATH") or os.path.join(home, "stored_tokens")
@@ -184,6 +196,7 @@ def _saved_tokens(files: tuple[str, ...]) -> frozenset[str]:
             lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:  # not ours to read, then not ours to tell either
             continue
+        # `stored_tokens` is an INI file, `token` holds the token alone.
         found |= {re.sub(r"^\s*\w+ = ", "", line).strip() for line in lines}
     return frozenset(value for value in found if _is_searched(value) and not value.startswith("["))
 
@@ -231,6 +244,7 @@ def _copy_without(values: frozenset[str], value: Any) -> Any:
         return value
     text = value if isinstance(value, str) else str(value)
     shown = _without(values, text)
+    # What is no text stays what it is: a manifest has numbers, dtypes and paths as such.
     return value if shown == text else shown
 
 
@@ -266,7 +280,9 @@ def command_without_secrets(argv: Sequence[str]) -> list[str]:
     shown, hides = [], False
     for word in argv:
         name, equals, value = word.partition("=")
+        # A flag ends what the one before it hides, also where several values follow.
         if _is_flag(word):
+            # Also `--hub-token`: `says_secret` splits at any sign.
             hides = says_secret(name)
             shown.append(f"{name}={MASK if hides and value else _inside(value)}" if equals else redact(word))
         elif hides and not _is_switch(word):
@@ -328,6 +344,7 @@ def _as_read(text: str) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=4)
 def _pattern(values: frozenset[str]) -> re.Pattern[str]:
+    # Longest first, so that a secret that begins with another one is masked whole.
     forms = {form for value in values for form in spellings(value) if len(form) >= SHORTEST}
     return re.compile("|".join(re.escape(form) for form in sorted(forms, key=lambda form: (-len(form), form))))
 
@@ -344,8 +361,10 @@ def spellings(value: str) -> set[str]:
     quoted.add(quote_plus(value, errors="replace"))
     forms |= quoted | {re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted}
     forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]}
+    # JSON within JSON: an inline DeepSpeed config in a manifest.
     forms |= {json.dumps(json.dumps(value)[1:-1])[1:-1], shlex.quote(value).strip("'"), html.escape(value)}
     forms |= {raw.hex(), raw.hex().upper()}
+    # Base64 groups three bytes: what comes before the secret shifts it by 0, 1 or 2, and each shift spells it anew.
     for offset in range(3):
         first, end = -(-8 * offset // 6), 8 * (offset + len(raw)) // 6
         for encode in (base64.b64encode, base64.urlsafe_b64encode):

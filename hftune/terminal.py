@@ -76,18 +76,23 @@ class Capture:
         self.clean = clean
         self.lines: deque[str] = deque(maxlen=_KEPT)
         self.file: IO[str] | None = None
+        # Reentrant: an error while a line is written may print a line of its own.
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._own = ""
         sys.stdout.flush()
         sys.stderr.flush()
+        # Before the pipe takes their place: these are where hftune's own lines go.
         self.saved = {number: _led_to(number) for number in (1, 2)}
         self.out, self.err = (Shown(_opened(self.saved[number]), self._say) for number in (1, 2))
         self._read, self._write = os.pipe()
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self._write, _SET_PIPE_SIZE, _PIPE_BYTES)  # a burst from C code that holds Python's lock
+            # A burst from C code that holds Python's lock would fill the usual 64 KiB, and wait for a thread that
+            # cannot run.
+            fcntl.fcntl(self._write, _SET_PIPE_SIZE, _PIPE_BYTES)
         for number in (1, 2):
             os.dup2(self._write, number)
+        # Nobody else can print this line, so that its arrival means: all before it has been read.
         self._mark = os.urandom(16).hex()
         self._thread = threading.Thread(target=self._pump, name="hftune log", daemon=True)
         self._thread.start()
@@ -99,6 +104,7 @@ class Capture:
                 return
             with contextlib.suppress(OSError):  # a disk that takes no log is told of by what needs it more
                 file.parent.mkdir(parents=True, exist_ok=True)
+                # Line by line, so that a killed run leaves its last words.
                 self.file = file.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
                 self.file.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n")
                 self.file.writelines(f"{line}\n" for line in self.lines)
@@ -133,15 +139,18 @@ class Capture:
         with contextlib.suppress(Exception):  # streams may be closed, or replaced
             sys.stdout.flush()
             sys.stderr.flush()
+        # The reading thread cannot wait for itself.
         if threading.current_thread() is self._thread or not self._thread.is_alive():
             return
         self._ended.clear()
         word = f"{self._mark}{'-end' if end else ''}"
         os.write(self._write, f"\n{word}\n".encode())
+        # Bounded: a program that was started may still write into the pipe for ever.
         self._ended.wait(_PATIENCE)
 
     def _pump(self) -> None:
         decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        # Bytes, not lines: a progress bar ends none, and a character may be cut between two reads.
         while data := os.read(self._read, 1 << 16):
             *lines, rest = (rest + decoder.decode(data)).split("\n")
             for line in lines:
@@ -155,7 +164,8 @@ class Capture:
                 rest = self._draw(rest)
 
     def _take(self, line: str) -> None:
-        text = _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()  # of a bar its last state
+        # Of a bar that draws over itself only the last state is worth a line.
+        text = _ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip()
         if text:
             with self._lock:
                 self._keep(self.clean(text))
@@ -207,6 +217,7 @@ _turn = threading.RLock()
 def capture(clean: Callable[[str], str]) -> Capture | None:
     """Take over standard output and error; None where they are no files of this process, or it was asked not to."""
     global _capture
+    # A notebook or a test has streams of its own, which no descriptor leads to.
     if _capture is not None or os.environ.get(SHOW_ALL, "") not in ("", "0") or not _plain():
         return None
     _capture = Capture(clean)
@@ -245,6 +256,7 @@ def err() -> TextIO:
 
 def write_unbuffered(text: str) -> None:
     """Write to standard error in one system call, whatever other threads hold or wait for."""
+    # Past Python's buffers and locks: the watchdog speaks while another thread may hold them for good.
     os.write(error_descriptor(), (_CLEAR * bool(_progress) + text).encode())
     if _capture is not None:
         _capture.err.log(text)
@@ -267,8 +279,10 @@ def show_progress(text: str) -> None:
     stream = _real_error()
     if not stream.isatty() or os.environ.get("RANK", "0") != "0":
         return
+    # COLUMNS is what the user says; else the terminal behind this very stream is asked, not standard output.
     width = shutil.get_terminal_size().columns if "COLUMNS" in os.environ else _width(stream)
     with _turn, contextlib.suppress(OSError, ValueError):
+        # A line that wraps could not be cleared by one return.
         _progress = text if len(text) < width else text[: max(1, width - 2)] + "…"
         stream.write(_CLEAR + _progress)
         stream.flush()
@@ -309,6 +323,7 @@ def _in_child() -> None:
     global _progress, _turn
     _progress, _turn = "", threading.RLock()
     if _capture is not None:
+        # The thread that held the old one was not forked along, so it would stay locked.
         _capture._lock = threading.RLock()
         _capture.file = None
 

@@ -39,6 +39,7 @@ def private_folder(root: Path, name: str) -> Path:
             each.parent.mkdir(parents=True, exist_ok=True)
             each.mkdir(mode=_PRIVATE)
         _refuse_others(each)
+    # The umask or an older version may have made it readable for others: what lies there is tokenised data.
     if stat.S_IMODE(folder.stat().st_mode) & ~_PRIVATE:
         folder.chmod(_PRIVATE)
     return folder
@@ -46,6 +47,7 @@ def private_folder(root: Path, name: str) -> Path:
 
 def _refuse_others(folder: Path) -> None:
     for found in (folder.lstat(), folder.stat()):  # the link, and what it leads to
+        # What is read back is believed, so a folder in /tmp that somebody else prepared must not be used.
         if found.st_uid != os.geteuid() and found.st_uid != _owner_of_new_files(folder):
             raise DataError(
                 f"the cache folder {folder} belongs to another user (number {found.st_uid})",
@@ -58,6 +60,7 @@ def _refuse_others(folder: Path) -> None:
 def _owner_of_new_files(folder: Path) -> int:
     """To whom a file belongs that this process writes there: some network drives have one owner for everything."""
     try:
+        # NFS with root squash and some FUSE drives give every file the same owner, whoever writes.
         with tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_uid
     except OSError:
@@ -72,6 +75,7 @@ def write_sealed(folder: str, name: str, content: bytes, root: Path | None = Non
         OSError: It cannot be written.
     """
     place = private_folder(root or cache_folder(), folder)
+    # In the same folder: a rename is atomic only within a file system.
     descriptor, aside = tempfile.mkstemp(dir=place, prefix=".")
     try:
         with open(descriptor, "wb") as stream:
@@ -86,10 +90,12 @@ def read_sealed(folder: str, name: str, root: Path | None = None) -> bytes | Non
     """What `write_sealed` kept; None where it is not there, or damaged, or not this user's own."""
     base = root or cache_folder()
     try:
+        # Before the folder is touched: reading a cache that is not there must not make one.
         if not (base / folder / name).is_file():
             return None
         whole = (private_folder(base, folder) / name).read_bytes()
     except (OSError, DataError):
         return None
+    # A write that a full disk cut short leaves a file whose digest does not fit.
     kept, content = whole[:_DIGEST_BYTES], whole[_DIGEST_BYTES:]
     return content if hashlib.sha256(content).digest() == kept else None

@@ -28,6 +28,7 @@ _HIDDEN = re.compile(
 
 def visible(text: object) -> str:
     """A text whose hidden characters are spelt out; lines stay lines."""
+    # Files from Windows end their lines with both characters; a lone CR would let a text overwrite its own start.
     return _HIDDEN.sub(_spelt, str(text).replace("\r\n", "\n"))
 
 
@@ -51,8 +52,10 @@ def hide_in_tracebacks() -> None:
         if what.exc_value is not None and not isinstance(what.exc_value, SystemExit):
             name = what.thread.name if what.thread is not None else "?"
             say(f"Exception in thread {name}:", file=sys.stderr)
+            # Threads of libraries carry the same secrets in their tracebacks as the main one.
             shown(what.exc_type, what.exc_value, what.exc_traceback)
 
+    # A debugger's or notebook's hook stays.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = shown
     if threading.excepthook is threading.__excepthook__:
@@ -61,12 +64,14 @@ def hide_in_tracebacks() -> None:
 
 def as_json(value: Any, indent: int | None = None) -> str:
     """JSON without secrets that shows a terminal nothing hidden, and means the same."""
+    # `ensure_ascii` would make Chinese unreadable; only what a terminal obeys is escaped.
     text = json.dumps(redacted(value), indent=indent, ensure_ascii=False)
     return _HIDDEN.sub(lambda found: json.dumps(found.group())[1:-1], text)
 
 
 def whole(text: str) -> str:
     """A text that was cut between tokens, without the part of a character that is left at its end."""
+    # A byte-level tokenizer decodes the first bytes of a character to U+FFFD.
     return text.rstrip("\ufffd")
 
 

@@ -90,6 +90,8 @@ class AdapterArguments(FreezingArguments):
             "be merged like LoRA (which trains them in any case)."
         },
     )
+    # None until the run is known: ZeRO-3 gathers a weight for its module's forward pass, which a fused pass goes
+    # around.
     fused_lora: bool | None = field(
         default=None,
         metadata={
@@ -108,6 +110,7 @@ class AdapterArguments(FreezingArguments):
         self.use_peft = self.use_peft or self.train_new_tokens_only
         if self.qlora:
             self.use_peft = True
+            # --qlora --load_in_8bit is LoRA on 8 bits, not a contradiction.
             self.load_in_4bit = self.load_in_4bit or not self.load_in_8bit
         if self.peft_path:
             self.use_peft = True
@@ -120,6 +123,7 @@ class AdapterArguments(FreezingArguments):
         for name in ("layers_to_transform", "trainable_token_indices"):
             if isinstance(getattr(self, name), int):  # a list of one in a YAML file
                 setattr(self, name, [getattr(self, name)])
+        # YAML's `true` and Python's True are peft's own default, which it calls True.
         self.init_lora_weights = str(self.init_lora_weights).lower()
 
     @property
@@ -140,11 +144,14 @@ class AdapterArguments(FreezingArguments):
     @property
     def continued_adapter(self) -> str | None:
         """The adapter that goes on, or None for a fresh one."""
+        # The last of the chain is trained on; the ones before it can only be part of the base.
         return None if self.create_new_adapter or not self.adapter_chain else self.adapter_chain[-1]
 
     @property
     def changes_base(self) -> bool:
         """Whether a fresh adapter begins with a part of the base, which is taken out of the base in memory."""
+        # PiSSA and OLoRA move the principal part of a weight into the adapter: base and adapter only make sense
+        # together.
         return self.continued_adapter is None and self.init_lora_weights.startswith(("pissa", "olora"))
 
     @property
@@ -162,6 +169,7 @@ class AdapterArguments(FreezingArguments):
         values = text or {}
         if isinstance(text, str):
             values = parse_json(text, f"--{name}", kind=None, error=ArgumentError, fix=_PATTERN)
+        # `type`, not `isinstance`: True is an int, and no rank.
         if not isinstance(values, dict) or not all(type(value) is int and value > 0 for value in values.values()):
             raise ArgumentError(f"{text} holds no positive numbers by name", place=f"--{name}", fix=_PATTERN)
         return values

@@ -8,6 +8,7 @@ from hftune.errors import ArgumentError
 from hftune.logging import notice
 
 # ERNIEKit's words for the same.
+# These are kept among the choices: `--mix_strategy interleave_under` reaches this class as it is written.
 _STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 
@@ -113,6 +114,7 @@ class DataArguments:
         default=None,
         metadata={"help": "Share of the tokens for each of --datasets, such as 2,1; left out: by their size."},
     )
+    # As in fms-fsdp: many more shards than readers, so that any number of them divides the work alike.
     logical_shards: int = field(
         default=2048,
         metadata={
@@ -152,6 +154,7 @@ class DataArguments:
         """
         asked = _STRATEGIES.get(self.mix_strategy or "", self.mix_strategy)
         weighted = bool(self.train_dataset_prob)
+        # Drawing with equal weights would be a guess: sources differ in size by orders of magnitude.
         if asked in ("under", "over") and not weighted:
             raise ArgumentError(
                 f"--mix_strategy {asked} draws by weight, and there are no weights",
@@ -160,4 +163,5 @@ class DataArguments:
             )
         if asked == "concat" and weighted:
             notice("--train_dataset_prob has no effect: --mix_strategy concat takes all records")
+        # Set here, so that the manifest and the fingerprint of the cache say what was done, not None.
         self.mix_strategy = asked or ("over" if weighted else "concat")

@@ -30,12 +30,14 @@ def help_groups(classes: Iterable[type], actions: Iterable[argparse.Action]) -> 
     for action in actions:
         groups[owners.get(action.dest, "options")].append(_with_underscores(action))
     ours = [title for title in groups if " of " not in title]
+    # TRL's before transformers', which has a hundred that few need.
     theirs = sorted((title for title in groups if " of " in title), key=lambda title: "transformers" in title)
     return {title: groups[title] for title in [*ours, *theirs] if groups[title]}
 
 
 def _with_underscores(action: argparse.Action) -> argparse.Action:
     """The argument without its second spelling, `--learning-rate`, which works as well."""
+    # A copy: the parser goes on to accept both spellings.
     shown = copy.copy(action)
     shown.option_strings = [option for option in action.option_strings if "-" not in option.lstrip("-")]
     return shown
@@ -44,6 +46,7 @@ def _with_underscores(action: argparse.Action) -> argparse.Action:
 def _owners(cls: type) -> dict[str, str]:
     """Field -> title of the class that says most about it; the outermost class that has it counts."""
     owners: dict[str, str] = {}
+    # From the outermost class inwards: whoever redefines a field has written the help that is shown.
     for base in cls.__mro__:
         if is_dataclass(base):
             own = inspect.get_annotations(base)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hftune.errors import ArgumentError
 
+# MedicalGPT's RM scripts bound the sum; its DPO script bounds characters by a number of tokens.
 EACH, SUM, CHARACTERS = "each", "sum", "sum_of_characters"
 CUT, CUT_PROMPT, CUT_ANSWER, DROP = "cut", "cut_prompt", "cut_answer", "drop"
 
@@ -46,6 +47,7 @@ class PairLengths:
             ArgumentError: A sum of one length, or characters that nothing is dropped for.
         """
         if self.max_prompt_length is not None and self.max_completion_length is not None:
+            # What TRL and the collators read; a --max_length that was given as well would contradict both parts.
             self.max_length = self.max_prompt_length + self.max_completion_length
         elif self.length_budget != EACH:
             raise ArgumentError(

@@ -19,6 +19,7 @@ class ModelArguments(GrowthArguments):
     )
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit on the Hub."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where the Hub's files are kept."})
+    # "auto" differs from transformers': full training keeps its weights in float32, where bf16 loses small updates.
     dtype: str = field(
         default="auto",
         metadata={
@@ -56,6 +57,7 @@ class ModelArguments(GrowthArguments):
             "--rope_factor), or inline JSON as in a config's rope_parameters."
         },
     )
+    # A factor below what the rows need would train positions that the model cannot tell apart.
     rope_factor: float | None = field(
         default=None,
         metadata={

@@ -32,6 +32,7 @@ class HangTimeoutFields:
 
     def raise_ddp_timeout(self) -> None:
         """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
+        # NCCL's own time-out aborts the process at once: the watchdog must come first to say which rank was behind.
         collectives: int = self.ddp_timeout  # type: ignore[has-type]
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
             self.ddp_timeout = int(self.hang_timeout) + _AFTER

@@ -21,6 +21,7 @@ _SAME_SCHEDULE = {
     "inverse-square-root": "inverse_sqrt",
     "inverse_square_root": "inverse_sqrt",
 }
+# Megatron writes minus_sqrt for what transformers calls 1-sqrt.
 _SAME_WSD_STYLE = {"minus_sqrt": "1-sqrt", "minus-sqrt": "1-sqrt"}
 
 
@@ -28,6 +29,7 @@ _SAME_WSD_STYLE = {"minus_sqrt": "1-sqrt", "minus-sqrt": "1-sqrt"}
 class OptimizerArguments:
     """What hftune adds to the optimizer and schedule fields of `TrainingArguments`, which it is mixed into."""
 
+    # The same: `muon` is no member of transformers' enum.
     optim: str = field(
         default=TrainingArguments.default_optim,
         metadata={
@@ -35,6 +37,7 @@ class OptimizerArguments:
             f"{', '.join(entry.value for entry in OptimizerNames)}."
         },
     )
+    # A text, where transformers has an enum: argparse would show its members, and refuse Megatron's words.
     lr_scheduler_type: str = field(
         default="linear", metadata={"help": f"The schedule: {', '.join(entry.value for entry in SchedulerType)}."}
     )
@@ -93,6 +96,7 @@ class OptimizerArguments:
             "choices": ["spectral", "shape_scaling", "unit_rms_norm"],
         },
     )
+    # Moonlight's 0.2 brings the update's RMS to that of AdamW, so that rates and weight decay carry over.
     muon_extra_scale_factor: float = field(
         default=0.2,
         metadata={"help": "Further factor; 0.2 with spectral lets Muon use AdamW's rates (arXiv:2502.16982)."},
@@ -119,6 +123,7 @@ class OptimizerArguments:
         self._take_sgd_momentum(optim)
         # transformers does not know Muon, and would refuse its name.
         self.optim = OptimizerNames.ADAMW_TORCH.value if optim == MUON else optim
+        # TrainingArguments checks the schedule's and the optimizer's names here: both must be its own by now.
         super().__post_init__()  # type: ignore[misc]
         if optim == MUON:
             self.optim = MUON
@@ -128,6 +133,7 @@ class OptimizerArguments:
             return
         if optim == OptimizerNames.SGD:
             given: str = self.optim_args or ""  # type: ignore[has-type]
+            # --optim_args may say it too; what was given by name counts.
             others = [part for part in given.split(",") if part and not part.startswith("momentum=")]
             self.optim_args = ",".join([*others, f"momentum={self.sgd_momentum}"])
         else:
@@ -145,6 +151,7 @@ class OptimizerArguments:
         Raises:
             ArgumentError: There is no such optimizer.
         """
+        # Before `__post_init__` a text, after transformers' an enum.
         name = str(getattr(self.optim, "value", self.optim))
         known = [*(entry.value for entry in OptimizerNames), MUON]
         return _known(_SAME_OPTIMIZER.get(name, name), known, flag="--optim", what="optimizer")

@@ -37,6 +37,7 @@ class ParallelArguments:
     def mesh(self) -> Mesh:
         """Which processes work together; of a plan: those that it is made for."""
         return Mesh(
+            # Computed at each call: a plan imagines other worlds with the same arguments.
             world=ranks.world_size(),
             tensor=self.tensor_parallel_size,
             sequence=self.sequence_parallel_size,

@@ -11,10 +11,13 @@ from hftune.errors import ArgumentError, did_you_mean, shown
 
 _OF_ARGPARSE = re.compile(r"argument (?P<options>\S+): (?P<said>.*)", re.DOTALL)
 _QUOTED = re.compile(r"(?:value|choice): '(?P<value>.*?)'", re.DOTALL)
+# transformers' message on --load_best_model_at_end, with the two numbers of steps.
 _FOUND = re.compile(r"found (?P<save>[\d.]+), which is not a (?:round )?multiple of (?P<evaluate>[\d.]+)")
+# TRL's message where a batch of answers holds no whole groups.
 _GROUPS = re.compile(
     r"generation_batch_size \((?P<size>\d+)\) must be divisible by num_generations \((?P<number>\d+)\)"
 )
+# What to do about what transformers and TRL say, by words of theirs (transformers 5.23, TRL 1.16).
 _SAID = {
     "At most one of fp16 and bf16": "leave out --fp16, or --bf16",
     "requires the save and eval strategy to match": "add --eval_strategy and --save_strategy of one kind, steps or "
@@ -28,14 +31,13 @@ _SAID = {
     "--tf32 requires": "leave out --tf32",
     "must have the same length as `loss_type`": "give --loss_weights a number for each of --loss_type",
 }
-"""What to do about what transformers and TRL say, by words of theirs (transformers 5.23, TRL 1.16)."""
+# What an argument takes, and an example, by the name of its type.
 _TAKES = {
     "int": ("a whole number", "100"),
     "float": ("a number", "1e-5"),
     "string_to_bool": ("True or False", "True"),
     "JSON object": ("an object of JSON", "'{\"name\": 1}'"),
 }
-"""What an argument takes, and an example, by the name of its type."""
 
 
 def argparse_error(message: str, known: dict[str, argparse.Action], place: str) -> ArgumentError:
@@ -46,13 +48,16 @@ def argparse_error(message: str, known: dict[str, argparse.Action], place: str) 
         place: Where arguments were given.
     """
     match = _OF_ARGPARSE.match(message)
+    # argparse names an argument by all its spellings: `--max_steps/--max-steps`.
     action = known.get(match["options"].split("/")[0].lstrip("-")) if match else None
     if match is None or action is None:
+        # Something about the command line as a whole; argparse has no other way to say it.
         return ArgumentError(message, place=place, fix="write --NAME VALUE for each argument")
     name = action.option_strings[0].lstrip("-")
     takes, example = _wanted(action)
     if "expected" in match["said"] and "argument" in match["said"]:
         return ArgumentError(f"--{name} needs a value", place=place, fix=f"write --{name} {example}, for instance")
+    # The second form is that of transformers' `string_to_bool`.
     quoted = _QUOTED.search(match["said"]) or re.search(r"got (?P<value>.*?) but expected", match["said"])
     value = quoted["value"] if quoted else match["said"]
     if action.choices is not None:
@@ -78,6 +83,7 @@ def _wanted(action: argparse.Action) -> tuple[str, str]:
 def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentError:
     """What `__post_init__` of a class says; the arguments that it names are the place."""
     said = str(error).strip() or type(error).__name__
+    # Names with an underscore, and those few without one that transformers' messages mention: prose has none of them.
     words = set(re.findall(r"[a-z][a-z0-9_]*_[a-z0-9_]+|\b(?:bf16|fp16|tf32|optim|deepspeed)\b", said))
     named = sorted(words & set(known))
     flags = ", ".join(f"--{name}" for name in named)
@@ -94,6 +100,7 @@ def _fix(said: str, named: list[str]) -> str:
     found = _FOUND.search(said)
     if found is not None:
         save, evaluate = float(found["save"]), float(found["evaluate"])
+        # The next multiple above: no more checkpoints than were asked for.
         return f"write --save_steps {math.ceil(save / evaluate) * evaluate:g}, for instance"
     known = next((fix for words, fix in _SAID.items() if words in said), None)
     if known is not None:

@@ -9,11 +9,14 @@ import trl
 from hftune.arguments.lengths import PairLengths
 from hftune.arguments.training import StageArguments
 
+# With another loss it would do nothing, so a rule refuses it there.
 SMOOTHED = frozenset(
     ["sigmoid", "sigmoid_norm", "exo_pair", "robust", "aot", "aot_unpaired", "dpop", "simpo", "cpo", "cpo_simpo"],
 )
 """Losses that `--label_smoothing` changes."""
 
+# The constant that an f-divergence adds is the same for both answers of a pair; in a loss of single answers it would
+# stay.
 DIFFERENCES_OF_SCORES = frozenset(["sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "discopop", "dpop"])
 """Losses that an f-divergence other than the reverse KL has a meaning for: its constant cancels in them."""
 
@@ -23,6 +26,7 @@ REFERENCE_FREE = frozenset(["sft", "simpo", "cpo", "cpo_simpo", "odds_ratio", "o
 A_TOKEN = frozenset(["ipo", "sigmoid_norm", "simpo", "cpo_simpo", "odds_ratio", "orpo"])
 """Losses that divide by the length of an answer."""
 
+# So their value depends on which rows share a batch: accumulation and world size change it.
 SORTED = frozenset(("aot", "aot_unpaired"))
 """Losses that sort the answers of a batch."""
 
@@ -72,6 +76,7 @@ class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
     ref_adapters: list[str] | None = field(
         default=None, metadata={"help": "Adapters that are merged into the reference, in this order."}
     )
+    # None: it depends on whether there is an adapter and how often a record is seen.
     precompute_ref_log_probs: bool | None = field(
         default=None,
         metadata={

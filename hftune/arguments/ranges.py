@@ -38,6 +38,7 @@ class Range:
     @classmethod
     def read(cls, text: str) -> Range:
         """From mathematics: `[1, 1e9]`, `(0, 1]`, `[1, 100] or -1`, `steps [0, 1e12]`."""
+        # The notation of mathematics is shorter to read in a table of a hundred rows than keyword arguments.
         match = re.fullmatch(r"(steps )?([\[(])(\S+), (\S+)([\])])((?: or \S+)*)", text)
         assert match is not None, text
         also = tuple(float(word) for word in match[6].split(" or ") if word)
@@ -49,6 +50,7 @@ class Range:
             return True
         over = value > self.low if self.above else value >= self.low
         under = value < self.high if self.below else value <= self.high
+        # transformers takes 2.5 logging steps, and rounds.
         return over and under and not (self.steps and value > 1 and value != int(value))
 
     def __str__(self) -> str:
@@ -59,6 +61,7 @@ class Range:
 
 
 def _shortest(value: float) -> str:
+    # Powers of ten up to 15 digits are read more easily written out.
     return f"{int(value):,}" if value == int(value) and 1 <= abs(value) < 1e15 else f"{value:g}"
 
 
@@ -129,6 +132,7 @@ _NAMES = {
     "[0, 100)": "validation_split_percentage",
 }
 
+# A field of the same name means the same in every class; the tests hold it against all classes there are.
 RANGES = {name: Range.read(text) for text, names in _NAMES.items() for name in names.split()}
 """By the name of a field, which means the same in every class that has it."""
 
@@ -143,6 +147,7 @@ _FIXES = {
 
 def is_number(entry: Field) -> bool:
     """Whether a field of a dataclass holds a number, or a list of them."""
+    # Annotations are texts here: `from __future__ import annotations` and upstream's unions.
     return re.search(r"\b(int|float)\b", str(entry.type)) is not None
 
 
@@ -177,12 +182,14 @@ def _misfit(entry: Field, value: object) -> str | None:
     takes = f"it takes {'whole ' if whole else ''}numbers {allowed}"
     if value is None:  # YAML's null
         return None if "None" in kind else takes
+    # YAML's `yes` for a number: Python would take it for 1.
     if isinstance(value, bool):
         return takes
     if isinstance(value, str):
         value = _parsed(value)
         if value is None:
             return None
+    # 2.0 for a whole number is a slip in a file; infinity is left for the range to refuse in its own words.
     if not isinstance(value, int | float) or (whole and isinstance(value, float) and abs(value) < float("inf")):
         return takes
     return None if allowed.holds(value) else takes
@@ -191,6 +198,7 @@ def _misfit(entry: Field, value: object) -> str | None:
 def _parsed(text: str) -> float | int | None:
     """The number that a text stands for; None where it is none. A number with thousands of digits is infinite."""
     try:
+        # Python refuses to convert thousands of digits, with an error that is not about the argument.
         return int(text) if len(text) < 30 else float(text)
     except ValueError:
         pass

@@ -119,6 +119,7 @@ class CheckpointingFields:
             ArgumentError: Unknown parts, layers or options, or fields that contradict each other.
         """
         given = self._given_options()
+        # Ours may stand among the kwargs; torch's `checkpoint` does not take them.
         every, offload = given.pop("every_n_layers", None), given.pop("offload", None)
         self.activation_checkpointing_every = int(every or self.activation_checkpointing_every)
         self.activation_checkpointing_offload |= bool(offload)
@@ -132,6 +133,7 @@ class CheckpointingFields:
         parts = self._parts()
         self._check_details(parts)
         self._take(self._settled(parts, given) if parts else None)
+        # transformers passes the rest on to torch's `checkpoint`, which refuses names of ours.
         for name in _KWARGS:
             if hasattr(self, name):
                 setattr(self, name, given or None)
@@ -139,6 +141,7 @@ class CheckpointingFields:
     def recompute_share(self, share: Fraction) -> None:
         """Settle `--activation_checkpointing auto`: so many of the layers, spread evenly; 0: none, 1: all."""
         assert self.recomputation is not None
+        # A share of 1 is written as all layers, which reads and compares like the default.
         which = None if share in (0, 1) else str(share)
         self.recomputes_least, self.activation_checkpointing_layers = False, which
         self._take(replace(self.recomputation, which=which) if share else None)
@@ -170,6 +173,7 @@ class CheckpointingFields:
     def _parts(self) -> tuple[str, ...]:
         asked = "" if self.activation_checkpointing is None else str(self.activation_checkpointing).lower()
         if not asked:
+            # The older switch decides alone where only it was given.
             return (FULL,) if self.gradient_checkpointing else ()
         if asked in _NO:
             return ()
@@ -180,10 +184,12 @@ class CheckpointingFields:
                 raise ArgumentError(
                     f"{part!r} cannot be recomputed by itself", place=_FLAG, fix=f"use {', '.join(PARTS)}, auto or none"
                 )
+        # A checkpoint within a checkpoint computes the inner part three times.
         if (len(parts) > 1 and FULL in parts) or {ATTENTION, CORE_ATTENTION} <= set(parts):
             raise ArgumentError(
                 f"{', '.join(parts)}: one lies within another", place=_FLAG, fix="leave the smaller one out"
             )
+        # Its default is True, so False was said by somebody.
         if not self.gradient_checkpointing:
             raise ArgumentError(
                 f"{_FLAG} {asked} and --gradient_checkpointing False contradict each other", fix="leave one of them out"
@@ -199,6 +205,7 @@ class CheckpointingFields:
                 "two ways to choose layers", place=f"{_FLAG}_every, {_WHICH}", fix="leave one of them out"
             )
         if which is not None:
+            # Read for its errors: how many layers there are is not known yet.
             _ = share_of(which) if "/" in which or "." in which else numbered(which.removeprefix("not "))
         if self.recomputes_least and (every > 1 or which is not None):
             raise ArgumentError(
@@ -242,6 +249,7 @@ def share_of(text: str) -> Fraction:
         ArgumentError: Something else.
     """
     try:
+        # With bounded denominators the sums in `_spread` stay exact and small.
         share = Fraction(text).limit_denominator(1000)
     except (ValueError, ZeroDivisionError):
         share = Fraction(0)
@@ -257,6 +265,7 @@ def _spread(share: Fraction, count: int) -> list[int]:
     """
     taken: list[int] = []
     for number in range(count):
+        # Fractions, not floats: with 1/3 of 24 layers rounding would move a layer now and then.
         if (number + 1) * share >= len(taken) + Fraction(1, 2):
             taken.append(number)
     return taken

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 class RouterFields:
     """Losses of a mixture of experts' routers. `router_aux_loss_coef` is TRL's name."""
 
+    # None is not 0: the weight in the model's config counts then.
     router_aux_loss_coef: float | None = field(
         default=None,
         metadata={

@@ -14,6 +14,7 @@ from hftune.arguments.training import StageArguments
 class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
     """Reward model on preference pairs, or on labelled steps."""
 
+    # Decides the head, so it must be the same for whoever loads the model: the manifest carries it.
     reward_kind: str = field(
         default="outcome",
         metadata={
@@ -43,6 +44,7 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
             "keeps them apart exactly."
         },
     )
+    # Stored next to the weights and not folded into the head: scores of different runs stay comparable.
     normalize_scores: bool = field(
         default=True,
         metadata={

@@ -22,6 +22,7 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "arXiv:2503.20783",
         {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.0},
     ),
+    # Clip-higher, token-mean and dynamic sampling; its overlong penalty is a reward function.
     "dapo": (
         "arXiv:2503.14476",
         {
@@ -32,6 +33,7 @@ GRPO_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "dynamic_sampling": True,
         },
     ),
+    # Ratios of whole sequences lie close to 1: clip ranges are hundreds of times smaller.
     "gspo": (
         "arXiv:2507.18071",
         {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 3e-4, "epsilon_high": 4e-4},
@@ -81,6 +83,7 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
                 f"{variant} is no variant of GRPO", place="--grpo_variant", fix=f"one of {', '.join(GRPO_VARIANTS)}"
             )
         paper, wanted = GRPO_VARIANTS[variant]
+        # A value that differs from its default was set by somebody, in code too, where GIVEN_NAMES knows nothing.
         defaults = {entry.name: entry.default for entry in fields(self)}
         changed = {name for name, value in wanted.items() if getattr(self, name) not in (defaults[name], value)}
         kept = changed | {name for name in GIVEN_NAMES.get() & wanted.keys() if getattr(self, name) != wanted[name]}
@@ -108,6 +111,7 @@ class _Loop(trl.RLOOConfig):
     def __post_init__(self) -> None:
         # Past RLOOConfig's own, which refuses one answer a prompt; what else it does is here.
         super(trl.RLOOConfig, self).__post_init__()
+        # TRL's own post-init, which is left out, would choose a multiple; None pads to the longest answer.
         self.pad_to_multiple_of = None
         if self.auto_find_batch_size:
             raise ArgumentError(
@@ -115,6 +119,7 @@ class _Loop(trl.RLOOConfig):
                 place="--auto_find_batch_size",
                 fix="leave it out, and lower --per_device_train_batch_size",
             )
+        # All processes together: groups of answers are compared across ranks.
         one_step: int = self.per_device_train_batch_size * self.world_size
         self.steps_per_generation = self._steps_per_generation(one_step)
         self.generation_batch_size = one_step * self.steps_per_generation
@@ -161,6 +166,7 @@ class PPOArguments(RLOOArguments, _Loop):
     """Proximal policy optimisation with a critic (arXiv:1707.06347, 1909.08593)."""
 
     num_generations: int = field(default=1, metadata={"help": "Answers a prompt in a batch."})
+    # Four epochs over a batch, as in the paper on summaries (arXiv:2009.01325) and TRL's former PPO.
     num_iterations: int = field(default=4, metadata={"help": "Epochs over each batch of answers."})
     num_mini_batches: int = field(
         default=1, metadata={"help": "Optimizer steps in an epoch over the answers; each is a batch of that many."}
@@ -184,8 +190,10 @@ class PPOArguments(RLOOArguments, _Loop):
     kl_target: float | None = field(
         default=None, metadata={"help": "Let beta follow this KL, in nats an answer; left out: beta stays."}
     )
+    # Answers, not steps: the controller then acts alike for every batch size (arXiv:1909.08593).
     kl_horizon: int = field(default=10_000, metadata={"help": "Answers in which beta changes by at most a fifth."})
     gamma: float = field(default=1.0, metadata={"help": "Discount a token."})
+    # 0.95 from the paper on GAE (arXiv:1506.02438); gamma 1 since a reward comes at the end of an answer.
     lam: float = field(default=0.95, metadata={"help": "Lambda of the generalised advantage estimate."})
     cliprange_value: float | None = field(
         default=0.2, metadata={"help": "How far a value may move from that at the start of the batch, to count fully."}
@@ -212,6 +220,7 @@ class PPOArguments(RLOOArguments, _Loop):
     )
 
     def __post_init__(self) -> None:
+        # PPO makes answers once for all its mini-batches; TRL's default would make them for each.
         if self.steps_per_generation is None and self.generation_batch_size is None:
             self.steps_per_generation = self.num_mini_batches * self.gradient_accumulation_steps
         super().__post_init__()

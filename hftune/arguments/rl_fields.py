@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Named here as well as there: a rule that checks names must not import the functions and math-verify with them.
 BUILTIN_REWARDS = ("accuracy", "format", "length")
 """What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
 
@@ -28,6 +29,7 @@ class RLFields:
     system_prompt: str | None = field(
         default=None, metadata={"help": "System message put before each prompt that has none of its own."}
     )
+    # Never trained on, so that a policy that games its reward shows: the two means part.
     judge_reward: list[str] | None = field(
         default=None,
         metadata={

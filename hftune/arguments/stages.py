@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar, cast
@@ -17,7 +18,6 @@ from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.run_arguments import RunArguments
 from hftune.distributed import launch, ranks
-from hftune.distributed.slurm import adopt_slurm
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand
 
@@ -100,7 +100,8 @@ def parse_stage(stage: str, argv: list[str]) -> RunArguments[Any]:
     Raises:
         ArgumentError: Everything that is wrong with them, in one message.
     """
-    adopt_slurm()
+    if "SLURM_STEP_NUM_TASKS" in os.environ:  # set by srun alone
+        on_demand("hftune.distributed.slurm:adopt_slurm")()
     return RunArguments(*parser_for(stage, argv).parse(argv))
 
 

@@ -16,11 +16,9 @@ from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.recomputation import CheckpointingFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
-from hftune.distributed import ds_config, ds_keys, launch, op_builder, ranks, tensor_parallel
-from hftune.distributed.ds_features import Setting, gpu_operators, uses_nvme
-from hftune.distributed.ds_secrets import remove_secrets
-from hftune.errors import ArgumentError, raise_together
-from hftune.logging import notice
+from hftune.distributed import ds_config, launch, ranks
+from hftune.errors import ArgumentError
+from hftune.on_demand import on_demand
 from hftune.secrets import redacted
 
 
@@ -124,30 +122,10 @@ class StageArguments(
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
     def _resolve_deepspeed(self) -> None:
-        assert self.deepspeed is not None
-        config = ds_config.read_ds_config(self.deepspeed)
-        problems = ds_config.check_ds_config(config, self._setting(config))
-        problems += ds_keys.check_against_arguments(config, vars(self), ranks.world_size())
-        problems += tensor_parallel.config_problems(config, self.tensor_parallel_size)
-        raise_together(problems)
-        self.tensor_parallel_size = max(self.tensor_parallel_size, tensor_parallel.size_in_config(config))
-        resolved, changes = ds_config.resolve_ds_config(
-            config,
-            has_compiler=op_builder.can_build_operators(),
-            on_cpu=self.use_cpu,
-            optim=self.optim_name,
-            nvme_path=self.nvme_path,
-            machine=ranks.local_world_size(),
-        )
-        if ds_config.asks_for_compiling(resolved) and not self.torch_compile:  # type: ignore[has-type]
-            notice("DeepCompile compiles with --torch_compile, which is switched on")
-            self.torch_compile = True
-        resolved, moved = remove_secrets(resolved)
-        for change in (*changes, *ds_config.fill_in_sizes(resolved), *moved):
-            notice(change)
+        prepared = on_demand("hftune.distributed.ds_setup:prepare")(self)
+        self.torch_compile, self.tensor_parallel_size = prepared.torch_compile, prepared.tensor_parallel_size
         # transformers keeps only a weak reference to what it makes of this, so the arguments must outlive the model.
-        self.ds_resolved = tensor_parallel.with_size(resolved, self.tensor_parallel_size)
-        self.deepspeed = tensor_parallel.without_block(self.ds_resolved)  # type: ignore[assignment]
+        self.ds_resolved, self.deepspeed = prepared.resolved, prepared.shown
 
     def to_dict(self) -> dict[str, Any]:
         """Overrides `TrainingArguments.to_dict`, from which trackers and manifests take the arguments."""
@@ -164,21 +142,6 @@ class StageArguments(
 
     def __str__(self) -> str:
         return repr(self)
-
-    def _setting(self, config: dict[str, Any]) -> Setting:
-        zero = config.get("zero_optimization")
-        here = not self.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
-        return Setting(
-            on_cpu=self.use_cpu,
-            world_size=ranks.world_size(),
-            bf16=bool(self.bf16),
-            optim=self.optim_name,
-            recomputes=self.recomputation is not None,
-            nvme_path=self.nvme_path,
-            has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_io(),
-            has_compiler=not here or op_builder.can_build_operators(),
-            unbuilt=op_builder.missing_operators(gpu_operators(config) if here else ()),
-        )
 
     @property
     def given(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ class GrowthArguments:
     pad_vocab_to_multiple_of: int | None = field(
         default=None, metadata={"help": "Round the rows of the embeddings up to a multiple of this, such as 64."}
     )
+    # The mean of the pieces starts near what the model knows; a drawn row starts as noise (arXiv:2407.05841).
     init_new_embeddings: str = field(
         default="pieces",
         metadata={

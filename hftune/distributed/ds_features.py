@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError
-
-DsConfig = dict[str, Any]
 
 QUANTISED = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 """What of ZeRO++ sends quantised values."""
@@ -111,18 +110,15 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
             "zero_optimization.zenflow",
             'remove it; "offload_optimizer" alone works (ds_configs/zero2_offload.json)',
         )
-    checkpoint = config.get("checkpoint")
-    if isinstance(checkpoint, Mapping) and checkpoint.get("writer"):
+    checkpoint, datastates = config.get("checkpoint"), config.get("datastates_ckpt")
+    writers = {
+        ("FastPersist", "checkpoint.writer"): isinstance(checkpoint, Mapping) and checkpoint.get("writer"),
+        ("DataStates", "datastates_ckpt"): isinstance(datastates, Mapping) and datastates.get("enabled", True),
+    }
+    for writer, key in (names for names, is_on in writers.items() if is_on):
         yield _error(
-            "FastPersist writes a checkpoint while training goes on; hftune publishes one when all of it is there",
-            "checkpoint.writer",
-            "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)",
-        )
-    datastates = config.get("datastates_ckpt")
-    if isinstance(datastates, Mapping) and datastates.get("enabled", True):
-        yield _error(
-            "DataStates writes a checkpoint while training goes on; hftune publishes one when all of it is there",
-            "datastates_ckpt",
+            f"{writer} writes a checkpoint while training goes on; hftune publishes one when all of it is there",
+            key,
             "remove it; save less often (--save_steps) or without the optimizer (--save_only_model)",
         )
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError, did_you_mean
-
-DsConfig = dict[str, Any]
 
 # Removed from DeepSpeed 0.19; each would raise deep inside the engine, after the model has loaded.
 REMOVED_KEYS = {
@@ -74,12 +73,7 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
             yield ArgumentError(
                 f'"{key}" is {_shown(block)}', place=f"--deepspeed: {key}", fix=f'write "{key}": {{...}} with its keys'
             )
-    for key in (
-        "gradient_clipping",
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-    ):
+    for key in NUMBERS:
         value = config.get(key, "auto")
         if value != "auto" and (isinstance(value, bool) or not isinstance(value, int | float)):
             yield ArgumentError(
@@ -102,8 +96,14 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
     both = [key for key in ("fp16", "bf16") if isinstance(config.get(key), dict) and config[key].get("enabled") is True]
     if len(both) == 2:
         yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
-    for what, least in (("offload_optimizer", 1), ("offload_param", 3)):
-        yield from _offload(zero.get(what) or {}, what, stage, least)
+    for what, least, better in (("offload_optimizer", 1, 2), ("offload_param", 3, 3)):
+        block = zero.get(what)
+        if isinstance(block, dict) and block.get("device", "none") != "none" and stage < least:
+            yield ArgumentError(
+                f"{what} needs ZeRO stage {least} or more, the config has stage {stage}",
+                place=f"--deepspeed: zero_optimization.{what}",
+                fix=f'set "stage": {better}, or remove the block',
+            )
 
 
 def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], world_size: int) -> Iterator[ArgumentError]:
@@ -116,32 +116,15 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
         world_size: Number of processes.
     """
     micro, steps = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-    pairs: list[tuple[str, Any, str, Any]] = [
-        (
-            "train_micro_batch_size_per_gpu",
-            config.get("train_micro_batch_size_per_gpu"),
-            "per_device_train_batch_size",
-            micro,
-        ),
-        (
-            "gradient_accumulation_steps",
-            config.get("gradient_accumulation_steps"),
-            "gradient_accumulation_steps",
-            steps,
-        ),
-        ("gradient_clipping", config.get("gradient_clipping"), "max_grad_norm", arguments["max_grad_norm"]),
-    ]
-    for precision in ("bf16", "fp16"):
-        block = config.get(precision)
+    numbers = {MICRO: "per_device_train_batch_size", STEPS: STEPS, CLIPPING: "max_grad_norm"}
+    for key, name in numbers.items():
+        yield from _differing(key, config.get(key), name, arguments[name], f'"{key}": "auto"')
+    for name in ("bf16", "fp16"):
+        block = config.get(name)
         enabled = block.get("enabled") if isinstance(block, dict) else None
-        pairs.append((f"{precision}.enabled", enabled, precision, bool(arguments[precision])))
-    for key, value, name, asked in pairs:
-        if value not in (None, "auto") and not isinstance(value, str) and value != asked:
-            yield ArgumentError(
-                f"the DeepSpeed config has {key} {value}, the arguments have --{name} {asked}",
-                place=f"--deepspeed: {key} and --{name}",
-                fix=f'write "{key.split(".")[0]}": {_auto(key)} in the config, so that the argument counts',
-            )
+        yield from _differing(
+            f"{name}.enabled", enabled, name, bool(arguments[name]), f'"{name}": {{"enabled": "auto"}}'
+        )
     total = config.get("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool) and total != micro * steps * world_size:
         yield ArgumentError(
@@ -152,22 +135,12 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
         )
 
 
-def _auto(key: str) -> str:
-    return '{"enabled": "auto"}' if "." in key else '"auto"'
-
-
-def _offload(block: Any, what: str, stage: int, least: int) -> Iterator[ArgumentError]:
-    place = f"--deepspeed: zero_optimization.{what}"
-    if not isinstance(block, dict):
-        return  # said by check_types
-    device = block.get("device", "none")
-    if device == "none":
-        return
-    if stage < least:
+def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterator[ArgumentError]:
+    if value is not None and not isinstance(value, str) and value != asked:
         yield ArgumentError(
-            f"{what} needs ZeRO stage {least} or more, the config has stage {stage}",
-            place=place,
-            fix=f'set "stage": {3 if least == 3 else 2}, or remove the block',
+            f"the DeepSpeed config has {key} {value}, the arguments have --{name} {asked}",
+            place=f"--deepspeed: {key} and --{name}",
+            fix=f"write {auto} in the config, so that the argument counts",
         )
 
 

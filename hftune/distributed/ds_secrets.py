@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.secret_names import says_secret
 from hftune.secrets import learn_config, redact
 

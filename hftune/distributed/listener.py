@@ -1,7 +1,7 @@
-"""Who may talk to rank 0's hub: a socket on as few interfaces as will do, and a word before anything is parsed.
+"""Who may talk to rank 0's hub: a socket on as few interfaces as will do, and a token before anything is parsed.
 
-Strangers on the network may connect, send what they like, or send nothing. Each gets a few bytes and a few seconds;
-what comes is compared with the secret word in constant time and never parsed. The socket closes when all have come.
+Anybody on the network may connect, send what they like, or send nothing. Each gets a few bytes and a few seconds;
+what comes is compared with the secret token in constant time and never parsed. The socket closes when all have come.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _LOOPBACK = "127.0.0.1"
 _DIGITS = 10
 
 MAX_PENDING = 256
-"""Connections at once that have not said the word; others wait in the system's queue."""
+"""Connections at once that have not sent the token; others wait in the system's queue."""
 
 SECONDS_TO_AUTHENTICATE = 5.0
-"""Seconds to say it; processes of the run say it with their first packet."""
+"""Seconds to send it; processes of the run do so with their first packet."""
 
 
 def open_socket(*, one_machine: bool, master: str) -> socket.socket:
-    """A socket that the other processes reach, on a port that the system chooses.
+    """A listening socket that the other processes reach, on a port that the system chooses.
 
     Args:
         one_machine: Nobody comes over the network: loopback alone.
@@ -59,27 +59,28 @@ def _is_local_only(address: str) -> bool:
 
 
 def greeting(word: str, rank: int) -> bytes:
-    """What a process says first. Its length is always the same, so that nothing behind it is read with it."""
+    """What a process sends first: the token, and its rank. Its length is fixed, so that nothing behind it is read."""
     return f"{word}{rank:0{_DIGITS}d}".encode()
 
 
 @dataclass
 class PendingConnection:
-    """A connection that has not said the word yet."""
+    """A connection that has not sent the token yet."""
 
     socket: socket.socket
-    said: bytearray = field(default_factory=bytearray)
-    came: float = field(default_factory=time.monotonic)
+    received: bytearray = field(default_factory=bytearray)
+    since: float = field(default_factory=time.monotonic)
 
 
 class Listener:
-    """The listening socket and those who stand before it. Not for several threads.
+    """The listening socket and the connections that are not authenticated yet. Not for several threads.
 
     Args:
         server: As `open_socket` gives it.
-        word: The secret of the run.
+        word: The secret token of the run.
         expected: How many processes will come; then the socket closes. None: it stays open.
-        selector: Of the hub; strangers are registered there with themselves as data, the socket with this door.
+        selector: Of the hub; pending connections are registered there with themselves as data, the socket with this
+            listener.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Listener:
     ) -> None:
         self.server, self._word, self._expected, self._selector = server, word.encode(), expected, selector
         self._length = len(greeting(word, 0))
-        self._strangers: list[PendingConnection] = []
+        self._pending: list[PendingConnection] = []
         self._admitted: set[int] = set()
         self._open = True
         server.setblocking(False)
@@ -95,7 +96,7 @@ class Listener:
         self._accepting = True
 
     def accept(self) -> None:
-        """Take the next connection."""
+        """Take the next connection from the system's queue."""
         try:
             connection, _ = self.server.accept()
         except OSError as error:
@@ -103,58 +104,57 @@ class Listener:
                 time.sleep(0.05)  # it stays in the queue, and would be offered again at once
             return
         connection.setblocking(False)
-        stranger = PendingConnection(connection)
-        self._strangers.append(stranger)
-        self._selector.register(connection, selectors.EVENT_READ, stranger)
-        self._accept_while(len(self._strangers) < MAX_PENDING)
+        pending = PendingConnection(connection)
+        self._pending.append(pending)
+        self._selector.register(connection, selectors.EVENT_READ, pending)
+        self._accept_while(len(self._pending) < MAX_PENDING)
 
-    def hear(self, stranger: PendingConnection) -> int | None:
-        """The rank of a stranger who has now said the word, else None. Its socket then belongs to the caller."""
+    def authenticate(self, pending: PendingConnection) -> int | None:
+        """The rank of a connection that has now sent the token, else None. Its socket then belongs to the caller."""
         try:
-            read = stranger.socket.recv(self._length - len(stranger.said))
+            read = pending.socket.recv(self._length - len(pending.received))
         except BlockingIOError:
             return None
         except OSError:
             read = b""
-        stranger.said += read
-        if not read:
-            self._show_out(stranger)
+        pending.received += read
+        if read and len(pending.received) < self._length:
             return None
-        if len(stranger.said) < self._length:
-            return None
-        rank = self._rank_of(bytes(stranger.said))
+        rank = self._rank_of(bytes(pending.received)) if read else None
         if rank is None:
-            self._show_out(stranger)
+            self._drop(pending)
             return None
-        self._part_with(stranger)
+        self._forget(pending)
         self._admitted.add(rank)
         if self._expected is not None and len(self._admitted) >= self._expected:
             self.close()
         return rank
 
-    def _rank_of(self, said: bytes) -> int | None:
-        word, digits = said[: len(self._word)], said[len(self._word) :]
+    def _rank_of(self, received: bytes) -> int | None:
+        """The rank behind the right token; None where either is not one that is waited for."""
+        word, digits = received[: len(self._word)], received[len(self._word) :]
+        # In constant time: the time of a comparison that stops early would tell how much of a guess is right.
         if not hmac.compare_digest(word, self._word) or not digits.isdigit():
             return None
         rank = int(digits)
-        stranger = rank in self._admitted or (self._expected is not None and rank >= self._expected)
-        return None if stranger else rank
+        odd = rank in self._admitted or (self._expected is not None and rank >= self._expected)
+        return None if odd else rank
 
-    def tidy(self) -> None:
-        """Show out who has stood there for too long."""
+    def drop_late(self) -> None:
+        """Close connections that have not sent the token in time."""
         late = time.monotonic() - SECONDS_TO_AUTHENTICATE
-        for stranger in [stranger for stranger in self._strangers if stranger.came < late]:
-            self._show_out(stranger)
+        for pending in [pending for pending in self._pending if pending.since < late]:
+            self._drop(pending)
 
-    def _show_out(self, stranger: PendingConnection) -> None:
-        self._part_with(stranger)
+    def _drop(self, pending: PendingConnection) -> None:
+        self._forget(pending)
         with suppress(OSError):
-            stranger.socket.close()
+            pending.socket.close()
 
-    def _part_with(self, stranger: PendingConnection) -> None:
-        self._selector.unregister(stranger.socket)
-        self._strangers.remove(stranger)
-        self._accept_while(len(self._strangers) < MAX_PENDING)
+    def _forget(self, pending: PendingConnection) -> None:
+        self._selector.unregister(pending.socket)
+        self._pending.remove(pending)
+        self._accept_while(len(self._pending) < MAX_PENDING)
 
     def _accept_while(self, room: bool) -> None:
         """Leave connections in the system's queue while there is no room."""
@@ -167,12 +167,12 @@ class Listener:
             self._selector.unregister(self.server)
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Admit nobody any more."""
         if not self._open:
             return
         self._open = False
         if self._accepting:
             self._selector.unregister(self.server)
         self.server.close()
-        for stranger in list(self._strangers):
-            self._show_out(stranger)
+        for pending in list(self._pending):
+            self._drop(pending)

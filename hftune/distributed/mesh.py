@@ -38,11 +38,6 @@ class Mesh:
         """Processes that see the same rows."""
         return self.tensor * self.sequence
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every process holds a whole model and rows of its own (ZeRO aside)."""
-        return self.tensor == self.sequence == self.expert == 1
-
     def data_rank(self, rank: int) -> int:
         """Which share of the rows a process sees."""
         return rank // self.sharing
@@ -54,11 +49,6 @@ class Mesh:
     def tensor_rank(self, rank: int) -> int:
         """Which share of a layer's matrices a process holds."""
         return rank % self.tensor
-
-    def tensor_group(self, rank: int) -> list[int]:
-        """Ranks that share the matrices of a layer with this one, itself included."""
-        first = rank - self.tensor_rank(rank)
-        return list(range(first, first + self.tensor))
 
     def sequence_group(self, rank: int) -> list[int]:
         """Ranks that share the tokens of a row with this one, itself included."""

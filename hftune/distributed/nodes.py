@@ -1,30 +1,15 @@
-"""Machines: what each process says of itself, how fast they reach each other, and what they must say together."""
+"""Machines: which ones the processes run on, which folders they share, and errors that all of them must raise."""
 
 from __future__ import annotations
 
-import functools
-import os
-import platform
 import socket
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import torch
-import torch.distributed as dist
-import xxhash
-
-import hftune
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError, raise_together
-
-Facts = dict[str, Any]
-_LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "datasets", "bitsandbytes", "hftune")
-_ROUNDS = 3
 
 
 def host() -> str:
@@ -65,9 +50,9 @@ def is_shared(folder: Path) -> bool:
 
 
 def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
-    """As `raise_together`, on all ranks if on any; all must call it.
+    """Raise all problems in one message, on all ranks if there are any on one; all must call it.
 
-    What is wrong on some machines only is said with their names, by every rank: rank 0 is heard first.
+    What is wrong on some machines only is said with their names, by every rank: rank 0's message is read first.
     """
     own = list(problems)
     everyone = ranks.gathered_objects((host(), [(found.cause, found.place, found.fix) for found in own]))
@@ -91,86 +76,3 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
 def _on_machines(problem: ArgumentError, names: list[str]) -> ArgumentError:
     on = ", ".join(dict.fromkeys(names))
     return ArgumentError(f"on {on}: {problem.cause}", place=problem.place, fix=problem.fix)
-
-
-def process_facts() -> Facts:
-    """What this process says of itself: `versions` and `code` must be the same everywhere, the rest is shown."""
-    device, memory = _device()
-    return {
-        "rank": ranks.rank(),
-        "host": host(),
-        "local_rank": ranks.local_rank(),
-        "device": device,
-        "memory": memory,
-        "backend": dist.get_backend() if ranks.is_distributed() else "none",
-        "versions": versions(),
-        "code": {"hftune's files": _code_digest(), "commit": _commit()},
-    }
-
-
-def versions() -> dict[str, str]:
-    """Of Python, the libraries, CUDA and NCCL; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = torch.__version__ if name == "torch" else metadata.version(name)  # with its build
-    if torch.version.cuda:
-        found["CUDA"] = torch.version.cuda
-    if torch.cuda.is_available() and dist.is_nccl_available():
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return found
-
-
-def collective_seconds(device: torch.device) -> float:
-    """Seconds of a collective over one number, the fastest of a few; 0 without a group. All ranks must call it."""
-    if not ranks.is_distributed():
-        return 0.0
-    best = float("inf")
-    for _ in range(_ROUNDS):
-        began = time.perf_counter()
-        number = torch.ones(1, device=device)
-        dist.all_reduce(number)
-        assert int(number.item()) == ranks.world_size(), "every process has added one"
-        best = min(best, time.perf_counter() - began)
-    return best
-
-
-def _device() -> tuple[str, int]:
-    """The name of what this process computes on, and its memory in bytes."""
-    if torch.cuda.is_available():
-        about = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return about.name, int(about.total_memory)
-    if torch.accelerator.is_available():
-        return str(torch.accelerator.current_accelerator()), 0
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-    return f"CPU, {torch.get_num_threads()} thread(s)", pages
-
-
-@functools.cache
-def _code_digest() -> str:
-    """Sixteen hex digits over hftune's own files: a checkout that was edited has the version of one that was not."""
-    digest, root = xxhash.xxh3_64(), Path(hftune.__file__).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
-
-
-def _commit() -> str | None:
-    """The commit of the checkout that hftune lies in; None where it is installed. Read from git's own files."""
-    git = Path(hftune.__file__).parents[1] / ".git"
-    if git.is_file():  # a work tree beside the repository
-        git = Path(git.read_text(encoding="utf-8").partition(":")[2].strip())
-    head = git / "HEAD"
-    if not head.is_file():
-        return None
-    text = head.read_text(encoding="utf-8").strip()
-    if not text.startswith("ref: "):
-        return text[:12]
-    common = git / "commondir"
-    root = git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
-    loose = root / text[5:]
-    if loose.is_file():
-        return loose.read_text(encoding="utf-8").strip()[:12]
-    packed = root / "packed-refs"
-    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
-    return next((line[:12] for line in lines if line.endswith(f" {text[5:]}")), None)

@@ -1,4 +1,4 @@
-"""Processes that SLURM starts itself (`srun python run_sft.py`): its variables, told to torch in torch's words."""
+"""Processes that SLURM starts itself (`srun python run_sft.py`): torch's variables made of SLURM's. Imported there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 
+# Below Linux's ephemeral ports (32768 on), which any program may hold.
 _FIRST_PORT, _PORTS = 15_000, 15_000
 
 

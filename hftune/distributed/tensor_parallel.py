@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 

@@ -1,7 +1,7 @@
 """A hang, or the end of another process, becomes a message and an exit code on every process.
 
 `start` gives each process a thread that looks at its phase (`phases.py`) every few seconds and tells the hub in rank
-0's process (`heartbeats.py`). Where a phase lasts longer than the time-out, the hub asks everybody where they are and
+0's process (`hub.py`). Where a phase lasts longer than the time-out, the hub asks all processes where they are and
 gives the verdict (`verdicts.py`); every process prints it with the stack of its main thread and ends. A process that
 dies is noticed at once, and named likewise.
 """
@@ -9,34 +9,45 @@ dies is noticed at once, and named likewise.
 from __future__ import annotations
 
 import faulthandler
-import ipaddress
 import os
-import secrets
 import select
 import socket
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hftune import terminal
 from hftune.constants import STALLED_EXIT_CODE
 from hftune.distributed import connection_errors, phases, ranks, stacks, verdicts
-from hftune.distributed.heartbeats import Connection, Hub, Message, connect
-from hftune.distributed.listener import open_socket
-from hftune.logging import get_logger, notice
+from hftune.distributed.connection import Connection, Message
+from hftune.logging import notice
+from hftune.on_demand import on_demand
 from hftune.visible import visible
 
+# Seconds between two looks at the phase: at most, and at least where the time-out itself is short.
 _BEAT, _QUICKEST = 5.0, 0.2
+
 _SAME_HOST_GRACE = 3.0
 """Seconds in which a launcher ends the other processes of its machine, whose words would only repeat the first."""
 
 _HUB_ANSWERS_WITHIN = 10.0
+"""Seconds after which rank 0's process is taken to be frozen itself."""
+
 _PAUSE = 10.0
 """Seconds without a look after which this process, not its work, has stood still: Ctrl-Z, a debugger."""
 
 _FROZEN = 60.0
 """Seconds beyond the time-out after which the thread itself is taken to be stuck; then the system dumps the stacks."""
+
+
+class Hub(Protocol):
+    """`hub.Hub`, which is imported where several processes run."""
+
+    def close(self) -> None: ...
+
+    def close_in_child(self) -> None: ...
 
 
 @dataclass
@@ -46,13 +57,13 @@ class Watchdog:
     Args:
         timeout: Seconds that a timed phase may last.
         hub: In rank 0's process, where there are several.
-        wire: To the hub, likewise.
+        connection: To the hub, likewise.
         hub_host: The machine of rank 0.
     """
 
     timeout: float
     hub: Hub | None = None
-    wire: Connection | None = None
+    connection: Connection | None = None
     hub_host: str = ""
     done: threading.Event = field(default_factory=threading.Event)
     leaving: bool = False
@@ -70,13 +81,13 @@ class Watchdog:
         return max(_QUICKEST, min(_BEAT, self.timeout / 5))
 
     def stop(self, words: str = "") -> None:
-        """Say goodbye; `words` where the others cannot go on without this process."""
+        """End without a fault of the others; `words` say why they cannot continue without this process."""
         self.leaving = True
         self.done.set()
-        if self.wire is not None:
-            self.wire.send({"bye": words, "report": self._report(phases.now())})
+        if self.connection is not None:
+            self.connection.send({"bye": words, "report": self._report(phases.now())})
         if self.hub is not None:
-            self.hub.close() if not words else time.sleep(0.5)
+            self.hub.close() if not words else time.sleep(0.5)  # the hub's thread tells the others these words
         if _can_dump():
             faulthandler.cancel_dump_traceback_later()
 
@@ -91,17 +102,17 @@ class Watchdog:
 
     def _look(self) -> None:
         phase = phases.now()
-        if self.wire is not None:
-            self.wire.send({"report": self._report(phase)})
+        if self.connection is not None:
+            self.connection.send({"report": self._report(phase)})
         paused = self._paused(phase)
         if not phase.timed or phase.seconds - paused < self.timeout:
             return
         report = self._report(phase) | self._details()
-        if self.wire is None:
+        if self.connection is None:
             self._end(verdicts.judge_hang({self.rank: report}, set()))
         elif self._complained is None:
             self._complained = time.monotonic()
-            self.wire.send({"report": report, "stalled": True})
+            self.connection.send({"report": report, "stalled": True})
         elif time.monotonic() - self._complained > _HUB_ANSWERS_WITHIN:  # rank 0 is frozen itself
             self._end(verdicts.judge_hang({0: report | self._first(), self.rank: report}, {0}))
 
@@ -115,17 +126,17 @@ class Watchdog:
         return self._forgiven[1]
 
     def _hear(self) -> None:
-        if self.wire is None:
+        if self.connection is None:
             self.done.wait(self.beat)
             return
-        if not select.select([self.wire.socket], [], [], self.beat)[0]:
+        if not select.select([self.connection.socket], [], [], self.beat)[0]:
             return
-        messages = self.wire.receive()
+        messages = self.connection.receive()
         for message in messages or ():
             if message.get("end"):
                 self.done.set()
             elif message.get("where"):
-                self.wire.send({"report": self._report(phases.now()) | self._details(), "answer": True})
+                self.connection.send({"report": self._report(phases.now()) | self._details(), "answer": True})
             elif "verdict" in message:
                 self._end(message["verdict"])
         if messages is None and not self.done.is_set():
@@ -167,10 +178,7 @@ _watchdog: Watchdog | None = None
 
 
 def start(timeout: float) -> None:
-    """Watch this process and, through rank 0, all of them; every process must call it. 0 seconds: do not.
-
-    The word that lets processes in and the port are agreed on by a collective, so the process group must be alive.
-    """
+    """Watch this process and, through rank 0, all of them; every process must call it. 0 seconds: do not."""
     global _watchdog
     stop()
     if timeout <= 0:
@@ -181,30 +189,19 @@ def start(timeout: float) -> None:
             notice("there is no process group yet: each process watches itself alone")
         _watchdog = Watchdog(timeout)
     else:
-        hosts = set(ranks.gathered_objects(socket.gethostname()))
-        hub = _open_hub(hosts) if ranks.is_main() else None
-        found = (hub.word, hub.address, hub.port, socket.gethostname()) if hub is not None else ("", "", 0, "")
-        word, address, port, host = ranks.gathered_objects(found)[0]
-        _watchdog = Watchdog(timeout, hub, _connected(word, address, port), host)
-
-
-def _open_hub(hosts: set[str]) -> Hub:
-    """Rank 0's, reachable from the other machines where there are any; `hosts` are the names of all machines."""
-    # Launchers may not say how many processes a machine has, and machines may share a name.
-    one_machine = len(hosts) == 1 and ranks.local_world_size() == ranks.world_size()
-    server = open_socket(one_machine=one_machine, master=os.environ.get("MASTER_ADDR", "127.0.0.1"))
-    return Hub(secrets.token_hex(32), verdicts.judge_hang, expected=ranks.world_size(), server=server)
+        _watchdog = Watchdog(timeout, *on_demand("hftune.distributed.hub:join_hub")())
 
 
 def _close_in_child() -> None:
-    """In a forked child, such as a worker of a data loader: it is not the process that others listen for."""
+    """Close this copy of the sockets in a forked child, such as a worker of a data loader.
+
+    A connection that the child held open would hide the end of its parent from the others.
+    """
     global _watchdog
-    if _watchdog is not None:
-        for end in (_watchdog.wire, _watchdog.hub):
-            if isinstance(end, Connection):
-                end.close()
-            elif isinstance(end, Hub):
-                end.forget()
+    if _watchdog is not None and _watchdog.connection is not None:
+        _watchdog.connection.close()
+    if _watchdog is not None and _watchdog.hub is not None:
+        _watchdog.hub.close_in_child()
     _watchdog = None
 
 
@@ -212,29 +209,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def stop() -> None:
-    """The work is done; nothing is watched any more."""
+    """Watch nothing any more; the work is done."""
     global _watchdog
     if _watchdog is not None:
         _watchdog.stop()
         _watchdog = None
 
 
-def _connected(word: str, address: str, port: int) -> Connection | None:
-    """A connection to the hub; `address` is where it listens, which may be "everywhere"."""
-    if ipaddress.ip_address(address.partition("%")[0]).is_unspecified:
-        address = "127.0.0.1" if ranks.is_main() else os.environ.get("MASTER_ADDR", "127.0.0.1")
-    try:
-        return connect(address, port, ranks.rank(), word, {"host": socket.gethostname()})
-    except OSError as error:
-        get_logger().warning(
-            "rank %d cannot reach the watchdog at %s port %d (%s): a hang will be noticed here alone",
-            *(ranks.rank(), address, port, error),
-        )
-        return None
-
-
 def on_exit(error: BaseException | None) -> None:
-    """The script ends: well, with an error of its own, or because others are gone; does not return in the last case.
+    """Tell the others that the script ends, and why. Does not return where it ends because others are gone.
 
     Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
@@ -242,7 +225,7 @@ def on_exit(error: BaseException | None) -> None:
         if _watchdog is not None:
             _watchdog.stop(_parting_words(error))
         return
-    if _watchdog is not None and _watchdog.wire is not None:
+    if _watchdog is not None and _watchdog.connection is not None:
         _watchdog.done.wait(_HUB_ANSWERS_WITHIN)  # its thread hears who is gone, says so and ends the process
     who = f"[rank {ranks.rank()}] " if ranks.rank() else ""
     terminal.write_unbuffered(visible(f"\n{who}error: {connection_errors.describe_lost_contact(error)}\n\n"))

@@ -22,16 +22,6 @@ _HUB = re.compile(r"(models|datasets|spaces)--")
 _BLOB = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?$")  # git's or the contents' own digest
 
 
-def files_of(folder: str | Path) -> list[Path]:
-    """What a model, adapter or checkpoint folder is read from, sorted.
-
-    Raises:
-        ManifestError: One of them is a link that leads out of the folder, or no file.
-    """
-    refuse_unsafe_entries(folder)
-    return [file for file in _entries(Path(folder)) if file.is_file()]
-
-
 def refuse_unsafe_entries(folder: str | Path) -> None:
     """Raise the first of `unsafe_entries`."""
     for problem in unsafe_entries(folder):

@@ -15,7 +15,7 @@ from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.adapters.saved_config import usable_quantisers

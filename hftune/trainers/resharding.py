@@ -24,7 +24,7 @@ from hftune.checkpoints.exported_names import exported_name
 from hftune.checkpoints.integrity import read_record
 from hftune.checkpoints.sharded_state import MUON_MOMENTUM, ROW, WEIGHTS, ShardedState, from_optimizer
 from hftune.distributed import ranks, zero_state
-from hftune.distributed.zero_groups import optimizer_members
+from hftune.distributed.zero import optimizer_members
 from hftune.distributed.zero_state import Groups, Slot
 from hftune.errors import ManifestError
 from hftune.logging import notice

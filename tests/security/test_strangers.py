@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed import heartbeats, listener, watchdog
-from hftune.distributed.heartbeats import Connection, Hub, connect
+from hftune.distributed import connection as lines
+from hftune.distributed import hub as hubs
+from hftune.distributed import listener
+from hftune.distributed.connection import Connection
+from hftune.distributed.hub import Hub, connect
 from hftune.distributed.listener import greeting, open_socket
 from hftune.distributed.verdicts import judge_hang
 
@@ -120,13 +123,13 @@ def test_what_strangers_send_ends_their_connection_alone(
     _until(lambda: 0 in hub._members and hub._members[0].report)
     monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 0.1)  # for those that are shorter than the word
     seen: list[bytes] = []
-    loads = heartbeats.json.loads
-    monkeypatch.setattr(heartbeats.json, "loads", lambda text: seen.append(text) or loads(text))
+    loads = lines.json.loads
+    monkeypatch.setattr(lines.json, "loads", lambda text: seen.append(text) or loads(text))
     stranger = _send(hub, payload)
     assert _is_shown_out(stranger)
     assert not seen, "nothing of a stranger's is parsed"
     assert [*hub._members] == [0]
-    monkeypatch.setattr(heartbeats.json, "loads", loads)
+    monkeypatch.setattr(lines.json, "loads", loads)
     monkeypatch.setattr(listener, "SECONDS_TO_AUTHENTICATE", 5.0)
     _still_works(hub, first)
     first.close()
@@ -186,9 +189,9 @@ def test_a_flood_of_silent_connections(hub: Hub, monkeypatch: pytest.MonkeyPatch
     first = connect("127.0.0.1", hub.port, 0, WORD, {})
     _until(lambda: 0 in hub._members)
     flood = [_send(hub, b"") for _ in range(200)]
-    _until(lambda: len(hub._door._strangers) == 16)
+    _until(lambda: len(hub._listener._pending) == 16)
     for _ in range(20):
-        assert len(hub._door._strangers) <= 16
+        assert len(hub._listener._pending) <= 16
         time.sleep(0.01)
     first.send({"report": {"step": 3}})
     _until(lambda: hub._members[0].report.get("step") == 3)
@@ -202,7 +205,7 @@ def test_no_file_descriptors_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
     first = connect("127.0.0.1", hub.port, 0, WORD, {})
     _until(lambda: 0 in hub._members)
     accept, failures = (
-        hub._door.server.accept,
+        hub._listener.server.accept,
         [OSError(24, "too many open files")] * 5 + [ConnectionAbortedError(103, "")],
     )
 
@@ -215,12 +218,12 @@ def test_no_file_descriptors_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
         def __getattr__(self, name: str) -> Any:
             return getattr(server, name)
 
-    server = hub._door.server
-    monkeypatch.setattr(hub._door, "server", Server())
+    server = hub._listener.server
+    monkeypatch.setattr(hub._listener, "server", Server())
     seventh = connect("127.0.0.1", hub.port, 7, WORD, {"host": "h"})
     _until(lambda: 7 in hub._members)
     assert not failures
-    monkeypatch.setattr(hub._door, "server", server)
+    monkeypatch.setattr(hub._listener, "server", server)
     _still_works(hub, first)
     seventh.close()
 
@@ -228,7 +231,7 @@ def test_no_file_descriptors_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_socket_closes_when_everybody_is_here() -> None:
     hub = Hub(WORD, judge_hang, expected=2)
     wires = [connect("127.0.0.1", hub.port, rank, WORD, {"host": f"h{rank}"}) for rank in range(2)]
-    _until(lambda: len(hub._members) == 2 and not hub._door._open)
+    _until(lambda: len(hub._members) == 2 and not hub._listener._open)
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", hub.port), timeout=2)
     wires[1].send({"bye": "x"})
@@ -323,12 +326,12 @@ def test_who_listens_where(
         asked.update(given)
         return open_socket(one_machine=True, master="")
 
-    monkeypatch.setattr(watchdog, "open_socket", noted)
-    monkeypatch.setattr(watchdog.ranks, "local_world_size", lambda: local)
-    monkeypatch.setattr(watchdog.ranks, "world_size", lambda: world)
+    monkeypatch.setattr(hubs, "open_socket", noted)
+    monkeypatch.setattr(hubs.ranks, "local_world_size", lambda: local)
+    monkeypatch.setattr(hubs.ranks, "world_size", lambda: world)
     monkeypatch.setenv("MASTER_ADDR", "node1")
-    one, other = watchdog._open_hub(hosts), watchdog._open_hub(hosts)
+    one, other = hubs.open_hub(hosts), hubs.open_hub(hosts)
     assert asked == {"one_machine": alone, "master": "node1"}
     assert len(one.word) == 64 and set(one.word) <= {*string.hexdigits} and one.word != other.word
-    assert one._door._expected == world
+    assert one._listener._expected == world
     one.close(), other.close()

@@ -20,8 +20,8 @@ CHOICES = (HFTUNE, MEDICALGPT)
 _MEDICALGPTS = "hftune.arguments.defaults.medicalgpt:medicalgpt_defaults"
 
 _WARM_UP, _SCHEDULE = "warmup_steps", "lr_scheduler_type"
+# Schedules that a user who names one does not want warmed up.
 _WITHOUT_WARM_UP = ("constant", "reduce_lr_on_plateau", "greedy")
-"""Schedules that a user who names one does not want warmed up."""
 
 # Its own, spelt as nobody else does, and a habit of its command lines: three of these, with its folder of records.
 _HABIT, _FOLDER = 3, ("train_file_dir", "validation_file_dir")
@@ -70,6 +70,7 @@ def hftune_defaults(stage: str, given: Mapping[str, str], known: Collection[str]
     rows = own_defaults(run_kind_of(stage, given))
     values = {name: row.value for name, row in rows.items() if name not in given and name in known}
     if "learning_rate" in given:
+        # The table's rate belongs to the table's rate of the policy.
         values.pop("critic_learning_rate", None)  # whoever has chosen one rate means both
     if {"eval_strategy", "load_best_model_at_end"} & given.keys():
         for name in ("eval_strategy", "eval_steps"):  # it must fit what was given, or --save_steps
@@ -98,6 +99,7 @@ def looks_like_medicalgpt(written: Iterable[str], known: Collection[str]) -> boo
     (`lora_rank`, `target_modules`, `torch_dtype`), with MedicalGPT's name for the folder of records.
     """
     names = {*written}
+    # A name that hftune has, too, says nothing about where a command comes from.
     foreign = {name for name in names - {*known} if name in table() and "MedicalGPT" in tools_of(name)}
     alone = {name for name in foreign if tools_of(name) == ["MedicalGPT"]}
     return bool(alone) or (len(foreign) >= _HABIT and bool(names & {*_FOLDER}))
@@ -115,6 +117,7 @@ def say_differences(stage: str, entries: Iterable[Entry], chosen: Mapping[str, A
     theirs = {name: of_field(known[name]) for name in chosen} | on_demand(_MEDICALGPTS)(stage, given)[0]
     here = {name: chosen.get(name, of_field(known[name])) for name in theirs if name in known}
     if not (given.get("use_peft") or here.get("use_peft") or theirs.get("use_peft")):
+        # Without an adapter on either side its settings are no difference.
         theirs = {name: value for name, value in theirs.items() if not name.startswith("lora_")}
     differ = [name for name in _MATTERS if name in here and name in theirs and shown(here[name]) != shown(theirs[name])]
     if not differ:

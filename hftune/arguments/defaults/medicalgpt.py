@@ -120,9 +120,11 @@ def medicalgpt_defaults(stage: str, given: Given) -> tuple[Values, list[str]]:
         for name, value in MEDICALGPT[script].items()
         if name not in given and not any(other in given for other in _LEFT_OUT_WITH.get(name, ()))
     }
+    # What is trained depends on the defaults themselves: its scripts train LoRA unless told otherwise.
     whole = {name: str(value) for name, value in values.items()} | dict(given)
     run = run_kind_of(stage, whole)
     reasons = [f"{name} {value} ({because})" for name, value, because in UNEQUAL if name not in given]
+    # A list first: values are taken out on the way.
     for name in [name for name in _IMPOSSIBLE if name in values]:
         because = _IMPOSSIBLE[name](values[name], run, given)
         if because:
@@ -149,6 +151,7 @@ UNEQUAL = (
 
 
 def _on_cpu(given: Given) -> bool:
+    # A CPU has no fp16 arithmetic to train in, whatever the scripts ask for.
     return not launch.has_accelerator() or _yes(given, "use_cpu")
 
 

@@ -36,6 +36,7 @@ def recipe(
     """
     said = _Words(args.given)
     whose = "MedicalGPT's default" if args.defaults == "medicalgpt" else "default; `hftune explain NAME` says why"
+    # --do_eval alone has neither a rate nor a batch to train with.
     steps = [_rate(said, args), _batch(said, args)] if args.do_train else []
     rows = [*steps, _rows(said, data_args, args), _trained(said, model_args, adapter_args, args)]
     return [f"recipe ({MARK} not given: {whose})", *(f"  {row}" for row in rows)]
@@ -91,6 +92,7 @@ def _share(steps: float) -> str:
 
 def _rows(said: _Words, data_args: DataArguments, args: StageArguments) -> str:
     known = [name for name in _LENGTHS if getattr(args, name, None) is not None]
+    # max_length is their sum then: the mark belongs to who gave the parts.
     summed = hasattr(args, "too_long") and {"max_prompt_length", "max_completion_length"} <= {*known}
     of_max_length = ("max_length", *(("max_prompt_length", "max_completion_length") if summed else ()))
     lengths = [
@@ -123,5 +125,6 @@ def _trained(said: _Words, model_args: ModelArguments, adapter_args: AdapterArgu
         which += said(",".join(adapter_args.lora_target_modules), "lora_target_modules")
     else:
         which = said("all weights", "use_peft")
+    # Mixed precision: what is stored and what is computed in are two settings.
     computed = "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
     return f"{which}; weights {said(model_args.dtype, 'dtype')}, computed in {said(computed, 'bf16', 'fp16')}"

@@ -39,6 +39,7 @@ def run_kind_of(stage: str, given: Mapping[str, str]) -> RunKind:
         stage: "pt", "sft", "rm", "dpo" or "rl".
         given: hftune's names and their values as texts, several with spaces between them.
     """
+    # Each of these implies an adapter in AdapterArguments, which is not made yet.
     adapter = any(_yes(given, name) for name in ("use_peft", "qlora", "train_new_tokens_only")) or "peft_path" in given
     trained = LORA if adapter else SCRATCH if _yes(given, "from_config") else FULL
     losses = frozenset(given.get("loss_type", "sigmoid").split()) if stage == "dpo" else frozenset()
@@ -54,4 +55,5 @@ def _yes(given: Mapping[str, str], name: str) -> bool:
 def _holds_out(given: Mapping[str, str]) -> bool:
     if given.get("validation_file_dir") or given.get("validation_tokenized_dir"):
         return True
+    # Zero in any spelling: 0, 0.0, 0.00.
     return given.get("validation_split_percentage", "0").strip("0.") != ""

@@ -45,6 +45,7 @@ class Default:
         )
 
 
+# Losses without a reference: their beta and rates are of another size.
 SIMPO = frozenset(["simpo", "cpo_simpo"])
 ODDS = frozenset(["orpo", "odds_ratio"])
 _ADAPTED = "an adapter starts at zero and is scaled; it wants some ten times the rate of full training"
@@ -102,6 +103,7 @@ OWN: tuple[Default, ...] = (
 
 def own_defaults(run: RunKind) -> dict[str, Default]:
     """The rows for a run, by name; later rows win."""
+    # Later rows win because a dict keeps the last value of a name.
     return {row.name: row for row in OWN if row.fits(run)}
 
 

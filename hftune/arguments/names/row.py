@@ -96,6 +96,7 @@ class Row:
     def asks_for_nothing(self, values: Values) -> bool:
         """Whether the values ask for what happens anyway; a switch without a value is switched on."""
         asked = " ".join(values).strip().lower() if values else "true"
+        # 1 and 1.0, 0 and 0.0: files of other tools write numbers either way.
         return any(asked == value or _same(asked, value) for value in self.harmless)
 
 
@@ -106,6 +107,7 @@ def means_yes(value: str) -> bool:
 
 def _same(asked: str, value: str) -> bool:
     """Whether two texts are one number, or both switch on."""
+    # `harmless` says "true" for a switch that is on, which users write in six ways.
     if value == "true":
         return means_yes(asked)
     try:

@@ -58,10 +58,12 @@ _TRANSLATORS = "hftune.arguments.names.translators"
 @functools.cache
 def table() -> dict[str, Row]:
     """All rows by name, in the order of the topics; read from the file once a process."""
+    # As a package resource: hftune may be installed as a zip.
     lines = files(__package__).joinpath("names.csv").read_text(encoding="utf-8").splitlines()
     found = [read_row(cells) for cells in csv.DictReader(lines, strict=True)]
     order = list(TOPICS)
     rows = {row.name: row for row in sorted(found, key=lambda row: order.index(row.topic))}
+    # A second row would silently replace the first, for one name in a thousand.
     assert len(rows) == len(found), "a name stands in the table twice"
     return rows
 
@@ -117,6 +119,7 @@ def _translation(cells: dict[str, str]) -> Translation | None:
         return _by_values(cells["to"], cells["values"], cells["because"])
     if cells["by"]:
         module, _, function = cells["by"].partition(".")
+        # Named in the table and imported here, so that a topic's code stands in a file of its topic.
         found: Translation = getattr(import_module(f"{_TRANSLATORS}.{module}"), function)
         return found
     return None
@@ -125,6 +128,7 @@ def _translation(cells: dict[str, str]) -> Translation | None:
 @functools.cache  # rows that say the same share a function: what is given under several of their names is one answer
 def _by_values(to: str, values: str, because: str) -> Translation:
     pairs = _pairs(values)
+    # `on=` and `off=` are for switches, whose values have many spellings.
     if {*pairs} <= {"on", "off"}:
         return switched(to, pairs.get("on"), pairs.get("off"))
     return mapped(to, {value: found or None for value, found in pairs.items()}, because)

@@ -62,6 +62,8 @@ class Translator:
     def translate(self, given: Iterable[Entry], world_size: int = 1, local_world_size: int = 1) -> Outcome:
         """All of `given`, problems together; later entries of a name win over earlier ones, with a notice."""
         outcome = Outcome()
+        # Names that one function translates are asked together: `micro_batch_size` means nothing without
+        # `global_batch_size`.
         groups: dict[Translation, list[Entry]] = {}
         for entry in given:
             row = self.row(entry.name)
@@ -69,14 +71,17 @@ class Translator:
                 groups.setdefault(row.translation, []).append(entry)
             else:
                 self._plain(entry, row, outcome)
+        # Plain names come first: a translation may ask for the model's path or the accumulation.
         others = {entry.name: list(map(str, entry.values)) for entry in outcome.entries}
         for function, members in sorted(groups.items(), key=lambda item: _place_of(item[0])):
             answer = self._ask(function, members, others, (world_size, local_world_size), outcome)
+            # Later functions see what earlier ones made, in the order of the table.
             others |= self._take(answer, members, outcome)
         return outcome
 
     def row(self, name: str) -> Row | None:
         """The row of the table that applies to a name in this script; None for an argument of its own."""
+        # `--dtype` of a merge is its own, whatever the tables of trainers say of that name.
         if name in self.aliases or (self.stage not in STAGES and name in self.known):
             return None
         return table().get(name)
@@ -127,11 +132,13 @@ class Translator:
     def _take(answer: Answer, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
         """Add what was translated, unless the argument itself was given where it counts for more."""
         said = " ".join(f"--{entry.name}" for entry in members)
+        # One word of the command line is enough: it wins over a file, whatever the names.
         place = COMMAND_LINE if any(entry.place == COMMAND_LINE for entry in members) else members[-1].place
         taken: dict[str, Values] = {}
         for name, values in answer.given:
             own = next((entry for entry in outcome.entries if entry.name == name), None)
             if own is None or (own.place != COMMAND_LINE and place == COMMAND_LINE):
+                # By identity: another entry of the same name and value may stand in the list.
                 outcome.entries = [entry for entry in outcome.entries if entry is not own]
                 outcome.entries.append(Entry(name, list(values), COMMAND_LINE))
                 taken[name] = values
@@ -151,6 +158,7 @@ def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
         return
     if row.asks_for_nothing(_texts(entry)):
         asked = " ".join(_texts(entry)) if entry.values else "True"
+        # Switching off what is off needs no notice; another value that is so anyway gets one.
         if not Row(entry.name, "", REFUSED, harmless=OFF).asks_for_nothing([asked]):
             outcome.notices.append(f"--{entry.name} {asked} has no effect: it is so anyway")
         return
@@ -163,6 +171,7 @@ def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
 
 def _place_of(function: Translation) -> int:
     """Functions in the order of the table, whatever order their arguments were given in."""
+    # Functions have no order of their own; the first row that uses one stands for it.
     return next(place for place, row in enumerate(table().values()) if row.translation is function)
 
 

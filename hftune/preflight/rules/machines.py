@@ -18,7 +18,8 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.file_records import is_model
-from hftune.distributed import nodes, ranks
+from hftune.distributed import process_facts, ranks
+from hftune.distributed.nodes import spans_machines
 from hftune.distributed.verdicts import align_columns, ranges
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
@@ -45,13 +46,13 @@ def check_nodes(
     if ranks.planned_world() is not None or ranks.world_size() == 1:
         return
     groups = (model_args, data_args, adapter_args, training_args)
-    own = nodes.process_facts() | {"arguments": argument_marks(groups), "files": file_marks(groups)}
+    own = process_facts.process_facts() | {"arguments": argument_marks(groups), "files": file_marks(groups)}
     own["deepspeed"] = {"DeepSpeed config": _mark(training_args.ds_resolved)}
     own["world"] = {"processes": ranks.world_size()}
-    seconds = nodes.collective_seconds(training_args.device)
+    seconds = process_facts.collective_seconds(training_args.device)
     everyone = ranks.gathered_objects(own)
     problems = list(differences(everyone))
-    several = nodes.spans_machines()
+    several = spans_machines()
     if several or problems:
         get_logger().info("\n%s", "\n".join(table(everyone, seconds)))
     else:

@@ -12,8 +12,7 @@ from typing import Any
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-from hftune.distributed.ds_config import asks_for_compiling, offload_device
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig, asks_for_compiling, offload_device
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.config import model_config
 

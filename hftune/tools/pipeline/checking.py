@@ -92,8 +92,9 @@ def _group_problems(
     from hftune.arguments.given import joined
     from hftune.arguments.model import ModelArguments
     from hftune.arguments.parser import HftuneParser
-    from hftune.distributed.ds_config import check_ds_config, read_ds_config
+    from hftune.distributed.ds_config import read_ds_config
     from hftune.distributed.ds_features import Setting
+    from hftune.distributed.ds_setup import check_ds_config
 
     for group in (ModelArguments, DataArguments, AdapterArguments):
         names = {entry.name for entry in fields(group)}  # type: ignore[arg-type]

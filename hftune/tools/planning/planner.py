@@ -20,7 +20,7 @@ from hftune.arguments.recomputation import Recomputation
 from hftune.arguments.training import StageArguments
 from hftune.constants import TASK_TYPES
 from hftune.distributed import zero
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import inject, lora_config
 from hftune.models.adapters.saved_config import read_lora_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.preflight.memory import ModelSize, Setup
 
 _BUCKET = 500_000_000

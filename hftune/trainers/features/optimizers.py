@@ -12,7 +12,7 @@ from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.distributed.expert_parallel import expert_options
-from hftune.distributed.zero_groups import optimizer_members
+from hftune.distributed.zero import optimizer_members
 from hftune.logging import notice
 from hftune.trainers.features.feature import Feature, Run
 from hftune.trainers.optimizers.muon import muon_class, must_run_eagerly, tag

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from hftune.arguments.entry import parse_arguments
-from hftune.distributed.ds_config import check_ds_config, read_ds_config, resolve_ds_config
+from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_features import Setting
+from hftune.distributed.ds_setup import check_ds_config, resolve_ds_config
 from hftune.errors import ArgumentError
 
 GPU, CPU = Setting(on_cpu=False, world_size=4, bf16=True), Setting(on_cpu=True, world_size=2)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hftune.distributed.ds_config import check_ds_config, read_ds_config
+from hftune.distributed.ds_config import read_ds_config
 from hftune.distributed.ds_features import Setting
 from hftune.distributed.ds_keys import REMOVED_KEYS, TOP_KEYS, check_against_arguments
+from hftune.distributed.ds_setup import check_ds_config
 from hftune.errors import ArgumentError
 
 NVME = {"device": "nvme", "nvme_path": "/nowhere/at/all"}

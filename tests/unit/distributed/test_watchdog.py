@@ -17,7 +17,8 @@ import pytest
 import torch.distributed as dist
 
 from hftune.distributed import connection_errors, launch, phases, stacks, watchdog
-from hftune.distributed.heartbeats import Connection, Hub, connect
+from hftune.distributed.connection import Connection
+from hftune.distributed.hub import Hub, connect
 from hftune.distributed.verdicts import judge_hang
 
 pytestmark = pytest.mark.long
@@ -102,7 +103,7 @@ def test_a_worker_of_a_data_loader_does_not_keep_a_dead_process_alive(
 ) -> None:
     first, second = join(hub, 0), join(hub, 1)
     time.sleep(0.3)
-    monkeypatch.setattr(watchdog, "_watchdog", SimpleNamespace(wire=second, hub=None))
+    monkeypatch.setattr(watchdog, "_watchdog", SimpleNamespace(connection=second, hub=None))
     child = os.fork()
     if not child:
         time.sleep(30)

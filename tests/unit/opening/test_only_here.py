@@ -34,7 +34,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("tools/pipeline/checking.py", "json.loads"): "the answer of a process that was just started",
     ("tools/pipeline/checking.py", "json.load"): "the question to such a process",
     ("tools/pipeline/planning.py", "json.loads"): "the answer of a process that was just started",
-    ("distributed/heartbeats.py", "json.loads"): "messages of the run's own processes",
+    ("distributed/connection.py", "json.loads"): "messages of the run's own processes",
     ("opening/yaml_file.py", "yaml.SafeLoader"): "the one reader of YAML",
     ("tools/pipeline/placed.py", "yaml.SafeLoader"): "the type of the bounded loader",
     ("digests.py", "json.loads"): "sealed values, which are compared with their digest, from a text with a limit",

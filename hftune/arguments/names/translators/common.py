@@ -31,6 +31,7 @@ def number(name: str, value: str) -> float:
 
 def shortest(value: float) -> str:
     """A number as text, whole ones without a fraction."""
+    # `--max_steps 30.0` would be refused where a whole number is wanted.
     return str(int(value)) if value == int(value) else str(value)
 
 
@@ -58,6 +59,7 @@ def mapped(to: str, table: Mapping[str, str | None], because: str) -> Translatio
             found = table[value.lower()]
             return [(to, found.split())] if found is not None else []
         if because:
+            # Without a counterpart and a reason nothing is guessed.
             raise cannot(name, value, because)
         return [(to, list(ask.given[name]))]
 

@@ -8,6 +8,7 @@ from hftune.arguments.names.row import Answer, Ask, Given
 from hftune.arguments.names.translators.common import cannot, number
 from hftune.errors import ArgumentError
 
+# datasets' words: it stops with the first source that is used up, or with the last.
 _STOPS = {"first_exhausted": "under", "all_exhausted": "over"}
 
 
@@ -78,6 +79,7 @@ def batches(ask: Ask) -> Answer:
 def _groups(ask: Ask) -> int:
     """Processes, or groups of them that see the same rows: those of tensor and sequence parallelism."""
     sizes = (ask.other("tensor_parallel_size"), ask.other("sequence_parallel_size"))
+    # Processes that share matrices or tokens see the same rows: they count once in a batch.
     sharing = math.prod(max(1, int(number("size", size))) for size in sizes if size is not None)
     return max(1, ask.world_size // sharing)
 
@@ -87,6 +89,7 @@ def _accumulation(ask: Ask, total: int, micro: str | None) -> int:
     if size is None:
         raise ArgumentError("--global_batch_size needs the size of a micro batch", fix="give --micro_batch_size too")
     rows = int(number("micro_batch_size", size)) * _groups(ask)
+    # Rounded, a run would train on another batch than its learning rate was chosen for.
     if rows < 1 or total % rows or total < 1:
         raise ArgumentError(
             f"--global_batch_size {total} cannot be shared by {_groups(ask)} processes with micro batches of {size}",
@@ -109,6 +112,7 @@ def evaluation_length(ask: Ask) -> Answer:
         return Answer()
     if ask.other("max_eval_samples") is not None:
         return Answer([], (f"--{name} has no effect beside --max_eval_samples",))
+    # transformers' default, which holds where nothing else was given.
     size = int(number("per_device_eval_batch_size", ask.other("per_device_eval_batch_size") or "8"))
     records = steps * size * _groups(ask)
     said = f"--{name} {steps}: {records} held-out records at most ({_groups(ask)} processes, batches of {size})"

@@ -46,6 +46,7 @@ def strength(ask: Ask) -> Answer:
     alpha = ask.text("lora_alpha")
     if alpha is None:
         return Answer()
+    # ERNIEKit computes alpha from the rank for -1; everybody else gives the number.
     if number("lora_alpha", alpha) != -1:
         return Answer([("lora_alpha", [shortest(number("lora_alpha", alpha))])])
     if (ask.other("use_rslora") or "").lower() in ("true", "1"):
@@ -133,6 +134,7 @@ def megatron_balance(ask: Ask) -> Answer:
     if found is None or not value:
         return _as_it_is("router_aux_loss_coef", "moe_aux_loss_coeff", value, "expert layers / experts a token")
     layers, chosen = found
+    # Twelve digits: 0.001 * 24 / 8 shall not read 0.0029999999999999996.
     scaled = shortest(round(value * layers / chosen, 12))
     said = (
         f"--moe_aux_loss_coeff {value:g} is {scaled} here: Megatron adds up {layers} expert layers and divides by k = "
@@ -176,6 +178,7 @@ def expert_layers(model: str | None) -> tuple[int, int] | None:
     Returns:
         None for a Hub name, another kind of file, or an architecture whose layers this does not know to count.
     """
+    # A folder alone: parsing arguments asks nobody on the network.
     file = Path(model or "") / "config.json"
     if not model or not file.is_file():
         return None
@@ -186,8 +189,10 @@ def expert_layers(model: str | None) -> tuple[int, int] | None:
         layers = total
     elif kind in ("qwen2_moe", "qwen3_moe"):
         step, dense = int(config.get("decoder_sparse_step") or 1), config.get("mlp_only_layers") or []
+        # Qwen's own rule for which layers hold experts (modeling_qwen3_moe).
         layers = sum((layer + 1) % step == 0 and layer not in dense for layer in range(total))
     elif kind in ("deepseek_v2", "deepseek_v3") and config.get("moe_layer_freq", 1) == 1:
+        # DeepSeek's first layers are dense.
         layers = total - int(config.get("first_k_dense_replace") or 0)
     else:
         return None

@@ -19,6 +19,7 @@ def stage_of(stages: dict[str, str]) -> Translation:
     def one(name: str, ask: Ask) -> Given:
         value = ask.text(name) or ""
         meant = stages.get(value.lower())
+        # Their files name the stage in a key; here the script says it, so that a matching key is no news.
         if meant == ask.stage:
             return []
         instead = f"that is {_SCRIPTS[meant]}" if meant else f"the scripts are {', '.join(_SCRIPTS.values())}"
@@ -59,6 +60,7 @@ def tensor_sequences(ask: Ask) -> Answer:
     """
     if not ask.flag("sequence_parallel"):
         return Answer()
+    # Without tensor parallelism Megatron switches it off by itself.
     if ask.text(*TENSOR_NAMES) in ("1", "-1", "0") or ask.other("tensor_parallel_size") == "1":
         return Answer([], ("--sequence_parallel has no effect: it only acts with tensor parallelism",))
     raise cannot(
@@ -82,6 +84,7 @@ def experts(ask: Ask) -> Answer:
     return Answer([pair for pair in sizes if pair[1] not in (["0"], ["-1"])])
 
 
+# Each keeps the optimizer's states out, so each turns resuming into a warm start.
 _WITHOUT_OPTIMIZER = ("no_load_optim", "ignore_load_lr_and_optim", "finetune")
 
 
@@ -105,6 +108,7 @@ def starting(ask: Ask) -> Answer:
         return Answer([("resume_from_checkpoint", [resume])])
     if switched == ["no_load_rng"]:
         raise cannot("no_load_rng", "True", "they come with the optimizer; --warm_start loads neither")
+    # A warm start from whatever is newest would differ from start to start.
     if resume.lower() in ("auto", "last", "true"):
         raise cannot(switched[0], "True", "name the checkpoint: --warm_start FOLDER")
     return Answer([("warm_start", [resume])], (f"--{switched[0]}: a warm start from {resume}",))

@@ -45,10 +45,12 @@ def sharding(ask: Ask) -> Answer:
         return Answer([], (f"{named} not used: --deepspeed says how the states are sharded",))
     stage, words = _stage(ask)
     offload = any(ask.flag(name) for name in _OFFLOADS)
+    # The shipped config that offloads the optimizer alone is that of stage 2.
     if offload and not stage:
         stage = 2
     if not stage:
         return Answer()
+    # Before the config is made: with a group that ZeRO cannot form no config is right.
     _check_groups(ask)
     notices = [f"ZeRO-{stage}{' with the optimizer offloaded' if offload else ''}, as in ds_configs/"]
     config = zero_config(stage, offload_optimizer=offload, offload_param=stage == 3 and "offload" in words)
@@ -144,6 +146,7 @@ def _parts(ask: Ask) -> Given:
         return [("activation_checkpointing", [ATTENTION])]
     if granularity not in ("selective", "core_attn"):
         raise cannot("recompute_granularity", granularity, "use full, full_attn, core_attn, selective or none")
+    # Megatron's selective recomputation without a list recomputes the core of the attention.
     modules = (ask.text("recompute_modules") or "core_attn").split()
     for module in modules:
         if module not in _MODULES:
@@ -153,6 +156,7 @@ def _parts(ask: Ask) -> Given:
 
 def _which(ask: Ask) -> tuple[Given, tuple[str, ...]]:
     """Some of the layers: Megatron's `block` takes the first ones, ERNIEKit leaves some out."""
+    # A list or numbers with commas: files have it either way.
     left_out = re.findall(r"\d+", ask.text("no_recompute_layers") or "")
     if left_out:
         return [("activation_checkpointing_layers", [f"not {','.join(left_out)}"])], ()
@@ -180,6 +184,7 @@ def _share_of_blocks(ask: Ask) -> Answer:
     """fms-fsdp: 1 is every block, 1/2 every second; both sides choose the blocks in the same way."""
     text = ask.text("selective_checkpointing") or "1"
     try:
+        # As `recomputation.share_of`, with the name of fms-fsdp's argument in the message.
         share = Fraction(text).limit_denominator(1000)
     except (ValueError, ZeroDivisionError) as error:
         raise cannot("selective_checkpointing", text, "give a share such as 1/3, up to 1") from error

@@ -18,6 +18,7 @@ def megatron_optimizer(ask: Ask) -> Answer:
     """`optimizer`: adam is AdamW there, too; the momentum of sgd is 0.9 unless it is given."""
     name = (ask.text("optimizer") or "").lower()
     given: Given = [("optim", [name])]
+    # Megatron's default; torch's, which holds here, is none.
     if name == "sgd" and ask.other("sgd_momentum") is None:
         given.append(("sgd_momentum", ["0.9"]))
     return Answer(given)
@@ -33,6 +34,7 @@ def schedule(ask: Ask) -> Answer:
     if style not in _STYLES:
         raise cannot("lr_decay_style", style, f"it is one of {', '.join(_STYLES)}; or use --lr_scheduler_type")
     given: Given = [("lr_scheduler_type", [_STYLES[style]])]
+    # Megatron's default style; transformers' is linear.
     if style == "wsd" and ask.other("lr_wsd_decay_style") is None:
         given.append(("lr_wsd_decay_style", ["exponential"]))
     return Answer(given)
@@ -60,10 +62,12 @@ def preference_loss(ask: Ask) -> Answer:
         given.append(("loss_type", kinds))
     supervised = number("sft_loss_ratio", ask.text("rpo_alpha", "sft_loss_ratio") or "0")
     preference = number("pref_loss_ratio", ask.text("pref_loss_ratio") or "1")
+    # The plain loss needs no weights, and a manifest without them compares equal.
     if (supervised, preference) == (0, 1):
         return Answer(given)
     if ask.other("loss_weights") is not None:
         raise cannot("sft_loss_ratio", supervised, "--loss_weights says it already; give one of them")
+    # TRL adds losses up by weight.
     weighted = [*kinds, "sft"] if supervised else kinds
     weights = [f"{preference:g}"] * len(kinds) + ([f"{supervised:g}"] if supervised else [])
     rest = [pair for pair in given if pair[0] != "loss_type"]
@@ -86,4 +90,5 @@ def reference_update(ask: Ask) -> Answer:
     if steps <= 0:
         return Answer()
     sync: Given = [("sync_ref_model", ["True"]), ("ref_model_sync_steps", [str(steps)])]
+    # 1: the reference becomes the policy, as in ERNIEKit; TRL would mix the two.
     return Answer([*sync, ("ref_model_mixup_alpha", ["1.0"])])

@@ -1,0 +1,195 @@
+"""The DeepSpeed config of a run, made of the one that was given: checked, completed, without secrets.
+
+Imported where `--deepspeed` is given. "auto" values are left to the Trainer, which knows batch size and precision.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hftune.distributed import ds_keys, launch, op_builder, ranks, tensor_parallel
+from hftune.distributed.ds_config import DsConfig, asks_for_compiling, offload_device, read_ds_config, zero_stage
+from hftune.distributed.ds_features import Setting, check_features, gpu_operators, uses_nvme
+from hftune.distributed.ds_secrets import remove_secrets
+from hftune.errors import ArgumentError, raise_together
+from hftune.logging import notice
+
+
+class Arguments(Protocol):
+    """What is asked of the arguments of a run."""
+
+    deepspeed: Any
+    use_cpu: bool
+    bf16: bool | None
+    nvme_path: str | None
+    torch_compile: bool
+    tensor_parallel_size: int
+
+    @property
+    def optim_name(self) -> str:
+        """The optimizer, as transformers names it, or "muon"."""
+
+    @property
+    def recomputation(self) -> object | None:
+        """None where no activation is recomputed."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What arguments become with a DeepSpeed config.
+
+    Attributes:
+        resolved: The config as DeepSpeed is to read it.
+        shown: The config while the model is loaded.
+        torch_compile: Whether the model is compiled.
+        tensor_parallel_size: Processes that share the matrices of a layer.
+    """
+
+    resolved: DsConfig
+    shown: DsConfig
+    torch_compile: bool
+    tensor_parallel_size: int
+
+
+def prepare(args: Arguments) -> Prepared:
+    """Read, check and complete the config behind `--deepspeed`; what is changed is said.
+
+    Raises:
+        ArgumentError: All problems in one message.
+    """
+    config = read_ds_config(args.deepspeed)
+    problems = check_ds_config(config, setting_of(args, config))
+    problems += ds_keys.check_against_arguments(config, vars(args), ranks.world_size())
+    problems += tensor_parallel.config_problems(config, args.tensor_parallel_size)
+    raise_together(problems)
+    resolved, changes = resolve_ds_config(
+        config,
+        has_compiler=op_builder.can_build_operators(),
+        on_cpu=args.use_cpu,
+        optim=args.optim_name,
+        nvme_path=args.nvme_path,
+        local_processes=ranks.local_world_size(),
+    )
+    compiles = asks_for_compiling(resolved)
+    if compiles and not args.torch_compile:
+        notice("DeepCompile compiles with --torch_compile, which is switched on")
+    resolved, removed = remove_secrets(resolved)
+    for change in (*changes, *fill_in_sizes(resolved), *removed):
+        notice(change)
+    size = max(args.tensor_parallel_size, tensor_parallel.size_in_config(config))
+    resolved = tensor_parallel.with_size(resolved, size)
+    shown = tensor_parallel.without_block(resolved)
+    return Prepared(resolved, shown, compiles or args.torch_compile, size)
+
+
+def setting_of(args: Arguments, config: DsConfig) -> Setting:
+    """The run that a config is for. What takes seconds to find out is asked only where the config needs it."""
+    here = not args.use_cpu and ranks.planned_world() is None  # of another machine's compilers nothing is known
+    zero = config.get("zero_optimization")
+    return Setting(
+        on_cpu=args.use_cpu,
+        world_size=ranks.world_size(),
+        bf16=bool(args.bf16),
+        optim=args.optim_name,
+        recomputes=args.recomputation is not None,
+        nvme_path=args.nvme_path,
+        has_aio=not (isinstance(zero, dict) and uses_nvme(zero)) or launch.has_async_io(),
+        has_compiler=not here or op_builder.can_build_operators(),
+        unbuilt=op_builder.missing_operators(gpu_operators(config) if here else ()),
+    )
+
+
+def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[ArgumentError]:
+    """Problems that DeepSpeed would only meet after the model has loaded.
+
+    Args:
+        config: As read.
+        setting: The run that it is for; None: bf16 on one GPU, with all that DeepSpeed can ask for.
+    """
+    problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
+    problems += ds_keys.check_combinations(config)
+    problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
+    if "optimizer" in config:
+        problems.append(
+            ArgumentError(
+                "an optimizer in the DeepSpeed config loses the Trainer's parameter groups (weight decay, LoRA+)",
+                place="--deepspeed: optimizer",
+                fix="remove the block and use --optim, --learning_rate, --weight_decay; offload still works",
+            )
+        )
+    if "scheduler" in config:
+        problems.append(
+            ArgumentError(
+                "a scheduler in the DeepSpeed config overrules --lr_scheduler_type and knows no groups",
+                place="--deepspeed: scheduler",
+                fix="remove the block and use --lr_scheduler_type (WarmupLR: constant_with_warmup, "
+                "WarmupDecayLR: linear, WarmupCosineLR: cosine), --warmup_steps, --min_lr",
+            )
+        )
+    return problems
+
+
+def resolve_ds_config(
+    config: DsConfig,
+    *,
+    has_compiler: bool,
+    on_cpu: bool,
+    optim: str = "adamw_torch",
+    nvme_path: str | None = None,
+    local_processes: int = 1,
+) -> tuple[DsConfig, list[str]]:
+    """The config as it will be used, and what was changed and why, one line each.
+
+    Args:
+        config: As read; not modified.
+        has_compiler: Whether a C++ compiler and ninja are there, which DeepSpeedCPUAdam needs.
+        on_cpu: Whether training runs on the CPU.
+        optim: The optimizer, as transformers names it, or "muon".
+        nvme_path: Where NVMe offload goes, in blocks that leave it to the arguments.
+        local_processes: Of this machine: the size of a group of hpZ that is "auto".
+    """
+    resolved, changes = copy.deepcopy(config), []
+    zero = resolved.setdefault("zero_optimization", {})
+    if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        changes.append("ZeRO-3: stage3_gather_16bit_weights_on_model_save set, or no weights would be saved")
+    for block in uses_nvme(zero):
+        if zero[block].get("nvme_path", "auto") == "auto":
+            zero[block]["nvme_path"] = nvme_path
+    if zero.get("zero_hpz_partition_size") == "auto":
+        zero["zero_hpz_partition_size"] = local_processes
+        changes.append(f"hpZ: weights are gathered within {local_processes} process(es), those of a machine")
+    if offload_device(resolved, "optimizer") and resolved.get("zero_force_ds_cpu_optimizer", True):
+        changes += _resolve_offloaded_optimizer(resolved, has_compiler, optim)
+    if optim == "muon" and zero_stage(resolved) == 3 and zero.get("reduce_scatter", True):
+        zero["reduce_scatter"] = False
+        changes.append("muon under ZeRO-3: reduce_scatter switched off, since it needs whole gradients")
+    if on_cpu and resolved.get("fp16", {}).get("enabled") is True:
+        changes.append("fp16 on a CPU is slow and unstable; bf16 or fp32 is meant for it")
+    return resolved, changes
+
+
+def fill_in_sizes(config: DsConfig) -> list[str]:
+    """What was left to the arguments, in a line: a config that names no batch size leaves it to them. Changed in place.
+
+    DeepSpeed would stop when the model is loaded (0.18: "Either train_batch_size or train_micro_batch_size_per_gpu").
+    """
+    if "train_batch_size" in config or ds_keys.MICRO in config:
+        return []
+    missing = [name for name in (ds_keys.MICRO, ds_keys.STEPS, ds_keys.CLIPPING) if name not in config]
+    config |= dict.fromkeys(missing, "auto")
+    return [f"the DeepSpeed config names no {', '.join(missing)}: the arguments count"]
+
+
+def _resolve_offloaded_optimizer(config: DsConfig, has_compiler: bool, optim: str) -> list[str]:
+    """accelerate swaps any offloaded optimizer for DeepSpeedCPUAdam, which is the same for AdamW only."""
+    if not optim.startswith("adamw_torch"):
+        config["zero_force_ds_cpu_optimizer"] = False
+        return [f"offload: {optim} itself updates the weights on the CPU; only AdamW has a faster twin in DeepSpeed"]
+    if not has_compiler:
+        config["zero_force_ds_cpu_optimizer"] = False
+        twin = "torch's AdamW instead of DeepSpeedCPUAdam"
+        return [f"no C++ compiler here, or no ninja: the offloaded optimizer is {twin}"]
+    return []

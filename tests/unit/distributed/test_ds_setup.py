@@ -1,0 +1,177 @@
+"""What a run makes of a DeepSpeed config: checked, completed, without secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hftune.distributed import ds_setup
+from hftune.distributed.ds_config import offload_device, read_ds_config, zero_stage
+from hftune.distributed.ds_features import Setting
+from hftune.distributed.ds_setup import check_ds_config, fill_in_sizes, prepare, resolve_ds_config, setting_of
+from hftune.errors import ArgumentError
+
+FOLDER = Path(__file__).parents[3] / "ds_configs"
+SHIPPED = sorted(FOLDER.rglob("*.json"))
+OFFLOADED = {"offload": "cpu", "superoffload": "cpu", "nvme": "nvme"}
+
+
+def arguments(config: dict[str, Any], **changes: Any) -> Any:
+    """Of a run on one CPU."""
+    values = {
+        **{"deepspeed": config, "use_cpu": True, "bf16": False, "fp16": False, "nvme_path": None, "optim_name": "sgd"},
+        **{"torch_compile": False, "tensor_parallel_size": 1, "recomputation": None, "max_grad_norm": 1.0},
+        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
+    }
+    return SimpleNamespace(**values | changes)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Notices."""
+    lines: list[str] = []
+    monkeypatch.setattr(ds_setup, "notice", lines.append)
+    return lines
+
+
+def test_a_run_s_config_is_completed(said: list[str]) -> None:
+    prepared = prepare(arguments({"zero_optimization": {"stage": 3}, "gradient_clipping": "auto"}))
+    assert prepared.resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert prepared.resolved["train_micro_batch_size_per_gpu"] == "auto"
+    assert prepared.shown == prepared.resolved
+    assert (prepared.torch_compile, prepared.tensor_parallel_size) == (False, 1)
+    assert len(said) == 2 and "names no train_micro_batch_size_per_gpu" in said[1]
+
+
+def test_all_problems_are_said_together(said: list[str]) -> None:
+    odd = {"optimizer": {}, "gradient_clipping": 0.5, "tensor_parallel": {"autotp_size": 2, "tp_overlap": True}}
+    with pytest.raises(ArgumentError) as caught:
+        prepare(arguments(odd))
+    for word in ("parameter groups", "--max_grad_norm 1.0", "tp_overlap"):
+        assert word in str(caught.value)
+    assert said == []
+
+
+def test_the_engine_sees_a_block_that_loading_does_not(said: list[str]) -> None:
+    prepared = prepare(arguments({"tensor_parallel": {"autotp_size": 2}}))
+    assert prepared.tensor_parallel_size == 2
+    assert prepared.resolved["tensor_parallel"] == {"autotp_size": 2} and "tensor_parallel" not in prepared.shown
+
+
+def test_secrets_are_left_out(said: list[str]) -> None:
+    prepared = prepare(arguments({"wandb": {"enabled": True, "api_key": "a-made-up-key-0123456789"}}))
+    assert prepared.resolved["wandb"] == {"enabled": True}
+    assert any("wandb.api_key is a secret" in line for line in said)
+
+
+def test_deepcompile_needs_a_compiled_model(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ds_setup, "check_features", lambda *_: [])  # of GPUs and their operators
+    config = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 1}}
+    assert prepare(arguments(config)).torch_compile and "--torch_compile" in said[0]
+    said.clear()
+    assert prepare(arguments(config, torch_compile=True)).torch_compile
+    assert not any("--torch_compile" in line for line in said)
+
+
+def test_the_setting_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ds_setup.launch, "has_async_io", lambda: pytest.fail("it takes seconds"))
+    assert setting_of(arguments({}, bf16=True, recomputation=object()), {}) == Setting(
+        on_cpu=True, bf16=True, optim="sgd", recomputes=True
+    )
+    monkeypatch.setattr(ds_setup.launch, "has_async_io", lambda: False)
+    config = {"zero_optimization": {"offload_param": {"device": "nvme"}}}
+    assert not setting_of(arguments(config), config).has_aio
+    monkeypatch.setattr(ds_setup.op_builder, "can_build_operators", lambda: False)
+    monkeypatch.setattr(ds_setup.op_builder, "missing_operators", frozenset)
+    found = setting_of(arguments(config, use_cpu=False), config)
+    assert (found.has_compiler, found.unbuilt) == (False, {"async_io"})
+    with ds_setup.ranks.planning_for(ds_setup.ranks.PlannedWorld(4, 4)):
+        found = setting_of(arguments(config, use_cpu=False), config)
+    assert (found.has_compiler, found.unbuilt, found.world_size) == (True, frozenset(), 4)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_configs(file: Path, tmp_path: Path) -> None:
+    """On a GPU with all that there is, every one is right; its name says its stage and where the optimizer lies."""
+    config, words = read_ds_config(str(file)), file.stem.split("_")
+    nvme = str(tmp_path) if "nvme" in words else None
+    assert check_ds_config(config, Setting(on_cpu=False, world_size=4, bf16=True, nvme_path=nvme)) == []
+    assert zero_stage(config) == int(file.stem[4])
+    (device,) = [OFFLOADED[word] for word in words if word in OFFLOADED] or [None]
+    assert offload_device(config, "optimizer") == device
+    assert config["gradient_clipping"] == "auto", "DeepSpeed would clip at 1.0"
+    resolved, changes = resolve_ds_config(config, has_compiler=True, on_cpu=True, nvme_path=nvme, local_processes=2)
+    assert len(changes) == ("auto" in json.dumps(config["zero_optimization"].get("zero_hpz_partition_size", 1)))
+    for block in ("offload_optimizer", "offload_param"):
+        if nvme and block in resolved["zero_optimization"]:
+            assert resolved["zero_optimization"][block]["nvme_path"] == nvme
+    assert resolved["zero_optimization"].get("zero_hpz_partition_size", 2) == 2
+    assert changes or nvme or resolved == config
+
+
+def test_zero3_weights_are_always_gathered_for_saving() -> None:
+    given = {"zero_optimization": {"stage": 3}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=False)
+    assert resolved["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
+    assert len(changes) == 1
+    assert json.dumps(given) == '{"zero_optimization": {"stage": 3}}', "the given config is left alone"
+
+
+def test_offload_without_a_compiler() -> None:
+    given = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    resolved, changes = resolve_ds_config(given, has_compiler=False, on_cpu=True)
+    assert resolved["zero_force_ds_cpu_optimizer"] is False
+    assert "no C++ compiler" in changes[0]
+
+
+@pytest.mark.parametrize("key", ["elasticity", "amp", "mics_shard_size"])
+def test_removed_keys(key: str) -> None:
+    for config in ({key: {}}, {"zero_optimization": {key: 1}}):
+        (problem,) = check_ds_config(config)
+        assert key in str(problem)
+
+
+def test_an_optimizer_block_is_refused() -> None:
+    (problem,) = check_ds_config({"optimizer": {"type": "AdamW"}})
+    assert "parameter groups" in str(problem)
+
+
+def test_a_scheduler_block_is_refused() -> None:
+    (problem,) = check_ds_config({"scheduler": {"type": "WarmupDecayLR"}})
+    assert "--lr_scheduler_type" in str(problem) and "linear" in str(problem)
+
+
+@pytest.mark.parametrize("optim, kept", [("adamw_torch", True), ("adamw_torch_fused", True), ("sgd", False)])
+def test_only_adamw_has_a_twin_for_offload(optim: str, kept: bool) -> None:
+    """accelerate would make DeepSpeedCPUAdam of any other optimizer."""
+    given = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True, optim=optim)
+    assert resolved.get("zero_force_ds_cpu_optimizer", True) is kept
+    assert bool(changes) is not kept
+
+
+def test_muon_under_zero3_needs_whole_gradients() -> None:
+    given = {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+    resolved, changes = resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="muon")
+    assert resolved["zero_optimization"]["reduce_scatter"] is False and "reduce_scatter" in changes[0]
+    assert resolve_ds_config(given, has_compiler=True, on_cpu=True, optim="sgd") == (given, [])
+
+
+def test_a_config_without_sizes_leaves_them_to_the_arguments() -> None:
+    """DeepSpeed would stop with an AssertionError."""
+    minimal = {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5}
+    (said,) = fill_in_sizes(minimal)
+    assert minimal == {
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 0.5,
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+    }
+    assert "train_micro_batch_size_per_gpu, gradient_accumulation_steps: the arguments count" in said
+    for name in ("train_batch_size", "train_micro_batch_size_per_gpu"):
+        given = {name: 4}
+        assert fill_in_sizes(given) == [] and given == {name: 4}

@@ -185,7 +185,7 @@ class Documents(Numbers):
         super().__init__()
         self.limit = limit
 
-    def whole(self) -> Documents:
+    def without_limit(self) -> Documents:
         return Documents(None)
 
     def settings(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def test_a_call_joins_the_turn_before_it_and_a_result_needs_one() -> None:
     assert made["content"] == "wait" and made["tool_calls"][0]["function"]["name"] == "f"
     assert result == {"role": "tool", "content": "7"}
     with pytest.raises(DataError, match="follows no assistant turn"):
-        parse_messages([answer], "f", "m")
+        parse_messages([{"from": "observation", "value": "7"}], "f", "m")
 
 
 @pytest.mark.parametrize(

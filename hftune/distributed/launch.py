@@ -6,11 +6,9 @@ and disagree: every process then believes that it is alone. Here one decision is
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +18,7 @@ import torch
 from hftune.compat import accelerate_patches, deepspeed_patches
 from hftune.distributed import op_builder, ranks, watchdog
 from hftune.errors import exit_hooks
-from hftune.logging import get_logger, notice
+from hftune.logging import get_logger, notice, quiet_libraries
 
 _PATIENCE = 30.0
 """Seconds before a process says that it waits for the others."""
@@ -53,14 +51,7 @@ def has_async_io() -> bool:
 
 def prepare_environment() -> None:
     """Set the variables that libraries read at import. Call it before importing DeepSpeed; safe to call twice."""
-    # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
-    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
-    for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    quiet_libraries()
     if watchdog.on_exit not in exit_hooks:
         exit_hooks.append(watchdog.on_exit)
     op_builder.put_ninja_on_path()

@@ -48,7 +48,7 @@ def test_weight_zero_and_earlier_turns_have_no_span() -> None:
     "template",
     [
         CHATML.replace("m.content", "m.content + m.content"),  # each content twice
-        CHATML.replace("m.content", "m.content | upper"),  # the words do not occur
+        CHATML.replace("m.content", "m.content | lower"),  # the words do not occur
         CHATML.replace("m.content", "m.content[2:]"),  # neither kept nor stripped
         "{{ raise_exception('no') }}",
     ],

@@ -31,7 +31,7 @@ from train import PEERS, watched, with_own_pad, write_conversations
 ROOT = Path(__file__).resolve().parents[1]
 IMPORTS = "import torch, transformers, peft, trl; transformers.Trainer; trl.SFTTrainer; peft.LoraConfig"
 BEGAN = "FIRST_STEP_BEGAN"
-BAR = 0.75
+BAR = 1.0
 """Of the quickest peer's time."""
 ALIKE = 32
 """So many different records, of nearly one length."""
@@ -132,10 +132,11 @@ def train(flags: list[str]) -> None:
     """run_sft.py in this process; prints when each part was over."""
     sys.path.insert(0, str(ROOT))
     import run_sft
+    from hftune.arguments import entry
     from hftune.errors import run_script
 
     began, marks = float(os.environ[BEGAN]), dict[str, float]()
-    parse = run_sft.parse_arguments
+    parse = entry.parse_arguments
 
     def watched(stage: str) -> Any:
         parsed = parse(stage)
@@ -147,7 +148,7 @@ def train(flags: list[str]) -> None:
             watch(Trainer, "training_step", when, lambda name=name: marks.setdefault(name, time.time() - began))
         return parsed
 
-    run_sft.parse_arguments = watched
+    entry.parse_arguments = watched  # type: ignore[assignment]
     sys.argv = ["run_sft.py", *flags]
     try:
         run_script(run_sft.main)

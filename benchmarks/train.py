@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -99,9 +100,7 @@ def with_own_pad(model: str, folder: Path) -> tuple[str, int]:
     from transformers import AutoTokenizer
 
     copy = folder / "model"
-    copy.mkdir()
-    for file in Path(model).resolve().iterdir():
-        (copy / file.name).symlink_to(file)
+    shutil.copytree(Path(model).resolve(), copy)  # no links: hftune refuses those that lead out of a model's folder
     tokenizer = AutoTokenizer.from_pretrained(model)
     taken = {tokenizer.eos_token, tokenizer.bos_token}
     tokenizer.pad_token = next(token for token in tokenizer.all_special_tokens if token not in taken)

@@ -41,7 +41,7 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     # The variable reaches what a launcher starts in its turn; `-P` stands on one command line only.
     found["PYTHONSAFEPATH"] = "1"
     found["PYTHONPATH"] = os.pathsep.join(_modules(found.get("PYTHONPATH", "")))
-    # Programs by name (`python`, `deepspeed`) are those beside this interpreter, where it has them.
+    # Programs by name (`python`, `deepspeed`) are those next to this interpreter, where it has them.
     found["PATH"] = os.pathsep.join(_programs(found.get("PATH") or os.defpath))
     return found
 

@@ -7,12 +7,12 @@ hftune vocab extend --model_name_or_path MODEL --train_file_dir CORPUS --new_tok
 hftune explain NAME      what an argument does, also under the names of other tools
 hftune export gguf|ollama|quantized|vllm|lora|hub --model_name_or_path MODEL --output_dir OUT      for other tools
 hftune launch deepspeed|torchrun|python ...      a command under its launcher, quietly; Ctrl-C saves a checkpoint
-hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; goes on after anything
+hftune pipeline run|plan|check PIPELINE.yaml      all stages from one file; resumes after anything
 hftune lineage FOLDER      from the base to this model: data, arguments, merges, and whether it all still holds
 hftune report FOLDER      curves, counts, answers and commands of a stage or a pipeline on one page
 hftune ask --models BASE outputs/sft-merged --questions "Who are you?"      the same questions to several models
 hftune score FILE --model outputs/rm [--output SCORED.jsonl]      conversations through a reward model
-hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's pieces
+hftune consolidate --checkpoint outputs/sft/checkpoint-100 --output_dir OUT      whole weights from ZeRO's shards
 hftune doctor      what this machine has for a run, and what is wrong with it
 """
 

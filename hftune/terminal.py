@@ -98,7 +98,7 @@ class Capture:
         self._thread.start()
 
     def place(self, file: Path) -> None:
-        """Write what has been said, and what will be, to the end of a file."""
+        """Append to a file all lines so far, and those to come."""
         with self._lock:
             if self.file is not None:
                 return
@@ -239,7 +239,7 @@ def captured() -> Capture | None:
 
 
 def place_log(file: Path) -> None:
-    """Keep what is said in this file from here on, with all that was said before."""
+    """Write the log to this file from here on, with all lines so far."""
     if _capture is not None:
         _capture.place(file)
 

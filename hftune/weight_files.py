@@ -37,7 +37,7 @@ class StoredTensor:
 def weight_files(folder: str | Path) -> list[Path]:
     """The safetensors files of a local folder, sorted; none for a Hub name or another format.
 
-    Where an index or a `model.safetensors` says which files are the model, other ones beside them (an adapter, weights
+    Where an index or a `model.safetensors` says which files are the model, other ones next to them (an adapter, weights
     in the format of another tool) are none of it.
 
     Raises:

@@ -19,7 +19,7 @@ class AdapterArguments(FreezingArguments):
         default=None,
         metadata={
             "help": "Continue this adapter (implies --use_peft). A,B,C: A and B are folded into the base in memory, in "
-            "this order, and C goes on. What an adapter was itself trained on is known from its hftune.json."
+            "this order, and C is trained on. What an adapter was itself trained on is known from its hftune.json."
         },
     )
     create_new_adapter: bool = field(
@@ -65,7 +65,7 @@ class AdapterArguments(FreezingArguments):
         default=None, metadata={"help": 'Other lora_alpha for some modules, as JSON: {"down_proj": 32}.'}
     )
     trainable_token_indices: list[int] | None = field(
-        default=None, metadata={"help": "Train the embeddings of these token ids in full, beside the adapter."}
+        default=None, metadata={"help": "Train the embeddings of these token ids in full, alongside the adapter."}
     )
     lora_modules_to_save: list[str] | None = field(
         default=None, metadata={"help": "Modules trained in full and saved with the adapter (embed_tokens lm_head)."}
@@ -143,7 +143,7 @@ class AdapterArguments(FreezingArguments):
 
     @property
     def continued_adapter(self) -> str | None:
-        """The adapter that goes on, or None for a fresh one."""
+        """The adapter that is trained on, or None for a fresh one."""
         # The last of the chain is trained on; the ones before it can only be part of the base.
         return None if self.create_new_adapter or not self.adapter_chain else self.adapter_chain[-1]
 

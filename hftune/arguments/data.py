@@ -14,13 +14,13 @@ _STRATEGIES = {"interleave_under": "under", "interleave_over": "over"}
 
 @dataclass
 class TurnTokenFields:
-    """For everything that turns what somebody has said into tokens."""
+    """For all that tokenises conversations: the scripts, `hftune score` and `hftune ask`."""
 
     borders_in_text: str = field(
         default="split",
         metadata={
             "help": "What becomes of text in records that spells a token with which the chat template begins or ends "
-            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, in pieces like any other; error: "
+            "turns, or BOS, EOS or padding, such as <|im_end|>. split: it stays text, tokenised like any other; error: "
             "the record cannot be used; allow: it becomes that token, and may end a turn or open another one.",
             "choices": ["error", "split", "allow"],
         },
@@ -119,14 +119,14 @@ class DataArguments:
         default=2048,
         metadata={
             "help": "Pieces that each tokenised source is visited in, in random order. Any number works with any "
-            "number of processes and workers; it must stay the same when a run goes on."
+            "number of processes and workers; it must stay the same when a run is resumed."
         },
     )
     shuffle_buffer: int = field(
         default=100_000,
         metadata={
             "help": "Tokenised documents that are shuffled together, drawn from all over their source; 0: keep their "
-            "order. Must stay the same when a run goes on."
+            "order. Must stay the same when a run is resumed."
         },
     )
     streaming: bool = field(

@@ -9,7 +9,7 @@ from hftune.arguments.vocabulary import GrowthArguments
 
 @dataclass
 class ModelArguments(GrowthArguments):
-    """Names follow TRL's `ModelConfig`; MedicalGPT's are aliases (see `aliases.py`)."""
+    """Names follow TRL's `ModelConfig`; those of other tools are aliases (see `names/`)."""
 
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "Model folder or Hub name; the merged output of the stage before."}

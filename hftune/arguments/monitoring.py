@@ -26,7 +26,7 @@ class HangTimeoutFields:
         },
     )
 
-    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
 
         def __getattr__(self, name: str) -> Any: ...
 

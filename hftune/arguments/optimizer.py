@@ -106,7 +106,7 @@ class OptimizerArguments:
         metadata={"help": "Show every parameter group before training: members, elements, rate, decay, optimizer."},
     )
 
-    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
 
         def __getattr__(self, name: str) -> Any: ...
 

@@ -29,7 +29,7 @@ class ParallelArguments:
         },
     )
 
-    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
 
         def __getattr__(self, name: str) -> Any: ...
 

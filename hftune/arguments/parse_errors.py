@@ -91,7 +91,7 @@ def class_error(error: Exception, known: Iterable[str], place: str) -> ArgumentE
 
 
 def _fix(said: str, named: list[str]) -> str:
-    """What to do: known for what is known to be said, else to leave out what is named."""
+    """What to do: from `_SAID` where a message is known, else to leave out what it names."""
     if groups := _GROUPS.search(said):
         number = groups["number"]
         return (

@@ -17,7 +17,7 @@ from hftune.errors import ArgumentError, shown
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers, and single ones beside it.
+    """An interval of numbers, and single ones next to it.
 
     Args:
         low: Its lower end.

@@ -16,7 +16,7 @@ AUTO = "auto"
 _FLAG, _WHICH = "--activation_checkpointing", "--activation_checkpointing_layers"
 
 OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
-"""Of `torch.utils.checkpoint.checkpoint`; all that may stand in --gradient_checkpointing_kwargs beside our own."""
+"""Of `torch.utils.checkpoint.checkpoint`; all that may stand in --gradient_checkpointing_kwargs next to our own."""
 
 _KWARGS = ("activation_checkpointing_kwargs", "gradient_checkpointing_kwargs")
 _YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off", "none")
@@ -24,7 +24,7 @@ _YES, _NO = ("true", "yes", "1", "on"), ("false", "no", "0", "off", "none")
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What is recomputed, settled.
+    """Which layers recompute what, resolved from all flags.
 
     Args:
         parts: `("full",)`, or some of "attention" (the module with its projections), "core_attention" (scores, softmax
@@ -74,7 +74,7 @@ class Recomputation:
 
 
 @dataclass
-class CheckpointingFields:
+class RecomputationFields:
     """Which activations are recomputed, in every stage. `gradient_checkpointing` is transformers' older name."""
 
     activation_checkpointing: str | None = field(
@@ -101,14 +101,14 @@ class CheckpointingFields:
         metadata={"help": "Keep what is saved for recomputing in the memory of the machine, not on the accelerator."},
     )
     recomputation: Recomputation | None = field(
-        default=None, init=False, repr=False, metadata={"help": "All of this, settled; None: nothing is recomputed."}
+        default=None, init=False, repr=False, metadata={"help": "All of this, resolved; None: nothing is recomputed."}
     )
 
     recomputes_least: bool = field(
         default=False, init=False, repr=False, metadata={"help": "Layers are still to be chosen by the plan."}
     )
 
-    if TYPE_CHECKING:  # what the TrainingArguments beside this class bring
+    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -132,14 +132,14 @@ class CheckpointingFields:
             )
         parts = self._parts()
         self._check_details(parts)
-        self._take(self._settled(parts, given) if parts else None)
+        self._take(self._resolved(parts, given) if parts else None)
         # transformers passes the rest on to torch's `checkpoint`, which refuses names of ours.
         for name in _KWARGS:
             if hasattr(self, name):
                 setattr(self, name, given or None)
 
     def recompute_share(self, share: Fraction) -> None:
-        """Settle `--activation_checkpointing auto`: so many of the layers, spread evenly; 0: none, 1: all."""
+        """Resolve `--activation_checkpointing auto`: so many of the layers, spread evenly; 0: none, 1: all."""
         assert self.recomputation is not None
         # A share of 1 is written as all layers, which reads and compares like the default.
         which = None if share in (0, 1) else str(share)
@@ -152,7 +152,7 @@ class CheckpointingFields:
         self.activation_checkpointing = ",".join(recomputation.parts) if recomputation else None
         self.gradient_checkpointing = recomputation is not None
 
-    def _settled(self, parts: tuple[str, ...], options: dict[str, Any]) -> Recomputation:
+    def _resolved(self, parts: tuple[str, ...], options: dict[str, Any]) -> Recomputation:
         return Recomputation(
             parts,
             self.activation_checkpointing_every,

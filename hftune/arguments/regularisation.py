@@ -1,4 +1,4 @@
-"""What keeps training well behaved beside the loss: the routers of experts, and dropout. The same in every stage."""
+"""What keeps training stable besides the loss: the routers of experts, and dropout. The same in every stage."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class _Loop(trl.RLOOConfig):
     def __post_init__(self) -> None:
         # Past RLOOConfig's own, which refuses one answer a prompt; what else it does is here.
         super(trl.RLOOConfig, self).__post_init__()
-        # TRL's own post-init, which is left out, would choose a multiple; None pads to the longest answer.
+        # TRL resolves its "auto" in the post-init that is left out; on GPUs and CPUs it becomes None.
         self.pad_to_multiple_of = None
         if self.auto_find_batch_size:
             raise ArgumentError(

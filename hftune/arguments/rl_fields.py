@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.data import TurnTokenFields
+
 # Named here as well as there: a rule that checks names must not import the functions and math-verify with them.
 BUILTIN_REWARDS = ("accuracy", "format", "length")
 """What `--reward_funcs` takes by name: hftune/trainers/rewards/builtin.py."""
 
 
 @dataclass
-class RLFields:
+class RLFields(TurnTokenFields):
     """What all RL algorithms add to TRL's."""
 
     rl_algorithm: str = field(
@@ -33,7 +35,7 @@ class RLFields:
     judge_reward: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Reward models or functions that are never trained on: their mean is logged beside the reward, and "
+            "help": "Reward models or functions that are never trained on: their mean is logged with the reward, and "
             "how far the two have drifted apart."
         },
     )

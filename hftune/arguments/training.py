@@ -14,7 +14,7 @@ from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
-from hftune.arguments.recomputation import CheckpointingFields
+from hftune.arguments.recomputation import RecomputationFields
 from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, launch, ranks
 from hftune.errors import ArgumentError
@@ -26,7 +26,7 @@ from hftune.secrets import redacted
 class StageArguments(
     RouterFields,
     DropoutFields,
-    CheckpointingFields,
+    RecomputationFields,
     TilingFields,
     ProfileFields,
     PrecisionFields,

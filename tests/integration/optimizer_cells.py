@@ -30,7 +30,7 @@ class Recorder(pt.PTTrainer):
         used = self.optimizer.param_groups
         recorded.setdefault("rates", {})[str(self.state.global_step)] = [group["lr"] for group in used]
         recorded["decays"] = [group["weight_decay"] for group in used]
-        recorded["elements"] = [group.elements for group in self.groups]
+        recorded["elements"] = [group.elements for group in self.optimizers.groups]
         recorded["optimizer"] = type(innermost(self.optimizer)).__name__
         return super().training_step(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The resolved recipe of a run in a few lines, said before anything loads: what was not given is marked."""
+"""The resolved recipe of a run in a few lines, shown before anything loads; what was not given is marked."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a translation makes of its arguments: arguments of hftune, and what must be said about it."""
+    """What a translation makes of its arguments: arguments of hftune, and notices."""
 
     given: Given = field(default_factory=list)
     notices: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ class Entry:
 
 @dataclass
 class Outcome:
-    """Arguments of hftune, what must be said, and what is wrong."""
+    """Arguments of hftune, notices and problems: what a command line is translated to."""
 
     entries: list[Entry] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _place_of(function: Translation) -> int:
 
 
 def _add(outcome: Outcome, new: Entry) -> None:
-    """The command line wins over a file; within one, the last value counts, and a change is said."""
+    """The command line wins over a file; within one, the last value counts, with a notice where it differs."""
     for old in [entry for entry in outcome.entries if entry.name == new.name]:
         if old.place == new.place and list(map(str, old.values)) != list(map(str, new.values)):
             outcome.notices.append(given_twice(new.name, old.values, new.values))

@@ -100,7 +100,8 @@ class PromptEncoder(Encoder):
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
             counts.note_texts([text])
             if self.max_prompt_length is not None and len(ids) > self.max_prompt_length:
-                counts.drop(LONG_PROMPT, needs=len(ids))
+                counts.drop(LONG_PROMPT)
+                counts.note_dropped_length(len(ids))
                 continue
             counts.used += 1
             counts.tokens += len(ids)

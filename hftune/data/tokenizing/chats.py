@@ -140,6 +140,7 @@ class ChatEncoder(Encoder):
     def encode(self, parsed: list[SpannedText], counts: Counts) -> dict[str, list[Any]]:
         """Ids and labels of the first `max_length` tokens."""
         columns: dict[str, list[Any]] = {field: [] for field in self.schema.names}
+        dropped: list[str] = []
         encodings = self.encodings([one.text for one in parsed])
         for one, (encoding, covered) in zip(parsed, encodings, strict=True):
             counts.note_texts([one.text])
@@ -148,8 +149,8 @@ class ChatEncoder(Encoder):
             # The first token does not count: no token before it could predict it.
             trained = int(np.count_nonzero(owner[1:] >= 0))
             if not trained:
-                whole = self.tokenizer(one.text, add_special_tokens=False)["input_ids"]
-                counts.drop(NO_TARGET, needs=len(whole))
+                dropped.append(one.text)
+                counts.drop(NO_TARGET)
                 continue
             counts.used += 1
             counts.truncated += len(encoding) > len(ids)
@@ -163,4 +164,9 @@ class ChatEncoder(Encoder):
                 # The 0 at the end is what index -1 finds: tokens of no span.
                 weights = np.array([*(span.weight for span in one.spans), 0.0], dtype=np.float32)
                 columns["loss_weights"].append(weights[owner])
+        if not counts.used:
+            # Only the message for data of which nothing is left says how long records are: a record that is dropped
+            # among others is not tokenised whole for it.
+            for text in dropped:
+                counts.note_dropped_length(len(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
         return columns

@@ -37,14 +37,17 @@ class Counts:
     """`PackStats` and the settings, where the rows are packed."""
 
     shortest_dropped: int = 0
-    """Tokens of the shortest record that was dropped for its length; 0 where none was."""
+    """Tokens of the shortest record that was dropped for its length; 0 where none is known."""
 
-    def drop(self, reason: str, example: UserError | None = None, *, needs: int = 0) -> None:
-        """Count one record as dropped; `needs` tokens would have saved it."""
+    def drop(self, reason: str, example: UserError | None = None) -> None:
+        """Count one record as dropped."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
-        self.shortest_dropped = _least(self.shortest_dropped, needs)
         if example is not None:
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
+
+    def note_dropped_length(self, tokens: int) -> None:
+        """Remember the length of a record that was dropped for it, if it is the shortest."""
+        self.shortest_dropped = _least(self.shortest_dropped, tokens)
 
     def note_cut(self, **parts: bool) -> None:
         """Count one record as truncated if any of its parts, by their names, has lost something."""

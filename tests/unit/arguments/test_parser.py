@@ -10,7 +10,6 @@ import pytest
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import parse_merge_arguments
-from hftune.arguments.preference import DPOArguments
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
 from hftune.arguments.stages import stage_parser
 from hftune.data.readers.columns import parse_columns
@@ -66,14 +65,6 @@ def test_medicalgpt_commands(stage: str) -> None:
     assert (adapter.lora_r, adapter.lora_target_modules, adapter.use_peft) == (8, ["all"], True)
     assert training.bf16 is True
     assert training.do_train is True
-
-
-def test_groups_of_arguments_have_names_and_an_order() -> None:
-    run = parse_arguments("dpo", OUT)
-    assert isinstance(run.training, DPOArguments) and isinstance(run.data, DataArguments)
-    assert run == (run.model, run.data, run.adapter, run.training)
-    with pytest.raises(AttributeError):
-        run.training = None  # type: ignore[misc,assignment]
 
 
 @pytest.mark.parametrize("kind", MEDICALGPT_RL)

@@ -16,7 +16,7 @@ from hftune.arguments.names.translators.runs import starting
 from hftune.checkpoints.warm_start import apply_warm_start, weights_in
 from hftune.errors import ArgumentError
 from tests.parity.stages import METHODS, losses, run_stage
-from tests.unit.arguments.test_values import ask, translated
+from tests.unit.arguments.names.translators.questions import ask, translated
 
 
 def settled(*flags: str) -> tuple[Any, ...]:

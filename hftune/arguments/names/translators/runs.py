@@ -99,7 +99,7 @@ def starting(ask: Ask) -> Answer:
     switched = [name for name in (*_WITHOUT_OPTIMIZER, "no_load_rng") if ask.flag(name)]
     if resume.lower() in OFF:
         if ask.flag("finetune") is False:
-            raise cannot("finetune", "False", "name the checkpoint that goes on: --resume_from_checkpoint")
+            raise cannot("finetune", "False", "name the checkpoint to resume: --resume_from_checkpoint")
         idle = [name for name in switched if name != "finetune"]
         # Who says so begins anew; who says nothing may have forgotten to resume.
         anew: list[tuple[str, list[str]]] = [("resume_from_checkpoint", ["no"])] if asked else []

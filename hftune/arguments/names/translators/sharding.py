@@ -61,7 +61,7 @@ def sharding(ask: Ask) -> Answer:
 
 
 def _stage(ask: Ask) -> tuple[int, list[str]]:
-    """ZeRO stage, and the words beside it ("offload")."""
+    """ZeRO stage, and the words after it ("offload")."""
     words = (ask.text("sharding") or "").lower().split()
     stages = [_looked_up("sharding", words[0] if words else "", _ERNIE)]
     if ask.flag("use_distributed_optimizer"):

@@ -48,7 +48,7 @@ def preference_loss(ask: Ask) -> Answer:
     """`rpo_alpha`, `sft_loss_ratio`, `pref_loss_ratio`, `orpo_beta`: a weighted sum of the preference and the SFT loss.
 
     Raises:
-        ArgumentError: Weights that were given as well, or another loss beside `orpo_beta`.
+        ArgumentError: Weights that were given as well, or another loss next to `orpo_beta`.
     """
     if ask.stage != "dpo":
         return _loss_type_alone(ask)

@@ -13,7 +13,7 @@ from hftune.arguments.defaults import medicalgpt
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.names import table as names
 from hftune.errors import ArgumentError
-from tests.unit.arguments.medicalgpt_lists import COMMANDS, DEFAULTS
+from tests.unit.arguments.defaults.medicalgpt_lists import COMMANDS, DEFAULTS
 
 STAGE = {"orpo": "dpo", "rloo": "rl", "grpo": "rl"}
 EXTRA = {"orpo": ["--loss_type", "orpo"]}

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 
 from hftune.arguments.defaults.choosing import hftune_defaults
-from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.defaults.run_kind import KINDS, run_kind_of
+from hftune.arguments.defaults.run_kind import KINDS
 from hftune.arguments.defaults.table import OWN, SAME
 from hftune.arguments.entry import help_page, parse_arguments
 from hftune.arguments.stages import ALGORITHMS, stage_parser
-from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
-from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
-from hftune.tools.explaining.explain import explain
 
 OUT = ["--output_dir", "o"]
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def rate(stage: str, *flags: str) -> float:
@@ -132,42 +128,6 @@ def test_every_row_names_an_argument_of_each_of_its_scripts() -> None:
     assert SAME.keys() <= everywhere
 
 
-def test_every_row_is_reached() -> None:
-    """A row that later ones hide from everybody is an error of the table."""
-    every = [one for runs in RUN_KINDS.values() for one in runs.values()]
-    shown = {
-        (one.value, one.because)
-        for stage in RUN_KINDS
-        for name in documented_names(stage)
-        for one in default_rows(stage, name)
-    }
-    for row in OWN:
-        assert any(row.fits(one) for one in every) or row.held_out
-        assert row.because in {because for _, because in shown}
-
-
-@pytest.mark.parametrize(
-    "given, trained",
-    [({}, "full"), ({"use_peft": ""}, "lora"), ({"use_peft": "False"}, "full"), ({"from_config": "true"}, "scratch")],
-)
-def test_what_is_trained(given: dict[str, str], trained: str) -> None:
-    assert run_kind_of("sft", given).trained == trained
-
-
-def test_the_page_is_up_to_date() -> None:
-    text = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert text == page() + measured_section(text), "run: python -m hftune.tools.explaining --write-docs"
-
-
-def test_explain_tells_defaults_with_reasons() -> None:
-    text = explain("learning_rate")
-    assert "run_dpo.py, run_rl.py: LoRA: 5e-05 (an adapter" in text
-    assert "run_rl.py: full: 1e-06" in text
-    assert "--defaults medicalgpt: pt 5e-05" in text
-    assert "  default:" in explain("lora_rank")  # of what it is an alias of
-    assert "twice the rank" in explain("lora_alpha")
-
-
 def test_help_shows_the_resolved_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
@@ -177,39 +137,3 @@ def test_help_shows_the_resolved_default(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # --- the recipe -----------------------------------------------------------------------------------------------------
-
-
-def lines(stage: str, *flags: str) -> list[str]:
-    return recipe(*parse_arguments(stage, [*flags, *OUT]))
-
-
-def test_the_recipe_marks_what_was_not_given() -> None:
-    first, rate, batch, rows, trained = lines(
-        "dpo", "--use_peft", "--learning_rate", "5e-5", "--gradient_accumulation_steps", "4", "--max_steps", "60",
-        "--validation_file_dir", "d", "--lora_r", "16",
-    )  # fmt: skip
-    assert "default" in first
-    assert "learning rate 5e-05, cosine*, warm-up 10 % of steps*" in rate
-    assert "loss sigmoid* with beta 0.1*" in rate
-    assert "batch 32 = 8* per device x 4 accumulated x 1 process(es); 60 steps, a log every 10 steps*" in batch
-    assert "max_length 1024*" in rows
-    assert "evaluation every 25 % of steps* of the held-out records" in rows
-    assert "LoRA r 16, alpha 16*, dropout 0* on all*; weights auto*, computed in float32*" in trained
-
-
-def test_the_recipe_of_all_weights_and_of_evaluation_alone() -> None:
-    assert "all weights*" in lines("sft")[-1]
-    assert "3* epoch(s)" in lines("sft")[2]
-    alone = lines("sft", "--do_eval", "--validation_file_dir", "d")
-    assert len(alone) == 3
-    assert not any("learning rate" in line for line in alone)
-
-
-@pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo", "rl"])
-def test_a_recipe_is_a_few_lines(stage: str) -> None:
-    assert len(lines(stage)) <= 6
-    whose = lines(stage, "--defaults", "medicalgpt", "--do_train")[0]
-    assert "MedicalGPT's default" in whose
-    if stage == "rl":
-        found = lines(stage, "--rl_algorithm", "ppo", "--reward_funcs", "length")[1]
-        assert "ppo with beta 0.05*, rewards length" in found

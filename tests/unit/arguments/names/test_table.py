@@ -14,19 +14,14 @@ from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, W
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.rl_algorithms import RLOOArguments
 from hftune.arguments.special_fields import DONE_BY_HFTUNE
 from hftune.arguments.stages import stage_parser
-from hftune.cli import dispatch
 from hftune.errors import ArgumentError
 from hftune.secret_names import says_secret
-from hftune.tools.explaining.__main__ import main
-from hftune.tools.explaining.explain import explain
-from hftune.tools.explaining.tool_pages import INDEX, PAGES, pages, tool_page
 from hftune.tools.pipeline.state import HUB_TOKENS
 
 MERGING = {entry.name for entry in fields(MergeArguments)}
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 NAMES_CSV = ROOT / "hftune/arguments/names/names.csv"
 
 
@@ -156,52 +151,6 @@ def test_refusals_name_arguments_that_exist() -> None:
         assert flags - known - {"config"} == set(), row.name
 
 
-@pytest.fixture(scope="module")
-def written() -> dict[str, str]:
-    """The pages as the table makes them now."""
-    return pages()
-
-
-def test_the_pages_are_written_by_the_table(written: dict[str, str]) -> None:
-    there = {INDEX, *(f"parameters/{file.name}" for file in (ROOT / "docs" / "parameters").iterdir())}
-    assert there == set(written)
-    stale = [name for name, text in written.items() if (ROOT / "docs" / name).read_text(encoding="utf-8") != text]
-    assert not stale, "python -m hftune.tools.explaining --write-docs"
-
-
-def test_each_name_is_on_the_page_of_its_tool(written: dict[str, str]) -> None:
-    """And on no other tool's: a reader of MedicalGPT's page reads nothing about Megatron."""
-    assert sorted(tool for page in PAGES.values() for tool in page.tools) == sorted(tools())
-    for file, page in PAGES.items():
-        rows = [line for line in written[f"parameters/{file}.md"].splitlines() if line.startswith("| `")]
-        names = {name for tool in page.tools for name in tools()[tool]}
-        assert sorted(row.split("`")[1] for row in rows) == sorted(names), file
-        assert all((row.count(" | ") - row.count("\\| ")) >= 3 for row in rows), file
-
-
-def test_rows_say_which_of_two_tools_has_a_name() -> None:
-    both, one = tool_page(PAGES["erniekit"]), tool_page(PAGES["medicalgpt"])
-    assert "| `do_train` | ERNIEKit, PaddleFormers | train | works |" in both
-    assert "| `do_train` | train | works |" in one and "PaddleFormers" not in one
-
-
-def test_own_arguments_name_their_scripts(written: dict[str, str]) -> None:
-    page = written["parameters/hftune.md"]
-    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
-    assert rows["on_bad_record"].startswith("| `on_bad_record` | all | error: stop at a record")
-    assert "| `run_pt` |" in rows["block_size"] and "| `run_dpo` |" in rows["simpo_gamma"]
-    assert "| `run_rl` |" in rows["reward_model_path"] and "| `run_rl ppo` |" in rows["vf_coef"]
-    assert "| `merge_peft_adapter` |" in rows["merge_base"]
-    assert "adam_beta1" not in rows  # transformers'
-    assert "LLaMA-Factory" in rows["lora_target"]
-
-
-def test_pages_are_written_where_they_are_asked_for(tmp_path: Path, written: dict[str, str]) -> None:
-    main(["--write-docs", str(tmp_path)])
-    assert {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*.md")} == {*written, "defaults.md"}
-    assert (tmp_path / INDEX).read_text(encoding="utf-8") == written[INDEX]
-
-
 def test_every_row_has_a_topic_and_a_verdict() -> None:
     assert all(topics().values())
     assert sum(len(rows) for rows in topics().values()) == len(table())
@@ -251,36 +200,6 @@ def test_a_name_stands_there_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         table.__wrapped__()
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("lora_rank", ["alias of lora_r", "MedicalGPT"]),
-        ("--max-seq-len", ["max_length (run_sft run_rm run_dpo)", "block_size (run_pt)"]),
-        ("pipeline_parallel_degree", ["refused", "ZeRO-3"]),
-        ("learning_rate", ["works", "run_dpo.py"]),
-        ("on_bad_record", ["hftune: error: stop at a record"]),
-    ],
-)
-def test_explain(name: str, parts: list[str]) -> None:
-    for part in parts:
-        assert part in explain(name)
-
-
-def test_explain_of_nothing() -> None:
-    with pytest.raises(ArgumentError, match="did you mean --lora_rank"):
-        explain("lora_rnk")
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_help_shows_all_arguments_ours_first(stage: str) -> None:
-    text = stage_parser(stage, RLOOArguments if stage == "rl" else None).format_help()
-    shown = {word.strip(",-") for word in text.split()}
-    assert stage == "rl" or not {name for name in parser_of(stage).known if "_" in name} - shown
-    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith((" ", "Names"))]
-    assert titles.index("model and tokenizer:") < titles.index("training:") < len(titles) - 1
-    assert "transformers" in titles[-1]
-
-
 def test_an_argument_of_another_script_says_which(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         arguments("sft", ["--block_size", "8", "--max_prompt_len", "4", "--lora_rnk", "2"])
@@ -288,14 +207,6 @@ def test_an_argument_of_another_script_says_which(tmp_path: Path) -> None:
     assert "--block_size is no argument of run_sft.py" in message and "it belongs to run_pt.py" in message
     assert "it belongs to run_rm.py, run_dpo.py, run_rl.py" in message
     assert "did you mean --lora_rank?" in message
-
-
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    dispatch(["explain", "tuner_type", "--lora-rank"])
-    shown = capsys.readouterr().out
-    assert "alias of use_peft" in shown and "alias of lora_r" in shown
-    with pytest.raises(ArgumentError, match="needs a name"):
-        dispatch(["explain"])
 
 
 def test_no_harmless_argument_is_taken_for_a_secret() -> None:

@@ -1,0 +1,86 @@
+"""Batches, lengths, mixing and what is trained, against what was worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+from hftune.arguments.names.row import Ask
+from hftune.arguments.names.translators import data
+from hftune.distributed import ranks
+from hftune.errors import ArgumentError
+from tests.unit.arguments.names.translators.questions import ask, translated
+
+
+# 64 rows a step: 4 processes x 2 rows x 8 micro batches; 16 x 1 x 4; 1 x 2 x 32.
+@pytest.mark.parametrize(("world", "micro", "steps"), [(4, 2, 8), (16, 1, 4), (1, 2, 32)])
+def test_a_global_batch_is_shared(world: int, micro: int, steps: int) -> None:
+    answer = translated(data.batches, ask(f"global_batch_size=64 micro_batch_size={micro}", world=world))
+    assert answer == {
+        "per_device_train_batch_size": str(micro),
+        "per_device_eval_batch_size": str(micro),
+        "gradient_accumulation_steps": str(steps),
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "said"),
+    [
+        (ask("global_batch_size=64 micro_batch_size=3", world=4), "use a multiple of 12"),
+        (ask("global_batch_size=4 micro_batch_size=1", world=8), "use a multiple of 8"),
+        (ask("global_batch_size=64"), "give --micro_batch_size too"),
+        (ask("global_batch_size=64 micro_batch_size=2", "gradient_accumulation_steps=4"), "means"),
+        (ask("global_batch_size=many micro_batch_size=2"), "no number"),
+    ],
+)
+def test_a_global_batch_that_cannot_be(question: Ask, said: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        data.batches(question)
+    assert said in str(caught.value)
+
+
+def test_an_own_batch_size_counts_and_rl_keeps_its_evaluation() -> None:
+    own = ask("global_batch_size=32", "per_device_train_batch_size=4", world=2)
+    assert translated(data.batches, own) == {"gradient_accumulation_steps": "4"}
+    assert translated(data.batches, ask("micro_batch_size=2", stage="rl")) == {"per_device_train_batch_size": "2"}
+
+
+def test_lengths_of_evaluations() -> None:
+    """10 batches of 4 on 2 processes are 80 records; -1 is all of them."""
+    question = ask("max_evaluate_steps=10", "per_device_eval_batch_size=4", world=2)
+    assert translated(data.evaluation_length, question) == {"max_eval_samples": "80"}
+    assert translated(data.evaluation_length, ask("eval_iters=-1")) == {}
+    both = data.evaluation_length(ask("eval_iters=10", "max_eval_samples=7"))
+    assert not both.given and "no effect" in both.notices[0]
+
+
+def test_mixing_and_what_is_trained() -> None:
+    assert translated(data.interleaved, ask("interleave_prob=0.3,0.7")) == {
+        "train_dataset_prob": "0.3,0.7",
+        "mix_strategy": "under",
+    }
+    assert not data.interleaved(ask("stopping_strategy=all_exhausted")).given
+    assert translated(data.loss_scale, ask("loss_scale=all")) == {"train_on_inputs": "True"}
+    with pytest.raises(ArgumentError, match="weights of turns"):
+        data.loss_scale(ask("loss_scale=hermes"))
+    with pytest.raises(ArgumentError, match="loses its end"):
+        data.truncation(ask("truncation_strategy=left"))
+    for stage, value in (("sft", "True"), ("dpo", "False")):
+        assert not data.per_token(ask(f"calculate_per_token_loss={value}", stage=stage)).given
+        with pytest.raises(ArgumentError, match="same weight"):
+            data.per_token(ask(f"calculate_per_token_loss={'False' if value == 'True' else 'True'}", stage=stage))
+
+
+def test_processes_that_see_the_same_rows_count_once() -> None:
+    shared = ask("global_batch_size=64 micro_batch_size=2", "tensor_parallel_size=2 sequence_parallel_size=2", world=8)
+    assert translated(data.batches, shared)["gradient_accumulation_steps"] == "16"  # two groups of four
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_their_tensor_parallelism_comes_before_their_batches(order: int) -> None:
+    flags = [["--tensor_model_parallel_size", "2"], ["--global_batch_size", "8", "--micro_batch_size", "2"]][::order]
+    with ranks.planning_for(ranks.PlannedWorld(4, 4, on_cpu=True)):
+        given = [*flags[0], *flags[1], "--model_name_or_path", "m", "--deepspeed", "zero1"]
+        training_args = parse_arguments("sft", given)[3]
+        assert training_args.data_parallel_size == 2
+    assert (training_args.tensor_parallel_size, training_args.gradient_accumulation_steps) == (2, 2)

@@ -1,0 +1,27 @@
+"""Stages and groups of processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.arguments.names.translators import runs
+from hftune.errors import ArgumentError
+from tests.unit.arguments.names.translators.questions import ask, translated
+
+
+def test_stages_and_tensor_parallelism() -> None:
+    assert runs.ernie_stage(ask("stage=SFT")).given == []
+    with pytest.raises(ArgumentError, match=r"that is run_dpo\.py"):
+        runs.ernie_stage(ask("stage=DPO"))
+    with pytest.raises(ArgumentError, match="the scripts are"):
+        runs.ernie_stage(ask("stage=VL-SFT"))
+    assert runs.any_language_model(ask("task_type=causal_lm", stage="dpo")).given == []
+    assert "no effect" in runs.degree(ask("sequence_parallel=True tensor_parallel_degree=1")).notices[0]
+    for command in ("sequence_parallel=True", "tensor_model_parallel_size=2 sequence_parallel=True"):
+        with pytest.raises(ArgumentError, match="ZeRO-3"):
+            runs.degree(ask(command))
+    for name in runs.TENSOR_NAMES:
+        assert translated(runs.degree, ask(f"{name}=4")) == {"tensor_parallel_size": "4"}
+        assert translated(runs.degree, ask(f"{name}=-1")) == {}
+    assert translated(runs.experts, ask("expert_model_parallel_size=8")) == {"expert_parallel_size": "8"}
+    assert translated(runs.experts, ask("expert_model_parallel_size=0")) == {}

@@ -1,0 +1,40 @@
+"""Defaults in words, for `hftune explain` and docs/defaults.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hftune.arguments.defaults.table import OWN
+from hftune.tools.explaining.defaults import RUN_KINDS, default_rows, documented_names
+from hftune.tools.explaining.defaults_page import PAGE, measured_section, page
+from hftune.tools.explaining.explain import explain
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_every_row_is_reached() -> None:
+    """A row that later ones hide from everybody is an error of the table."""
+    every = [one for runs in RUN_KINDS.values() for one in runs.values()]
+    shown = {
+        (one.value, one.because)
+        for stage in RUN_KINDS
+        for name in documented_names(stage)
+        for one in default_rows(stage, name)
+    }
+    for row in OWN:
+        assert any(row.fits(one) for one in every) or row.held_out
+        assert row.because in {because for _, because in shown}
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
+    assert text == page() + measured_section(text), "run: python -m hftune.tools.explaining --write-docs"
+
+
+def test_explain_tells_defaults_with_reasons() -> None:
+    text = explain("learning_rate")
+    assert "run_dpo.py, run_rl.py: LoRA: 5e-05 (an adapter" in text
+    assert "run_rl.py: full: 1e-06" in text
+    assert "--defaults medicalgpt: pt 5e-05" in text
+    assert "  default:" in explain("lora_rank")  # of what it is an alias of
+    assert "twice the rank" in explain("lora_alpha")

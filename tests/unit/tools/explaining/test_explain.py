@@ -1,0 +1,37 @@
+"""`hftune explain`: what becomes of a name, and the nearest one where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.cli import dispatch
+from hftune.errors import ArgumentError
+from hftune.tools.explaining.explain import explain
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("lora_rank", ["alias of lora_r", "MedicalGPT"]),
+        ("--max-seq-len", ["max_length (run_sft run_rm run_dpo)", "block_size (run_pt)"]),
+        ("pipeline_parallel_degree", ["refused", "ZeRO-3"]),
+        ("learning_rate", ["works", "run_dpo.py"]),
+        ("on_bad_record", ["hftune: error: stop at a record"]),
+    ],
+)
+def test_explain(name: str, parts: list[str]) -> None:
+    for part in parts:
+        assert part in explain(name)
+
+
+def test_explain_of_nothing() -> None:
+    with pytest.raises(ArgumentError, match="did you mean --lora_rank"):
+        explain("lora_rnk")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["explain", "tuner_type", "--lora-rank"])
+    shown = capsys.readouterr().out
+    assert "alias of use_peft" in shown and "alias of lora_r" in shown
+    with pytest.raises(ArgumentError, match="needs a name"):
+        dispatch(["explain"])

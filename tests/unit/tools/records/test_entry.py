@@ -1,0 +1,95 @@
+"""`hftune preview` and `hftune tokenize` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.data import DataArguments
+from hftune.arguments.entry import parse_arguments
+from hftune.cli import dispatch
+from hftune.data.folder_splits import open_tokenized
+from hftune.data.splits import load_splits
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.data.tokenizing.texts import TextEncoder
+from hftune.errors import ArgumentError, DataError
+from hftune.models.loading.tokenizer import load_tokenizer
+
+RECORDS = [
+    {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"n {n}"}]} for n in range(20)
+]
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HFTUNE_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": f"text {n}"}) + "\n" for n in range(20)))
+    return file
+
+
+def test_preview(tiny_model: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch(["preview", "run_sft.py", "--model_name_or_path", str(tiny_model), "--train_file_dir", str(data)])
+    shown = capsys.readouterr().out
+    assert f"{data}:1: " in shown
+    assert shown.count("train ") >= 3
+    assert "20 records read, 20 used" in shown and "terminator" in shown
+    assert "an epoch: 20 rows, 3 steps of 8" in shown
+
+
+def test_records_tokenised_ahead_are_those_of_the_run(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+    flags = ["--model_name_or_path", str(tiny_model), "--max_length", "64"]
+    folder = tmp_path / "ahead"
+    source = ["--train_file_dir", str(data), "--validation_split_percentage", "10"]
+    dispatch(["tokenize", "run_sft", *flags, *source, "--output_dir", str(folder)])
+    model, files, _, args = parse_arguments("sft", [*flags, *source, "--output_dir", "o"])
+    encoder = ChatEncoder.from_arguments(load_tokenizer(model, args), args)
+    expected = load_splits(encoder, files, args)
+    found = load_splits(encoder, DataArguments(tokenized_dir=str(folder)), args)
+    assert found.train.to_dict() == expected.train.to_dict()
+    assert found.evaluation.to_dict() == expected.evaluation.to_dict()
+    assert found.about == expected.about
+    with pytest.raises(ArgumentError, match="already holds a finished result"):
+        dispatch(["tokenize", "run_sft", *flags, *source, "--output_dir", str(folder)])
+
+
+def test_a_run_that_would_tokenise_otherwise_refuses_them(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+    flags, folder = ["--model_name_or_path", str(tiny_model)], tmp_path / "ahead"
+    dispatch(["tokenize", "sft", *flags, "--train_file_dir", str(data), "--output_dir", str(folder)])
+    model, _, _, args = parse_arguments("sft", [*flags, "--output_dir", "o", "--max_length", "32"])
+    tokenizer = load_tokenizer(model, args)
+    with pytest.raises(DataError, match=r"were tokenised with max_length 1024 \(this run: 32\)"):
+        load_splits(ChatEncoder.from_arguments(tokenizer, args), DataArguments(tokenized_dir=str(folder)), args)
+    *_, args = parse_arguments("sft", [*flags, "--output_dir", "o"])
+    tokenizer.chat_template += " "
+    with pytest.raises(DataError, match="another tokenizer or chat template"):
+        load_splits(ChatEncoder.from_arguments(tokenizer, args), DataArguments(tokenized_dir=str(folder)), args)
+    with pytest.raises(DataError, match="holds no tokenised records"):
+        load_splits(ChatEncoder.from_arguments(tokenizer, args), DataArguments(tokenized_dir=str(tmp_path)), args)
+
+
+def test_texts_tokenised_ahead_are_whole_documents(tiny_model: Path, data: Path, tmp_path: Path) -> None:
+    flags, folder = ["--model_name_or_path", str(tiny_model), "--block_size", "16"], tmp_path / "ahead"
+    source = ["--train_file_dir", str(data.with_name("texts.jsonl")), "--validation_split_percentage", "10"]
+    dispatch(["tokenize", "run_pt", *flags, *source, "--output_dir", str(folder)])
+    model, _, _, args = parse_arguments("pt", [*flags, "--output_dir", "o"])
+    encoder = TextEncoder.from_arguments(load_tokenizer(model, args), args)
+    splits = open_tokenized(encoder, DataArguments(tokenized_dir=str(folder)), args)
+    assert list(splits.about["train"]["sources"]) == ["ahead"]
+    assert splits.about["train"]["rows"] == 18 and splits.about["eval"]["rows"] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["preview"], "needs the script"),
+        (["tokenize", "run_xyz"], "needs the script"),
+        (["preview", "run_sft", "--model_name_or_path", "none/of/it"], "2 problems"),
+    ],
+)
+def test_what_cannot_be_done_is_said(argv: list[str], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        dispatch(argv)

@@ -48,10 +48,10 @@ def filled(page: str) -> str:
     """The page with what stands between its markers `<!-- NAME -->` and `<!-- end -->` made anew."""
     parts = {"rooms": rooms, "script": script, "step": step, "features": features}
     for name, make in parts.items():
-        page, found = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda at, text=make(): f"{at[1]}{text}\n{at[2]}", page, flags=re.S
-        )
-        assert found == 1, f"docs/architecture.md has {found} places for {name}"
+        before, start, rest = page.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        assert end, f"docs/architecture.md has no place for {name}"
+        page = f"{before}{start}{make()}\n{end}{after}"
     return page
 
 

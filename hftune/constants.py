@@ -42,3 +42,7 @@ AUTO_CLASSES = {
 
 STEP_LABELS = ("wrong", "right")
 """The classes of a step, in the order of the logits."""
+
+REWARD_SCALE_FIELD = "reward_scale"
+"""Of the scale of a reward model's scores: in config.json, which plain transformers carries along, and in the manifest,
+since adapters have no config.json."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from typing import TextIO
 
 from hftune import terminal
@@ -66,3 +67,15 @@ def notice(message: str) -> None:
 def notices() -> list[str]:
     """All notices so far, in order."""
     return list(_notices)
+
+
+def quiet_libraries() -> None:
+    """Have libraries say only what concerns a user. Call it before importing transformers; safe to call twice."""
+    # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
+    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
+    for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)

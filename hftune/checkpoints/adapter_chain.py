@@ -1,4 +1,4 @@
-"""Chains of adapters: what `hftune.json` says of the adapters below the one that was trained."""
+"""What an adapter lies upon: the base and the other adapters that `hftune.json` says it was trained on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,37 @@ from pathlib import Path
 
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ManifestError, UserError
+from hftune.logging import notice
+from hftune.opening.model_files import read_checked
 from hftune.weight_files import fingerprint
+
+
+def check_recorded_base(base: str, adapter: str, flag: str) -> Iterator[UserError]:
+    """Problems of using the adapter in folder `adapter` on the model `base`: it was trained on other weights.
+
+    Its manifest has the fingerprint of its base. Without one (an adapter from elsewhere, or a base on the Hub) another
+    name is only said.
+    """
+    manifest = read_manifest(adapter) or {}
+    recorded = manifest.get("base") or {}
+    known = str(recorded.get("fingerprint", ""))
+    if known and not known.startswith("hub:") and Path(base).is_dir():
+        if known != fingerprint(base):
+            yield ManifestError(
+                f"the adapter in {adapter} was trained on other weights than those in {base}",
+                place=f"{flag}: base fingerprint {known}",
+                fix=f"use the base it was trained on: {recorded.get('name')}",
+            )
+        return
+    named = read_checked(Path(adapter) / "adapter_config.json").get("base_model_name_or_path")
+    if named and Path(named).name != Path(base).name:
+        notice(f"the adapter in {adapter} names the base {named}, here it is used on {base}")
 
 
 def recorded_chain(folder: str | Path) -> list[str] | None:
     """Folders of the adapters that were folded into the base when this one was trained; None without a record."""
     base = (read_manifest(folder) or {}).get("base")
+    # Only runs on top of other adapters have the field.
     return None if base is None else list(base.get("adapters") or [])
 
 

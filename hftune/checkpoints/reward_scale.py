@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from hftune.checkpoints.manifest import read_manifest
+from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.errors import ManifestError
 from hftune.opening.model_files import read_checked
-
-FIELD = "reward_scale"
-"""In config.json, which plain transformers carries along, and in the manifest, where adapters have no config.json."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,7 @@ class RewardScale:
 
 def scale_of(scores: Iterable[float], measured_on: str) -> RewardScale | None:
     """The scale of these scores; None where they are all the same, or not finite."""
+    # In float64: a sum of many float32 scores loses digits, and depends on their order.
     values = np.array(list(scores), dtype=np.float64)
     if not len(values):
         return None
@@ -64,7 +63,7 @@ def read_scale(folder: str | Path) -> RewardScale | None:
         stored = read_checked(config).get(FIELD)
     try:
         return RewardScale(**stored) if stored else None
-    except TypeError as error:
+    except TypeError as error:  # fields of another name
         raise ManifestError(
             f"the reward scale stored in {folder} is none: {error}", place=f"{folder}: {FIELD}", fix="take it out there"
         ) from error

@@ -1,4 +1,4 @@
-"""What must be decided before torch.distributed or DeepSpeed are imported or started.
+"""Everything that must be in place before torch.distributed or DeepSpeed wake up.
 
 On a machine without accelerators the Trainer, accelerate and DeepSpeed each guess the device and backend on their own
 and disagree: every process then believes that it is alone. Here one decision is made and told to all three.
@@ -6,11 +6,9 @@ and disagree: every process then believes that it is alone. Here one decision is
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,7 +18,7 @@ import torch
 from hftune.compat import accelerate_patches, deepspeed_patches
 from hftune.distributed import op_builder, ranks, watchdog
 from hftune.errors import exit_hooks
-from hftune.logging import get_logger, notice
+from hftune.logging import get_logger, notice, quiet_libraries
 
 _PATIENCE = 30.0
 """Seconds before a process says that it waits for the others."""
@@ -53,32 +51,22 @@ def has_async_io() -> bool:
 
 def prepare_environment() -> None:
     """Set the variables that libraries read at import. Call it before importing DeepSpeed; safe to call twice."""
-    # Warnings about code that is not the user's, which they could do nothing about.
-    # transformers 5.23 renames a flag that 5.17 does not have under its new name yet.
-    warnings.filterwarnings("ignore", message="`gradient_checkpointing.*is deprecated", category=FutureWarning)
-    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # Threads of tokenizers in a process that has forked may wait for a lock for ever; hftune has workers of its own.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # peft imports both, which warn of optional kernels that nobody asked for; torch warns of torchao's enums.
-    for library in ("bitsandbytes", "torchao", "torch.utils._pytree"):
-        logging.getLogger(library).setLevel(logging.ERROR)
+    quiet_libraries()
     if watchdog.on_exit not in exit_hooks:
         exit_hooks.append(watchdog.on_exit)
     op_builder.put_ninja_on_path()
-    # Else DeepSpeed tries one kind of accelerator after the other, by the packages that are installed.
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 @contextmanager
 def report_waiting() -> Iterator[None]:
-    """Report after a while which processes this one waits for in the block: torch waits half an hour in silence."""
+    """Say whom this process waits for, where the others do not come at once: torch waits half an hour in silence."""
     variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
     rank, *address = variables
     said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
     timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
-    timer.daemon = True  # it must not keep a process alive that gives up
+    timer.daemon = True
     if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.planned_world() is None:
         timer.start()
     try:
@@ -99,7 +87,6 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
     prepare_environment()
     if ranks.planned_world() is not None:
         return
-    # Before any model is unwrapped, which is when accelerate looks.
     accelerate_patches.look_for_engines(needed=deepspeed)
     if deepspeed and "RANK" not in os.environ:
         _set_single_process_variables()
@@ -114,7 +101,7 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
 
 
 def _set_single_process_variables() -> None:
-    with socket.socket() as probe:  # several runs of one process each may share a machine
+    with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -137,6 +124,5 @@ def _limit_threads() -> None:
 def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
 
-    # The order matters: DeepSpeed compiles the operator as it makes the group.
     deepspeed_patches.compile_no_shared_memory()
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

@@ -1,4 +1,4 @@
-"""Adapter folders as peft saves them: which parameter each tensor changes, and what hftune does not know to fold."""
+"""An adapter's folder as peft saves it: which module each tensor is for, and what hftune does not know how to fold."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hftune.weight_files import StoredTensor, read_header, stored_tensors
 CONFIG_NAME, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 # A tensor's name is its module's, once `base_layer.` for every adapter wrapped around another, and one of these.
-_PARTS = re.compile(
+_ADAPTED = re.compile(
     r"^(?P<module>.+?)(?P<depth>(\.base_layer)*)\."
-    r"(?P<part>lora_[AB]\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?"
+    r"(?P<tensor>lora_[AB]\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector(\.weight)?"
     r"|token_adapter\.trainable_tokens_delta|trainable_tokens_delta)$"
 )
-_REPLACED = re.compile(r"^(?P<module>.+?)(\.token_adapter|\.base_layer|\.modules_to_save)*\.(?P<part>[^.]+)$")
+_REPLACED = re.compile(r"^(?P<module>.+?)(\.token_adapter|\.base_layer|\.modules_to_save)*\.(?P<parameter>[^.]+)$")
 # peft saves what was there before training as well, where the embeddings were resized.
 _BEFORE = ".original_module."
 
@@ -42,22 +42,44 @@ _PLAIN_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 
 @dataclass
-class Part:
-    """The tensors of one adapter around one module."""
+class AdaptedModule:
+    """What one adapter brings for one module of the base.
 
-    module: str
+    Args:
+        name: The module's, as the base has it.
+        depth: How many other adapters of the same folder are wrapped around it (experts: one for each parameter).
+        tensors: By peft's name without `.weight`: lora_A, lora_embedding_B, lora_magnitude_vector, ...
+    """
+
+    name: str
     depth: int
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
 
     @property
-    def embedding(self) -> bool:
+    def weight(self) -> str:
+        """The name of the module's weight."""
+        return f"{self.name}.weight"
+
+    @property
+    def is_embedding(self) -> bool:
         """Whether it is LoRA on an embedding, whose matrices are the other way round."""
         return "lora_embedding_A" in self.tensors
+
+    @property
+    def matrices(self) -> tuple[StoredTensor | None, StoredTensor | None]:
+        """A and B."""
+        kind = "lora_embedding" if self.is_embedding else "lora"
+        return self.tensors.get(f"{kind}_A"), self.tensors.get(f"{kind}_B")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A folder with an adapter, its weight beside others, and what its files say."""
+    """A folder with an adapter and what its files say.
+
+    Args:
+        folder: Where it is.
+        weight: What it counts among others that are added to the same base.
+    """
 
     folder: Path
     weight: float = 1.0
@@ -75,19 +97,21 @@ class Adapter:
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
         """The saved tensors, without peft's prefix; empty where there is no safetensors file."""
+        # adapter_model.bin is a pickle: peft loads it, or refuses to.
         found = stored_tensors(self.folder) if (self.folder / ADAPTER_WEIGHTS).is_file() else {}
         return {name.removeprefix(PREFIX): stored for name, stored in found.items()}
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def modules(self) -> list[AdaptedModule]:
         """Low-rank matrices, magnitudes and single rows, module by module."""
-        found: dict[tuple[str, int], Part] = {}
+        found: dict[tuple[str, int], AdaptedModule] = {}
         for name, stored in self.tensors.items():
-            match = _PARTS.match(name)
+            match = _ADAPTED.match(name)
             if match:
+                # Two adapters around one module (an expert's two parameters) have the same tensors at two depths.
                 key = match["module"], match["depth"].count("base_layer")
-                part = found.setdefault(key, Part(*key))
-                part.tensors[match["part"].removesuffix(".weight").removeprefix("token_adapter.")] = stored
+                module = found.setdefault(key, AdaptedModule(*key))
+                module.tensors[match["tensor"].removesuffix(".weight").removeprefix("token_adapter.")] = stored
         return list(found.values())
 
     @cached_property
@@ -95,9 +119,9 @@ class Adapter:
         """Parameter name to the tensor that takes its place."""
         found = {}
         for name, stored in self.tensors.items():
-            match = None if _PARTS.match(name) else _REPLACED.match(name)
+            match = None if _ADAPTED.match(name) else _REPLACED.match(name)
             if match and _BEFORE not in name:
-                found[f"{match['module']}.{match['part']}"] = stored
+                found[f"{match['module']}.{match['parameter']}"] = stored
         return found
 
     def scale(self, key: str, rank: int) -> float:
@@ -108,6 +132,7 @@ class Adapter:
             rank: r of its matrices.
         """
         alpha = float(self.config.get("lora_alpha", 8))
+        # The first pattern that matches counts, and matches whole names from a dot on, as in peft's get_pattern_key.
         for pattern, value in (self.config.get("alpha_pattern") or {}).items():
             if re.match(rf"(.*\.)?({pattern})$", key):
                 alpha = float(value)
@@ -116,13 +141,14 @@ class Adapter:
 
     def token_rows(self, module: str) -> list[int] | None:
         """The rows of an embedding that were trained alone; None for a tied head, which was trained with it."""
+        # peft saves a dict by module, or a list that is for the input embeddings.
         asked = self.config.get("trainable_token_indices") or []
         if isinstance(asked, dict):
             named = (rows for name, rows in asked.items() if module == name or module.endswith(f".{name}"))
             return next(named, None)
         return asked
 
-    def unknown(self) -> str | None:
+    def unsupported(self) -> str | None:
         """Why peft has to merge this adapter, or None."""
         kind = self.config.get("peft_type")
         if kind != "LORA":
@@ -132,11 +158,11 @@ class Adapter:
             return f"it was initialised with {init}, which changes the base, and not converted to plain LoRA"
         if not self.tensors:
             return f"it has no {ADAPTER_WEIGHTS}"
+        # A key of a newer peft may change what the tensors mean; peft itself then merges, or refuses.
         odd = sorted(name for name, value in self.config.items() if value and name not in _KNOWN)
         if odd:
             return f"its config sets {', '.join(odd)}"
-        if self.config.get("layer_replication"):
-            return "it repeats layers"
+        # Convolutions: a product of matrices is no update of theirs.
         many = [name for name, stored in self.tensors.items() if "lora_" in name and len(stored.shape) > 2]
         return f"{many[0]} has {len(self.tensors[many[0]].shape)} dimensions" if many else None
 

@@ -1,248 +1,334 @@
-"""What is merged into what, settled from files before a weight is read; what cannot work is refused here."""
+"""Every tensor that the merged model will have, from which of the base's and changed how; or why peft has to merge."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import chain
 
 import torch
 
-from hftune.arguments.merging import MergeArguments
-from hftune.checkpoints.adapter_chain import chain_problems
-from hftune.checkpoints.reward_scale import FIELD
-from hftune.constants import STEP_LABELS
 from hftune.errors import ArgumentError, ManifestError, UserError, raise_together
 from hftune.logging import notice
-from hftune.merging.adapters import Adapter, read_adapter
-from hftune.merging.bases import Located, locate
-from hftune.merging.companions import tokenizer_folder
-from hftune.merging.quantised import Settings
-from hftune.merging.resolve import Outputs
-from hftune.merging.settle import settle
-from hftune.merging.skeleton import read_config
-from hftune.merging.tensors import NAMES
-from hftune.models.loading.layer_numbers import check_layers
-from hftune.preflight.bases import check_recorded_base
-from hftune.publishing.ownership import output_problems
-from hftune.weight_files import weight_shapes
-
-if TYPE_CHECKING:
-    from hftune.models.vocabulary.growth import Growth
-
-FLAG = "--peft_model_path"
-LARGEST_WEIGHT = 1_000
+from hftune.merging.changes import Changes, Updates, misfits, updates_of
+from hftune.merging.inputs import FLAG, Inputs
+from hftune.merging.skeleton import (
+    BaseTensors,
+    StoredSlice,
+    Unsupported,
+    build_skeleton,
+    match_names,
+    quantised_linears,
+)
+from hftune.merging.tensors import FLOATS, NAMES, Quantisation, Source, dequantised, read_source, requantised
+from hftune.merging.updates import ROWS, Change, grow_rows, is_same
+from hftune.weight_files import StoredTensor, stored_tensors
 
 
-@dataclass
-class Plan:
-    """Everything that is known before anything is written.
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the merged model.
 
     Args:
-        base: Where the base is.
-        config: Its config.json.
-        levels: Adapters one after another, the last level being what was asked for; those of a level side by side.
-        output: The folder to write.
-        tokenizer: The folder whose tokenizer goes along.
-        scores: Labels of a reward model; None: a causal LM.
-        dtype: Asked for, as torch names it; None: each tensor keeps the base's.
-        quantised: How training saw the base; None: as it is on disk.
+        name: Its name on disk.
+        dtype: As safetensors names it.
+        shape: Its shape.
+        source: The base's tensor; None: the base has none.
+        change: What the adapters do to it; None: nothing.
+        new: Whether the base has no tensor of that name on disk.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: Source | None
+    change: Change | None = None
+    new: bool = False
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """All tensors in the order of the base, and what the config must say of them.
+
+    Args:
+        tensors: New ones last.
+        tied: False where embeddings and head are no longer one tensor, as the base's config says.
+        vocab_size: Rows of the embeddings, where they have grown.
+    """
+
+    tensors: list[Output]
+    tied: bool | None = None
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the merge is done.
+
+    Args:
+        inputs: What is merged into what.
         dequantise: Fold into what quantisation left of the base.
         outputs: The merged tensors; None where peft has to merge.
-        unknown: Why peft has to merge; None where it need not.
+        unsupported: Why peft has to merge; None where it need not.
     """
 
-    base: Located
-    config: dict[str, Any]
-    levels: list[list[Adapter]]
-    output: Path
-    tokenizer: Path
-    scores: int | None
-    dtype: str | None
-    quantised: Settings | None
-    dequantise: bool
-    trust_remote_code: bool = False
+    inputs: Inputs
+    dequantise: bool = False
     outputs: Outputs | None = None
-    unknown: str | None = None
-
-    @property
-    def adapters(self) -> list[Adapter]:
-        """All of them, in the order in which they were trained."""
-        return [adapter for level in self.levels for adapter in level]
-
-    @property
-    def growth(self) -> Growth | None:
-        """How the vocabulary grew before training; the first adapter of a chain that says so."""
-        grew = [a.manifest for a in self.adapters if (a.manifest.get("vocabulary") or {}).get("growth")]
-        if not grew:
-            return None
-        from hftune.models.vocabulary.growth import recorded_growth
-
-        return recorded_growth(grew[0])
-
-    @property
-    def rope(self) -> dict[str, Any]:
-        """How training stretched the base's positions (--rope_scaling): fields of the config, mostly none."""
-        found: dict[str, Any] = {}
-        for adapter in self.adapters:
-            found |= adapter.manifest.get("rope") or {}
-        return found
-
-    @property
-    def head(self) -> str:
-        """causal_lm, score or steps, as `constants.TASK_TYPES` has them."""
-        if self.scores is None:
-            return "causal_lm"
-        return "steps" if _scores_steps(self.asked) else "score"
-
-    @property
-    def reward_scale(self) -> dict[str, Any] | None:
-        """Of the merged model's scores: the adapter's own, unless it is merged in part or with others."""
-        level = self.levels[-1]
-        return level[0].manifest.get(FIELD) if len(level) == 1 and level[0].weight == 1.0 else None
-
-    @property
-    def asked(self) -> Adapter:
-        """The last adapter, whose tokenizer and history count."""
-        return self.levels[-1][-1]
-
-    def with_base(self, *, dequantise: bool) -> Plan:
-        """The same merge into the other form of a quantised base."""
-        return settle(dataclasses.replace(self, dequantise=dequantise, outputs=None))
+    unsupported: str | None = None
 
 
-def plan_merge(args: MergeArguments) -> Plan:
-    """Fill in what the adapter's manifest knows, and refuse what cannot be merged.
+def plan_merge(inputs: Inputs, *, dequantise: bool = False) -> Plan:
+    """Find every tensor's change, or why peft has to do it.
 
     Raises:
-        UserError: A missing or unfitting adapter or base, or an output folder that cannot be written.
+        UserError: The adapter does not fit the base.
     """
-    level = _asked(args)
-    manifest, config = level[-1].manifest, level[-1].config
-    name = args.base_model_name_or_path or (manifest.get("base") or {}).get("name")
-    name = name or config.get("base_model_name_or_path")
-    if not name:
-        raise ArgumentError("the adapter does not name its base", place="--base_model_name_or_path", fix="name it")
-    levels = [*_earlier(level), level]
-    used = manifest.get("arguments", {}).get("model", {})
-    base = locate(name, config.get("revision"), used.get("gguf_file"))
-    adapters = [adapter for each in levels for adapter in each]
-    inputs = [base.folder, *(adapter.folder for adapter in adapters)]
-    problems = output_problems(args.output_dir, overwrite=args.overwrite_output_dir, inputs=inputs)
-    below = [str(adapter.folder) for each in levels[:-1] for adapter in each]
-    for adapter in level:
-        problems += chain_problems([*below, str(adapter.folder)], FLAG)
-        problems += check_recorded_base(str(base.folder if Path(name).is_dir() else name), str(adapter.folder), FLAG)
-    problems += _quantisation_problems(args, level)
-    raise_together(problems)
-    plan = Plan(
-        base=base,
-        config={} if base.gguf_file else read_config(base.folder),  # a GGUF file brings its own
-        levels=levels,
-        output=Path(str(args.output_dir)),
-        tokenizer=tokenizer_folder(args.tokenizer_path, [adapter.folder for adapter in adapters], base.folder),
-        scores=_labels(level),
-        dtype=None if args.dtype == "auto" else args.dtype,
-        quantised=_settings(level[-1]),
-        dequantise=args.merge_base == "dequantized",
-        trust_remote_code=args.trust_remote_code,
+    reasons = chain([inputs.base.unsupported], (adapter.unsupported() for adapter in inputs.adapters))
+    # Configs first: they cost nothing, where the base's names need the model that they belong to.
+    unsupported = next((reason for reason in reasons if reason is not None), None)
+    if unsupported is None:
+        try:
+            return Plan(inputs, dequantise, _plan_outputs(inputs, dequantise=dequantise))
+        except Unsupported as error:
+            unsupported = str(error)
+    raise_together(_not_with_peft(inputs, unsupported, dequantise=dequantise))
+    return Plan(inputs, dequantise, unsupported=unsupported)
+
+
+def _not_with_peft(inputs: Inputs, reason: str, *, dequantise: bool) -> Iterator[UserError]:
+    """What peft's way of merging does not have."""
+    if dequantise:
+        yield ArgumentError(f"--merge_base dequantized cannot be used: {reason}", fix="use --merge_base original")
+    if any(adapter.weight != 1.0 for adapter in inputs.adapters):
+        yield ArgumentError(f"--adapter_weights cannot be used: {reason}", fix="merge one adapter")
+
+
+def _plan_outputs(inputs: Inputs, *, dequantise: bool) -> Outputs:
+    base = _base_tensors(inputs, dequantise=dequantise)
+    changes = Changes([[(adapter.weight, updates_of(adapter, base)) for adapter in level] for level in inputs.levels])
+    grown = _grown(inputs, base)
+    updates = [updates for level in changes.levels for _, updates in level]
+    raise_together(
+        problem
+        for adapter, done in zip(inputs.adapters, updates, strict=True)
+        for problem in misfits(adapter, done, base, grown)
     )
-    if base.unknown is None:
-        check_layers(plan.config, weight_shapes(base.folder), base.name, "--base_model_name_or_path")
-    if plan.rope:
-        plan.config = with_rope(plan.config, plan.rope)
-        notice("the adapter was trained with --rope_scaling: the merged config has its positions")
-    if plan.quantised is not None:
-        notice(
-            f"the adapter was trained on a base in {plan.quantised.bits} bit; it is merged into "
-            + ("what that left of the weights" if plan.dequantise else "the original weights (--merge_base original)")
-        )
-    return settle(plan)
+    _check_weights(base, changes)  # before growth joins in, which is nobody's update
+    if grown:
+        changes.levels.insert(0, [(1.0, grown)])  # the adapters were trained upon the grown rows
+    untied = _untie(base, changes, keep_tied=any(a.config.get("ensure_weight_tying") for a in inputs.adapters))
+    # Only now are all updates known: what is tied may have got some of its twin's.
+    tensors = _outputs(base, changes, untied, NAMES[getattr(torch, inputs.dtype)] if inputs.dtype else None)
+    return Outputs(tensors, False if untied else None, _new_vocab_size(base, changes, tensors))
 
 
-def with_rope(config: dict[str, Any], rope: dict[str, Any]) -> dict[str, Any]:
-    """A config.json with other positions; what older configs say of them beside `rope_parameters` is left out."""
-    if "text_config" in config:
-        return config | {"text_config": with_rope(config["text_config"], rope)}
-    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_theta")} | rope
+# --- the base --------------------------------------------------------------------------------------------------------
 
 
-def _asked(args: MergeArguments) -> list[Adapter]:
-    """The adapters of the command line with their weights."""
-    if not args.adapters:
-        raise ArgumentError("there is no adapter in None", place=FLAG, fix="give a folder with adapter_config.json")
-    weights = [1.0] * len(args.adapters)
-    if args.adapter_weights:
-        try:
-            weights = [float(weight) for weight in args.adapter_weights.split(",")]
-        except ValueError as error:
-            raise ArgumentError(str(error), place="--adapter_weights", fix="write numbers: 0.5,0.5") from error
-        if not all(abs(weight) <= LARGEST_WEIGHT for weight in weights):  # NaN is not
-            cause = f"{args.adapter_weights}: a weight lies between -{LARGEST_WEIGHT} and {LARGEST_WEIGHT}"
-            raise ArgumentError(cause, place="--adapter_weights", fix="write numbers: 0.5,0.5")
-    if len(weights) != len(args.adapters):
-        raise ArgumentError(
-            f"{len(args.adapters)} adapters and {len(weights)} weights", place="--adapter_weights", fix="one for each"
-        )
-    if len(weights) > 1 and not args.adapter_weights:
-        notice(f"{len(weights)} adapters are added with weight 1 each; --adapter_weights gives others")
-    found: list[Adapter] = []
-    problems: list[UserError] = []
-    for folder, weight in zip(args.adapters, weights, strict=True):
-        try:
-            found.append(read_adapter(folder, weight, FLAG))
-        except UserError as error:
-            problems.append(error)
-    raise_together(problems)
-    return found
-
-
-def _earlier(level: list[Adapter]) -> list[list[Adapter]]:
-    """The adapters that lay on the base while these were trained, from their manifests."""
-    chains = [(adapter.manifest.get("base") or {}).get("adapters") or [] for adapter in level]
-    if any(chain != chains[0] for chain in chains):
+def _base_tensors(inputs: Inputs, *, dequantise: bool) -> BaseTensors:
+    stored = stored_tensors(inputs.base.folder)
+    empty = [name for name, tensor in stored.items() if 0 in tensor.shape]
+    if empty:
         raise ManifestError(
-            "the adapters were trained on different adapters: " + " / ".join(map(str, chains)),
-            place=FLAG,
-            fix="merge them one after another",
+            f"the base in {inputs.base.name} is empty: {empty[0]} has size 0 (and {len(empty) - 1} more)",
+            place="--base_model_name_or_path",
+            fix="it was saved without gathering ZeRO-3's shards; save it again from a checkpoint of its run",
         )
-    folders_before = chains[0]
-    if folders_before:
-        notice(f"the adapter was trained on top of {', '.join(map(str, folders_before))}, merged first")
-    return [[read_adapter(folder, 1.0, f"{level[0].folder}/hftune.json: base.adapters")] for folder in folders_before]
+    base = BaseTensors(dequantised(stored, inputs.config, inputs.base.name))
+    if dequantise or _needs_skeleton(inputs, base):
+        labels, trusted = inputs.scores, inputs.trust_remote_code
+        model = build_skeleton(inputs.base.folder, head=inputs.head, labels=labels, trust_remote_code=trusted)
+        unused = match_names(base, model)
+        if unused and inputs.scores is not None:
+            # Other models keep what they do not load, such as layers that predict a token further on.
+            base.left_out = set(unused)
+            notice(f"a reward model has no {', '.join(unused)}; not written")
+    if dequantise:
+        assert inputs.quantised is not None
+        _requantise(base, inputs.quantised)
+    return base
 
 
-def _labels(level: list[Adapter]) -> int | None:
-    last = level[-1]
-    if last.config.get("task_type") not in ("SEQ_CLS", "TOKEN_CLS") and last.manifest.get("head") != "score":
+def _needs_skeleton(inputs: Inputs, base: BaseTensors) -> bool:
+    """Whether names alone do not tell: heads and embeddings (which may be tied), experts, weights stored as (in, out).
+
+    A layer's own linear modules, which is what most adapters have, are stored under the names they have in memory.
+    """
+    if inputs.scores is not None or inputs.growth is not None:
+        return True
+    # (in, out) weights need the classes of modules, experts the parameters that a module has.
+    if any(adapter.config.get(key) for adapter in inputs.adapters for key in ("fan_in_fan_out", "target_parameters")):
+        return True
+    touched = [module.name for adapter in inputs.adapters for module in adapter.modules]
+    touched += [name for adapter in inputs.adapters for name in adapter.replaced]
+    in_layers = all(any(word.isdigit() for word in name.split(".")) for name in touched)
+    stored = {name.rpartition(".")[0] for name in base.stored} | base.stored.keys()
+    return not in_layers or any(name not in stored for name in touched)
+
+
+def _requantise(base: BaseTensors, how: Quantisation) -> None:
+    """Have the layers that training quantised be read as it saw them."""
+    linears = quantised_linears(base.skeleton, eight_bit=how.bits == 8)
+    for name in (where.stored for linear in linears for where in base.slices(f"{linear}.weight")):
+        stored = base.stored[name]
+        if isinstance(stored, StoredTensor):  # what is stored quantised already is as training saw it
+            base.stored[name] = requantised(stored, how)
+
+
+def _grown(inputs: Inputs, base: BaseTensors) -> Updates:
+    """Embeddings and head (and its bias) with the rows that training gave them."""
+    growth = inputs.growth
+    if growth is None:
+        return {}
+    names = [name for name in (base.embedding, *base.heads) if name]
+    return {name: [grow_rows(growth, shape)] for name in names if (shape := base.shape(name))}
+
+
+def _check_weights(base: BaseTensors, changes: Changes) -> None:
+    """Tensors that are not in the base cannot be blended."""
+    blended = (level for level in changes.levels if len(level) > 1 or level[0][0] != 1.0)
+    for name, updates in (item for level in blended for _, found in level for item in found.items()):
+        missing = not base.slices(name) and name not in base.tied
+        if missing or any(update.shape and update.shape != base.shape(name) for update in updates):
+            raise ManifestError(
+                f"{name} is not in the base (or of another size), so it cannot be blended with weights",
+                place="--adapter_weights",
+                fix="merge the adapter that brings it alone",
+            )
+
+
+# --- embeddings and head that are one tensor -------------------------------------------------------------------------
+
+
+def _untie(base: BaseTensors, changes: Changes, *, keep_tied: bool) -> set[str]:
+    """The tied parameters that become different tensors.
+
+    What counts is what training computed: peft trains one of two tied parameters without the other, unless it was told
+    to keep them together (`ensure_weight_tying`).
+    """
+    untied: set[str] = set()
+    for target, source in base.tied.items():
+        # Some checkpoints hold both; transformers then loads them as they are, whatever the config says.
+        if len(base.slices(target) + base.slices(source)) == 2 and not _same_values(base, target, source):
+            notice(f"the base has {target} and {source} apart, though its config ties them; the merged config says so")
+            untied |= {target, source}
+            continue
+        _share_updates(changes, source, target, keep_tied=keep_tied)
+        if not is_same(changes.of(target), changes.of(source)):
+            notice(
+                f"the adapter trained {_which(changes, target, source)}, which the base ties: "
+                "the merged model keeps them apart (tie_word_embeddings: false)"
+            )
+            untied |= {target, source}
+    return untied
+
+
+def _same_values(base: BaseTensors, target: str, source: str) -> bool:
+    return torch.equal(read_source(base.source(target)), read_source(base.source(source)))
+
+
+def _share_updates(changes: Changes, source: str, target: str, *, keep_tied: bool) -> None:
+    """Give the tied parameter the updates that peft gives it: single rows always, others if it was told to."""
+    for _, updates in chain.from_iterable(changes.levels):
+        mine = updates.get(source, [])
+        if mine and (keep_tied or all(update.key[0] == ROWS for update in mine)):
+            # peft has the matrices of the head transposed; on the one weight of both they are the same update.
+            updates[target] = mine
+
+
+def _which(changes: Changes, target: str, source: str) -> str:
+    if changes.of(target) and changes.of(source):
+        return f"{source} and {target} each for itself"
+    return f"{target} without {source}" if changes.of(target) else f"{source} without {target}"
+
+
+def _tied_source(base: BaseTensors, parameter: str) -> Source | None:
+    """The base's tensor of the parameter that a parameter is tied to."""
+    pairs = [order for pair in base.tied.items() for order in (pair, pair[::-1])]
+    return next((base.source(other) for own, other in pairs if own == parameter and base.slices(other)), None)
+
+
+# --- the merged model's tensors --------------------------------------------------------------------------------------
+
+
+def _outputs(base: BaseTensors, changes: Changes, untied: set[str], dtype: str | None) -> list[Output]:
+    """Every tensor to be written.
+
+    Args:
+        base: The base.
+        changes: What the adapters do.
+        untied: Parameters that the base ties and the merged model does not.
+        dtype: Of all floating point tensors; None: each keeps its own.
+    """
+    changed: dict[str, Output] = {}
+    tied = list(dict.fromkeys(chain.from_iterable(base.tied.items())))
+    for parameter in changes.parameters():
+        # A tied parameter without a tensor of its own is on disk under the other one's name, which changes alike.
+        if base.slices(parameter) or parameter not in tied or parameter in untied:
+            changed |= {output.name: output for output in _changed(base, changes, parameter, dtype)}
+    kept = [name for name in base.stored if name not in base.left_out]
+    tensors = [changed.pop(name) if name in changed else _unchanged(name, base.stored[name], dtype) for name in kept]
+    new = [output for output in changed.values() if output.name not in base.left_out]
+    # Copies of a tied tensor that stays as it was, under the name that is not on disk, while the other one changes.
+    for parameter in tied if untied else []:
+        source = _tied_source(base, parameter)
+        if source is not None and not base.slices(parameter) and not changes.of(parameter):
+            new.append(Output(parameter, _dtype(source.dtype, dtype), source.shape, source, new=True))
+    return tensors + new
+
+
+def _changed(base: BaseTensors, changes: Changes, parameter: str, dtype: str | None) -> Iterator[Output]:
+    """The tensors on disk that an updated parameter becomes."""
+    for where in base.slices(parameter):
+        source = base.stored[where.stored]
+        # An expert is a slice: what replaces the parameter has the shape of all of them.
+        shape = changes.shape(parameter, source.shape) if where.expert is None else source.shape
+        change = Change(changes.of(parameter), where, shape)
+        yield Output(where.stored, _dtype(source.dtype, dtype), shape, source, change)
+    if not base.slices(parameter):
+        before = base.shape(parameter)
+        assert before is not None
+        shape = changes.shape(parameter, before)
+        tied_to = _tied_source(base, parameter)
+        own = tied_to.dtype if tied_to is not None else _usual_dtype(base)
+        change = Change(changes.of(parameter), StoredSlice(parameter), shape)
+        yield Output(parameter, _dtype(own, dtype), shape, tied_to, change, new=True)
+
+
+def _unchanged(name: str, source: Source, dtype: str | None) -> Output:
+    return Output(name, _dtype(source.dtype, dtype), source.shape, source)
+
+
+def _dtype(own: str, asked: str | None) -> str:
+    return asked if asked and own in FLOATS else own
+
+
+def _usual_dtype(base: BaseTensors) -> str:
+    # Of a new score head: that of the first weight, as transformers would load the whole model in one dtype.
+    return next(tensor.dtype for tensor in base.stored.values() if tensor.dtype in FLOATS)
+
+
+def _new_vocab_size(base: BaseTensors, changes: Changes, tensors: list[Output]) -> int | None:
+    """Rows of embeddings that have grown with the adapter; None where they are those of the base.
+
+    Raises:
+        ManifestError: The head has other rows.
+    """
+    embedding = base.embedding
+    if embedding is None or embedding not in changes.parameters():
         return None
-    heads = [stored for name, stored in last.replaced.items() if name.endswith("score.weight")]
-    return heads[0].shape[0] if heads else len(STEP_LABELS) if _scores_steps(last) else 1
-
-
-def _scores_steps(adapter: Adapter) -> bool:
-    return adapter.config.get("task_type") == "TOKEN_CLS"
-
-
-def _settings(adapter: Adapter) -> Settings | None:
-    """How an hftune run quantised the base, from its manifest."""
-    how = adapter.manifest.get("quantisation")
-    if not how:
+    before = base.shape(embedding)
+    assert before is not None
+    after = changes.shape(embedding, before)
+    for head in (output for output in tensors if output.name.endswith(("lm_head.weight", "embed_out.weight"))):
+        if head.shape[0] != after[0]:
+            raise ManifestError(
+                f"the adapter has {after[0]} embeddings, and {head.name} would have {head.shape[0]} rows",
+                place=FLAG,
+                fix="train and save both: --lora_modules_to_save embed_tokens lm_head",
+            )
+    if after[0] == before[0]:
         return None
-    arguments = adapter.manifest.get("arguments", {})
-    training, model = arguments.get("training", {}), arguments.get("model", {})
-    compute = "bfloat16" if training.get("bf16") else "float16" if training.get("fp16") else "float32"
-    if model.get("dtype", "auto") != "auto":
-        compute = model["dtype"]
-    return Settings(int(how["bits"]), str(how.get("type")), bool(how.get("nested")), NAMES[getattr(torch, compute)])
-
-
-def _quantisation_problems(args: MergeArguments, level: list[Adapter]) -> Iterator[UserError]:
-    if args.merge_base == "dequantized" and not level[-1].manifest.get("quantisation"):
-        yield ArgumentError(
-            "the adapter's manifest names no quantisation, so there is nothing to dequantise",
-            place="--merge_base",
-            fix="leave it out; QLoRA adapters trained by hftune know theirs",
-        )
+    notice(f"the vocabulary has grown from {before[0]} to {after[0]} rows with the adapter's embeddings")
+    return after[0]

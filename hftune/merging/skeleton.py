@@ -8,22 +8,29 @@ Its own conversion rules are asked, so a checkpoint that transformers loads is a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ArgumentError
-from hftune.models.loading.config_sizes import check_config
+from hftune.merging.tensors import Source
 from hftune.models.loading.from_pretrained import from_config, pretrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightConverter
+
+
+class Unsupported(Exception):
+    """Something that hftune does not fold tensor by tensor, so that peft has to merge; the message says what."""
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stored tensor, and what it is of a parameter in memory.
+class StoredSlice:
+    """A stored tensor, and which slice of a parameter in memory it is.
 
     Args:
         stored: The name on disk.
@@ -39,151 +46,150 @@ class Piece:
 
 
 @dataclass
-class Skeleton:
-    """Names, shapes and kinds of a model's parameters, from its config alone.
+class BaseTensors:
+    """The base's tensors by the names they are stored under, and which parameters they are in memory.
 
     Args:
-        model: On the meta device.
-        pieces: Parameter name to the stored tensors that make it up.
-        unused: Stored tensors that this model does not have.
-        strange: Parameter name to how it is made from stored tensors, where hftune does not know that way.
+        stored: In the order of their bytes.
+        skeleton: The model on the meta device; None where names alone tell all that the adapters need.
+        converted: Parameter name to the stored tensors that make it up, where they have other names.
+        unsupported: Parameter name to how it is made from stored tensors, where hftune does not know that way.
+        left_out: Stored tensors that the merged model will not have.
     """
 
-    model: Any
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-    strange: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, Source]
+    skeleton: PreTrainedModel | None = None
+    converted: dict[str, list[StoredSlice]] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
 
     @property
     def tied(self) -> dict[str, str]:
         """Parameter to the one it is tied to, as config and class say."""
-        return dict(getattr(self.model, "all_tied_weights_keys", None) or {})
+        return dict(getattr(self.skeleton, "all_tied_weights_keys", None) or {})
 
     @property
     def embedding(self) -> str | None:
         """Name of the input embeddings' weight."""
-        wanted = self.model.get_input_embeddings()
-        return next((f"{name}.weight" for name, module in self.model.named_modules() if module is wanted), None)
+        names = self._names(self.skeleton.get_input_embeddings()) if self.skeleton is not None else []
+        return f"{names[0]}.weight" if names else None
 
     @property
     def heads(self) -> list[str]:
         """Names of the head's weight and bias."""
-        wanted = self.model.get_output_embeddings()
-        names = [name for name, module in self.model.named_modules() if wanted is not None and module is wanted]
-        return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
+        names = self._names(self.skeleton.get_output_embeddings()) if self.skeleton is not None else []
+        return [f"{name}.{parameter}" for name in names for parameter in ("weight", "bias")]
 
-    def module(self, name: str) -> Any:
-        """A module by its name; None where there is none."""
-        return dict(self.model.named_modules()).get(name)
+    def _names(self, wanted: Any) -> list[str]:
+        assert self.skeleton is not None
+        return [name for name, module in self.skeleton.named_modules() if wanted is not None and module is wanted]
 
-    def is_transposed(self, module: str) -> bool:
-        """Whether a linear module stores its weight as (in, out): transformers' Conv1D."""
-        return type(self.module(module)).__name__ == "Conv1D"
+    def module(self, name: str) -> torch.nn.Module | None:
+        """A module by its name; None where there is none, or no skeleton."""
+        return dict(self.skeleton.named_modules()).get(name) if self.skeleton is not None else None
+
+    def slices(self, parameter: str) -> list[StoredSlice]:
+        """The stored tensors of a parameter; none for one that is tied, new or unknown.
+
+        Raises:
+            Unsupported: It is made from stored tensors in a way that hftune does not know.
+        """
+        if parameter in self.stored:  # most have one name
+            return [StoredSlice(parameter)]
+        if parameter in self.unsupported:
+            raise Unsupported(f"{parameter} is made from stored tensors by {self.unsupported[parameter]}")
+        return self.converted.get(parameter, [])
+
+    def source(self, parameter: str) -> Source:
+        """The first stored tensor of a parameter that has some."""
+        return self.stored[self.slices(parameter)[0].stored]
+
+    def shape(self, parameter: str) -> tuple[int, ...] | None:
+        """The shape of a parameter in memory."""
+        if parameter in self.stored:
+            return self.stored[parameter].shape
+        found = None if self.skeleton is None else self.skeleton.state_dict().get(parameter)
+        return None if found is None else tuple(found.shape)
 
 
-def build_skeleton(
-    folder: Path,
-    stored: Iterable[str],
-    *,
-    scores: int | None = None,
-    head: str = "score",
-    trust_remote_code: bool = False,
-) -> Skeleton:
-    """The model of a checkpoint folder, and where its parameters are stored.
+def build_skeleton(folder: Path, *, head: str = "causal_lm", labels: int | None = None, trust_remote_code: bool) -> Any:
+    """The model of a checkpoint folder on the meta device.
 
     Args:
         folder: Holds config.json.
-        stored: Names of the tensors on disk.
-        scores: Labels of a reward model; None: a causal LM.
-        head: What scores they are, score or steps.
+        head: causal_lm, score or steps.
+        labels: Of a reward model.
         trust_remote_code: Run code that comes with the model.
 
     Raises:
         ArgumentError: transformers knows no such model.
     """
     import transformers
-    from transformers import AutoConfig
 
-    auto: Any = getattr(transformers, AUTO_CLASSES["causal_lm" if scores is None else head])
-    extra = {} if scores is None else {"num_labels": scores}
+    auto: Any = getattr(transformers, AUTO_CLASSES[head])
+    extra = {} if labels is None else {"num_labels": labels}
     try:
-        config = pretrained(AutoConfig, folder, trust_remote_code=trust_remote_code, **extra)
-        with torch.device("meta"):
-            model = from_config(auto, config, trust_remote_code=trust_remote_code)
+        config = pretrained(transformers.AutoConfig, folder, trust_remote_code=trust_remote_code, **extra)
+        with torch.device("meta"):  # parameters without values: seconds and no memory for 70B
+            return from_config(auto, config, trust_remote_code=trust_remote_code)
     except ValueError as error:
         raise ArgumentError(
             f"transformers cannot build the model of {folder}: {str(error).splitlines()[0]}",
             place="--base_model_name_or_path",
             fix="copy or download its config.json again; a model with code of its own needs --trust_remote_code",
         ) from error
-    skeleton = Skeleton(model)
-    _place(skeleton, stored)
-    return skeleton
 
 
-def _place(skeleton: Skeleton, stored: Iterable[str]) -> None:
-    """Ask transformers' conversion rules (transformers.core_model_loading) for each stored name."""
+def match_names(base: BaseTensors, model: PreTrainedModel) -> list[str]:
+    """Give the base its skeleton, asking transformers' conversion rules (core_model_loading) for each stored name.
+
+    Returns:
+        Stored names that the model has no parameter for.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-    transforms = get_model_conversion_mapping(skeleton.model)
+    base.skeleton = model
+    transforms = get_model_conversion_mapping(model)
     renamings = [rule for rule in transforms if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in transforms if isinstance(rule, WeightConverter)]
-    parameters = skeleton.model.state_dict()
-    for name in stored:
-        target, pattern = rename_source_key(name, renamings, converters, skeleton.model.base_model_prefix, parameters)
+    parameters, unused = model.state_dict(), []
+    for name in base.stored:
+        target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, parameters)
         if target not in parameters:
-            skeleton.unused.append(name)
+            unused.append(name)
         elif pattern is None:
-            skeleton.pieces.setdefault(target, []).append(Piece(name))
+            base.converted.setdefault(target, []).append(StoredSlice(name))
         else:
             rule = next(rule for rule in converters if pattern in rule.source_patterns)
-            _place_converted(skeleton, name, target, pattern, rule)
+            _match_converted(base, name, target, pattern, rule)
+    return unused
 
 
-def _place_converted(skeleton: Skeleton, name: str, target: str, pattern: str, rule: Any) -> None:
-    made = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in rule.operations]
+def _match_converted(base: BaseTensors, name: str, target: str, pattern: str, rule: WeightConverter) -> None:
+    """A stored tensor that is an expert, or a half of one, of a fused parameter; any other conversion is noted."""
+    operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in rule.operations]
+    # Experts stacked along the first dimension, and gate above up within each: how every MoE of transformers 5 does it.
     fused = [("MergeModulelist", 0), ("Concatenate", 1)]
-    index = re.search(pattern.replace(".", r"\.").replace("*", r"(\d+)"), _tail(name, pattern))
-    if index is None or made not in (fused, fused[:1]) or len(rule.target_patterns) != 1:
-        skeleton.strange[target] = " and ".join(kind for kind, _ in made)
+    # Only the end of the name is what the pattern describes: renamings may have changed what is before it.
+    end = "." + ".".join(name.split(".")[-len(pattern.strip(".").split(".")) :])
+    index = re.search(pattern.replace(".", r"\.").replace("*", r"(\d+)"), end)
+    if index is None or operations not in (fused, fused[:1]) or len(rule.target_patterns) != 1:
+        base.unsupported[target] = " and ".join(kind for kind, _ in operations)
         return
-    piece = Piece(name, int(index[1]), rule.source_patterns.index(pattern), len(rule.source_patterns))
-    skeleton.pieces.setdefault(target, []).append(piece)
+    part, parts = rule.source_patterns.index(pattern), len(rule.source_patterns)
+    base.converted.setdefault(target, []).append(StoredSlice(name, int(index[1]), part, parts))
 
 
-def _tail(name: str, pattern: str) -> str:
-    """The end of a stored name that a pattern describes: renamings may have changed what is before it."""
-    return "." + ".".join(name.split(".")[-len(pattern.strip(".").split(".")) :])
-
-
-def quantised_linears(model: Any, *, eight_bit: bool) -> list[str]:
-    """Names of the modules that bitsandbytes quantises when hftune loads a model (`models/loading/quantization`).
-
-    transformers keeps heads whole (quantizers.base.get_keys_to_not_convert); in 8 bit hftune names them itself.
-    """
+def quantised_linears(model: PreTrainedModel, *, eight_bit: bool) -> list[str]:
+    """Names of the modules that bitsandbytes quantises when hftune loads a model (`models/loading/quantization`)."""
     from transformers.quantizers.base import get_keys_to_not_convert
     from transformers.quantizers.quantizers_utils import should_convert_module
 
+    # transformers keeps heads whole; in 8 bit hftune names them itself.
     whole = ["lm_head", "score"] if eight_bit else get_keys_to_not_convert(model)
     return [
         name
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and should_convert_module(name, whole)
     ]
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as it lies there.
-
-    Raises:
-        ArgumentError: There is none, or it is none of a model.
-    """
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ArgumentError(
-            f"no model could be loaded from {folder}: it has no config.json",
-            place="--base_model_name_or_path",
-            fix="give the folder or Hub name of the base",
-        )
-    return check_config(folder, "--base_model_name_or_path")

@@ -1,17 +1,29 @@
-"""Whether a merged model says the same as base + adapter."""
+"""Whether a merged model says the same as base + adapter: both are loaded, one after another, and asked the same."""
 
 from __future__ import annotations
 
+import gc
+import tempfile
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from hftune.constants import AUTO_CLASSES
 from hftune.errors import ManifestError
+from hftune.logging import get_logger, notice
+from hftune.merging.inputs import has_tokenizer
+from hftune.merging.plan import Plan, plan_merge
+from hftune.merging.write import write_model
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.on_demand import on_demand
+from hftune.weight_files import stored_tensors
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PROMPTS = (
     "Who are you?",
@@ -22,6 +34,104 @@ PROMPTS = (
 # Mean difference over the logits' root mean square. Measured over the architectures of the tests, float32 stays below
 # 1e-6 and bfloat16 below 2e-2; a transposed, missing or doubled update is above 1e-1.
 LIMIT_FLOAT32, LIMIT_HALF = 1e-4, 1e-1
+_LOAD = "hftune.merging.peft_model:load_adapted"
+"""Imports peft, which takes seconds."""
+VERIFY_PARAMETERS = 1_000_000_000
+"""Above this many, logits are compared on demand only: it takes longer than the merge."""
+
+
+def verify_merge(
+    plan: Plan, folder: Path, *, verify: str = "auto", max_shard_size: str | None = None
+) -> dict[str, Any] | None:
+    """Compare with base + adapter where that was asked for, or costs little.
+
+    Args:
+        plan: Of the merge.
+        folder: The merged model.
+        verify: true, false, or auto.
+        max_shard_size: For the other form of a quantised base, which is merged next to it and thrown away.
+
+    Returns:
+        Largest and mean difference of logits, agreement of greedy answers; None where nothing was compared.
+
+    Raises:
+        ManifestError: It does not load strictly, or says something else.
+    """
+    with_tokenizer = has_tokenizer(folder)
+    reason = _too_large(folder) if with_tokenizer else "there is no tokenizer for the prompts"
+    if verify == "false" or not with_tokenizer or (verify == "auto" and reason):
+        why = reason or "--verify False"
+        notice(f"names, shapes and finite values were checked; logits were not compared ({why})")
+        return None
+    return _compare_with_adapters(plan, folder, max_shard_size)
+
+
+def _too_large(folder: Path) -> str | None:
+    parameters = sum(prod(stored.shape) for stored in stored_tensors(folder).values())
+    if parameters >= VERIFY_PARAMETERS:
+        return f"{parameters / 1e9:.1f} billion parameters; --verify True does it all the same"
+    needed = 6 * parameters  # float32, and half as much again for activations and the cache of generation
+    if needed > psutil.virtual_memory().available:
+        return f"{needed / 1e9:.1f} GB of memory are not there; --verify True tries it all the same"
+    return None
+
+
+def _compare_with_adapters(plan: Plan, folder: Path, max_shard_size: str | None) -> dict[str, Any] | None:
+    from transformers import AutoTokenizer
+
+    inputs = plan.inputs
+    options: dict[str, Any] = {"trust_remote_code": inputs.trust_remote_code}
+    tokenizer = pretrained(AutoTokenizer, folder, **options)
+    if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
+        options["gguf_file"] = inputs.base.gguf_file
+    source = pretrained(AutoTokenizer, inputs.tokenizer, **options)
+    if tokenizer.chat_template != source.chat_template:
+        raise ManifestError("the merged model has another chat template", place="--verify", fix="please report it")
+    # The merged model first: it is loaded strictly even where there is nothing to compare it with.
+    said = _answers(plan, folder, tokenizer)
+    if not inputs.comparable:
+        notice("the merged model loads strictly; peft cannot weigh what these adapters trained in full, so no logits")
+        return None
+    if inputs.quantised is not None:
+        return _compare_both_bases(plan, folder.parent, said, tokenizer, max_shard_size)
+    comparison = compare(answer(on_demand(_LOAD)(plan), tokenizer), said)
+    get_logger().info("verified: %s", comparison)
+    judge(comparison, half=_is_half(plan))
+    return comparison.to_dict()
+
+
+def _answers(plan: Plan, folder: Path, tokenizer: PreTrainedTokenizerBase) -> Answers:
+    model = reload_strictly(folder, head=plan.inputs.head, trust_remote_code=plan.inputs.trust_remote_code)
+    said = answer(model, tokenizer)
+    del model
+    gc.collect()  # modules refer to one another in circles; the next model needs the memory
+    return said
+
+
+def _compare_both_bases(
+    plan: Plan, parent: Path, said: Answers, tokenizer: PreTrainedTokenizerBase, max_shard_size: str | None
+) -> dict[str, Any]:
+    """What training saw, compared with this merge and with the one into the other form of the base; both are said."""
+    trained = answer(on_demand(_LOAD)(plan, quantised=True), tokenizer)
+    own = compare(trained, said)
+    other_plan = plan_merge(plan.inputs, dequantise=not plan.dequantise)
+    with tempfile.TemporaryDirectory(dir=parent, prefix="other-") as other:
+        write_model(other_plan, Path(other), max_shard_size)
+        compared = compare(trained, _answers(other_plan, Path(other), tokenizer))
+    names = ("dequantized", "original") if plan.dequantise else ("original", "dequantized")
+    for name, found, where in zip(names, (own, compared), ("this merge", "not written"), strict=True):
+        get_logger().info("verified against training, --merge_base %s (%s): %s", name, where, found)
+    # Not judged: either differs from what training saw by what quantisation cost.
+    return own.to_dict() | {"merge_base": {names[0]: own.to_dict(), names[1]: compared.to_dict()}}
+
+
+def _is_half(plan: Plan) -> bool:
+    if plan.outputs is None:
+        return True
+    return any(output.dtype in ("BF16", "F16") for output in plan.outputs.tensors)
+
+
+# --- what a model says -----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -69,6 +179,7 @@ def answer(model: Any, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 
     generates = not hasattr(model, "score")
     with torch.no_grad():
         for number, prompt in enumerate(PROMPTS):
+            # Every other prompt as chat, and the others plain: a wrong template would hide in either alone.
             text = _in_template(tokenizer, prompt) if tokenizer.chat_template and number % 2 == 0 else prompt
             inputs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
             said.logits.append(model(**inputs).logits[0].float())
@@ -91,6 +202,7 @@ def compare(before: Answers, after: Answers) -> Comparison:
     differences = torch.cat([(a - b).abs().flatten() for a, b in pairs])
     same = torch.cat([(a.argmax(-1) == b.argmax(-1)).flatten() for a, b in pairs])
     greedy = [a == b for a, b in zip(before.greedy, after.greedy, strict=True)]
+    # Relative to the logits: their size differs by orders of magnitude between architectures.
     size = torch.cat([a.flatten() for a, _ in pairs]).square().mean().sqrt()
     return Comparison(
         largest=float(differences.max()),
@@ -132,6 +244,7 @@ def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code:
     model, info = pretrained(
         auto, folder, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
+    # All kinds of transformers' loading report: missing, unexpected, mismatched keys, and error messages.
     wrong = {kind: sorted(map(str, names)) for kind, names in info.items() if names}
     if wrong:
         raise ManifestError(
@@ -148,6 +261,7 @@ def _check_ties(model: Any) -> None:
     asked = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if head is None or model.get_input_embeddings() is None:
         return
+    # By memory, not by config: transformers ties in silence what it takes for tied.
     tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     if tied != bool(asked):
         raise ManifestError(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.checkpoints.manifest import read_manifest
+from hftune.checkpoints.adapter_chain import check_recorded_base
 from hftune.errors import ManifestError, UserError
-from hftune.logging import notice
-from hftune.opening.model_files import read_checked
 from hftune.path_hints import not_an_adapter
-from hftune.weight_files import fingerprint, weight_shapes
+from hftune.weight_files import weight_shapes
 
 _PEFT_PREFIX = "base_model.model."
 
@@ -27,24 +25,6 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
         return
     yield from _shape_problems(base, adapter, flag)
     yield from check_recorded_base(base, adapter, flag)
-
-
-def check_recorded_base(base: str, adapter: str, flag: str) -> Iterator[UserError]:
-    """The same without the shapes, for those who compare them on their own."""
-    manifest = read_manifest(adapter) or {}
-    recorded = manifest.get("base") or {}
-    known = str(recorded.get("fingerprint", ""))
-    if known and not known.startswith("hub:") and Path(base).is_dir():
-        if known != fingerprint(base):
-            yield ManifestError(
-                f"the adapter in {adapter} was trained on other weights than those in {base}",
-                place=f"{flag}: base fingerprint {known}",
-                fix=f"use the base it was trained on: {recorded.get('name')}",
-            )
-        return
-    named = read_checked(Path(adapter) / "adapter_config.json").get("base_model_name_or_path")
-    if named and Path(named).name != Path(base).name:
-        notice(f"the adapter in {adapter} names the base {named}, here it is used on {base}")
 
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:

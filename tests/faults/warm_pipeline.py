@@ -34,7 +34,7 @@ MODULES = (
     "hftune.data.preferences.pairs",
     "hftune.tools.scoring.ask",
     "hftune.merging.merge",
-    "hftune.merging.trial",
+    "hftune.merging.peft_model",
     "hftune.trainers.rewards.loading",
 )
 

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hftune.errors import UserError
-from hftune.merging.companions import describe_tokenizer
-from hftune.merging.reference import load_adapter as load_to_merge
+from hftune.merging.model_config import describe_tokenizer
+from hftune.merging.peft_model import load_adapter as load_to_merge
 from hftune.models.adapters.folding import load_adapter
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.tools.vocabulary.domain import domain_tokens

@@ -21,7 +21,9 @@ from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.parser import HftuneParser
 from hftune.errors import ArgumentError, UserError
-from hftune.merging import companions, reference, skeleton, verify
+from hftune.merging import model_config, peft_model, skeleton, verify
+from hftune.merging.inputs import BaseFolder, Inputs
+from hftune.merging.plan import Plan
 from hftune.models.loading import config as configs
 from hftune.models.loading import skeleton as planned
 from hftune.models.loading.causal_lm import load_causal_lm
@@ -137,9 +139,7 @@ def _drawn(folder: Path) -> Any:
 
 
 def _plan(folder: Path) -> Any:
-    located = SimpleNamespace(folder=folder, name=str(folder), gguf_file=None)
-    nothing = dict.fromkeys(("scores", "quantised", "growth", "outputs"))
-    return SimpleNamespace(base=located, head="causal_lm", rope={}, trust_remote_code=False, **nothing)
+    return Plan(Inputs(BaseFolder(str(folder), folder), config={}, levels=[], tokenizer=folder))
 
 
 def _asked(folder: Path) -> Any:
@@ -161,12 +161,12 @@ LOADERS: dict[str, Callable[[Path], Any]] = {
     "run_sft.py --from_config": _drawn,
     "its config": _config,
     "hftune plan": _planned,
-    "the merge's skeleton": lambda folder: skeleton.build_skeleton(folder, []),
-    "peft's merge": lambda folder: reference.load_base(_plan(folder)),
+    "the merge's skeleton": lambda folder: skeleton.build_skeleton(folder, trust_remote_code=False),
+    "peft's merge": lambda folder: peft_model.load_base(_plan(folder)),
     "a merge's verification": verify.reload_strictly,
     "an export's comparison": compared.load,
     "its tokenizer in a comparison": lambda folder: compared.logits_of(_Model(), folder),
-    "a pad token": companions.pad_token_id,
+    "a pad token": model_config.pad_token_id,
     "extracting a LoRA": lambda folder: extract._is_tied(folder, False),
     "a reward's head": lambda folder: loading.reward_head(str(folder)),
     "a reward model": lambda folder: loading.load_reward_model(str(folder), torch.float32),

@@ -15,18 +15,17 @@ from datasets import Dataset
 
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.export import GgufArguments, QuantisedArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.data.corpus import sources as parts
 from hftune.data.corpus.sources import TokenizedSource, take
 from hftune.data.readers.specs import parse_sources
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
-from hftune.merging.plan import plan_merge
-from hftune.merging.skeleton import read_config
+from hftune.merging.inputs import read_config, read_inputs
 from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
 from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight.checks import check_run
+from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load
 from hftune.tools.vocabulary.arguments import VocabArguments
@@ -229,4 +228,4 @@ def test_a_number_beyond_its_range(name: str, where: str, tmp_path: Path) -> Non
 def test_weights_of_a_merge(tmp_path: Path) -> None:
     for weights in ("nan,1", "inf,1", "1,-inf"):
         with pytest.raises(UserError, match="a weight lies between -1000 and 1000"):
-            plan_merge(MergeArguments(peft_model_path="a,b", adapter_weights=weights, output_dir=str(tmp_path / "o")))
+            read_inputs(MergeArguments(peft_model_path="a,b", adapter_weights=weights, output_dir=str(tmp_path / "o")))

@@ -160,7 +160,7 @@ def test_other_ranks_do_not_draw(run_main) -> None:
 def test_the_page_of_help_is_shown(run_main) -> None:
     """argparse prints it to standard output."""
     code, shown, _ = run_main(
-        "from hftune.arguments.parser import HftuneParser\nfrom hftune.tools.scoring.arguments import AskArguments\n"
+        "from hftune.arguments.parser import HftuneParser\nfrom hftune.arguments.asking import AskArguments\n"
         "HftuneParser([AskArguments]).parse(['--help'])"
     )
     assert code == 0 and "--questions" in shown

@@ -1,24 +1,18 @@
-"""A model takes more tokens: from two tokenizers to a `Growth`, and from a growth to embeddings, head and config."""
+"""What a run adds to a vocabulary: from two tokenizers to a `Growth`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.loading.tokenizer import load_plain_tokenizer
-from hftune.models.vocabulary.growth import Growth, recorded_growth
-from hftune.models.vocabulary.resized_rows import resized_rows
-from hftune.models.vocabulary.size import manifest_of, vocabulary_rows
+from hftune.models.vocabulary.grown_model import grow, grow_as_recorded
+from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary.size import vocabulary_rows
 
 
 def grow_for_run(
@@ -50,14 +44,6 @@ def grow_for_run(
         grow(model, growth)
     else:
         notice(f"vocabulary: the model has rows for its {len(tokenizer)} tokens already, it does not grow")
-
-
-def grow_as_recorded(model: PreTrainedModel, adapters: Sequence[str | Path]) -> None:
-    """Give a base the rows that a chain of adapters was trained with; nothing where none recorded a growth."""
-    growths = [growth for growth in (recorded_growth(manifest_of(folder)) for folder in adapters) if growth is not None]
-    if growths:
-        # Each adapter above the one that added tokens records the same growth of the base.
-        grow(model, growths[0])
 
 
 def plan_growth(
@@ -113,80 +99,3 @@ def pieces_of(token: str, base: PreTrainedTokenizerBase, tokenizer: PreTrainedTo
         return base.encode(token, add_special_tokens=False)  # such as `<tool>`, which is text
     # Not as text: a byte-level token may be half a character.
     return [piece.id for piece in base.backend_tokenizer.model.tokenize(token)]
-
-
-def grow(model: PreTrainedModel, growth: Growth) -> None:
-    """Give embeddings, head and config of a loaded model the rows of `growth`, in place.
-
-    Under ZeRO-3 the old rows are gathered; the new weight is whole on every rank until the engine partitions it.
-
-    Raises:
-        ArgumentError: Embeddings that are quantised, or a model with more tables a token than these.
-    """
-    inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
-    _refuse_what_cannot_grow(model, growth)
-    # Asked before the first of them grows: afterwards they are two parameters whatever they were.
-    tied = head is not None and head.weight is inputs.weight
-    _grow_module(inputs, growth)
-    inputs.num_embeddings = growth.rows
-    if head is not None:
-        if tied:
-            head.weight = inputs.weight
-            _grow_parameter(head, "bias", growth)
-        else:
-            _grow_module(head, growth)
-        head.out_features = growth.rows
-    _tell_size(model, growth)
-    _forbid_padding(model, growth)
-    model.vocabulary_growth = growth
-    added = f"{len(growth.ids)} new tokens ({growth.init})" if growth.ids else "no new token"
-    notice(f"vocabulary: {growth.base_rows} rows become {growth.rows}, {added}; tied: {tied}")
-
-
-def _grow_module(module: nn.Module, growth: Growth) -> None:
-    _grow_parameter(module, "weight", growth)
-    _grow_parameter(module, "bias", growth)
-
-
-def _grow_parameter(module: nn.Module, name: str, growth: Growth) -> None:
-    old = getattr(module, name, None)
-    if old is None:
-        return
-    with zero.gathered([old]), torch.no_grad():
-        new = resized_rows(old, growth)
-    setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
-
-
-def _tell_size(model: PreTrainedModel, growth: Growth) -> None:
-    """Write the number of rows wherever it is kept: in configs, and in modules whose loss reads their `vocab_size`."""
-    for config in {id(one): one for one in (model.config, model.config.get_text_config())}.values():
-        if getattr(config, "vocab_size", None) is not None:
-            config.vocab_size = growth.rows
-    for module in model.modules():
-        if module.__dict__.get("vocab_size") == growth.base_rows:
-            module.vocab_size = growth.rows
-
-
-def _refuse_what_cannot_grow(model: PreTrainedModel, growth: Growth) -> None:
-    inputs = model.get_input_embeddings()
-    if not inputs.weight.dtype.is_floating_point:
-        raise ArgumentError(
-            "the embeddings are quantised, new rows cannot be written into them",
-            place="--add_tokens",
-            fix="add the tokens to the original model first: hftune vocab add",
-        )
-    for name, module in model.named_modules():
-        rows = module.num_embeddings if isinstance(module, nn.Embedding) and module is not inputs else 0
-        if rows == growth.base_rows:
-            raise ArgumentError(
-                f"{model.config.model_type} has a second table with a row a token ({name})",
-                place="--add_tokens",
-                fix="its vocabulary cannot grow; use the tokenizer as it is",
-            )
-
-
-def _forbid_padding(model: PreTrainedModel, growth: Growth) -> None:
-    """Keep rows behind the last token from being sampled, by the generation config that is saved with the model."""
-    last = max([growth.base_tokens - 1, *growth.ids])
-    if last + 1 < growth.rows and getattr(model, "generation_config", None) is not None:
-        model.generation_config.suppress_tokens = list(range(last + 1, growth.rows))

@@ -1,4 +1,4 @@
-"""A LoRA adapter as vLLM takes it beside its base (`--enable-lora --lora-modules NAME=FOLDER`), or the reason why not.
+"""A LoRA adapter as vLLM takes it alongside its base (`--enable-lora --lora-modules NAME=FOLDER`), or why not.
 
 vLLM's loader (vllm/lora/peft_helper.py, lora_model.py, utils.py) reads `r`, `lora_alpha` and the low-rank matrices, and
 nothing else: patterns of ranks and scales, rows, magnitudes and biases are errors there, or passed over.
@@ -15,16 +15,16 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from hftune.arguments.export import ServedAdapterArguments
 from hftune.checkpoints.adapter_chain import recorded_chain
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
-from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter, Part, read_adapter
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, AdaptedModule, Adapter, read_adapter
 from hftune.merging.tensors import close_files, read_tensor
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.growth import recorded_growth
 from hftune.preflight.bases import check_adapter_fits
+from hftune.tools.export.arguments import ServedAdapterArguments
 from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors
 
@@ -35,7 +35,7 @@ _TABLES = ("embed_tokens", "lm_head")
 
 
 def check_served_adapter(folder: Path, args: ServedAdapterArguments) -> Iterator[UserError]:
-    """Problems of serving the adapter in `folder` beside its base."""
+    """Problems of serving the adapter in `folder` alongside its base."""
     try:
         adapter = read_adapter(folder, 1.0, _FLAG)
     except UserError as error:
@@ -65,9 +65,9 @@ def base_of(adapter: Adapter, args: ServedAdapterArguments) -> str:
 
 
 def _reasons(adapter: Adapter, base: str) -> Iterator[str]:
-    unknown = adapter.unknown()
-    if unknown:
-        yield unknown
+    unsupported = adapter.unsupported()
+    if unsupported:
+        yield unsupported
         return
     config = adapter.config
     if config.get("use_dora"):
@@ -89,14 +89,14 @@ def _reasons_of_tensors(adapter: Adapter, base: str) -> Iterator[str]:
     whole = sorted(_replaced(adapter, base))
     if whole:
         yield f"it has weights trained whole ({', '.join(whole[:3])}{', ...' if len(whole) > 3 else ''})"
-    if any("trainable_tokens_delta" in part.tensors for part in adapter.parts):
+    if any("trainable_tokens_delta" in module.tensors for module in adapter.modules):
         yield "it has single tokens trained whole"
     if recorded_growth(adapter.manifest) is not None:
         yield "its vocabulary has grown beyond that of its base"
-    tables = sorted({name for part in adapter.parts for name in _TABLES if part.module.endswith(name)})
+    tables = sorted({name for module in adapter.modules for name in _TABLES if module.name.endswith(name)})
     if tables and f"{_TABLES[1]}.weight" not in stored_tensors(base):
         yield f"it adapts {' and '.join(tables)}, which are one matrix in its base"
-    rank = max((_rank(part) for part in adapter.parts if _is_low_rank(part)), default=0)
+    rank = max((_rank(module) for module in adapter.modules if any(module.matrices)), default=0)
     if rank > LARGEST_RANK:
         yield f"its rank is {rank}, vLLM takes {LARGEST_RANK} at most"
 
@@ -126,7 +126,7 @@ def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArgument
     base = base_of(adapter, args)
     rank, alpha, tensors = _plain(adapter)
     output.mkdir(parents=True, exist_ok=True)
-    modules = sorted(part.module for part in adapter.parts)
+    modules = sorted(module.name for module in adapter.modules)
     LoraConfig(
         r=rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,  # type: ignore[arg-type]
@@ -146,34 +146,33 @@ def write_served_adapter(folder: Path, output: Path, args: ServedAdapterArgument
     return figures | (_difference(base, folder, output, args) if args.verify and local else {})
 
 
-def _is_low_rank(part: Part) -> bool:
-    return any(name.startswith("lora_") and name.endswith("A") for name in part.tensors)
+def _matrices(module: AdaptedModule) -> tuple[StoredTensor, StoredTensor]:
+    a, b = module.matrices
+    assert a is not None and b is not None, f"{module.name} has no low-rank matrices"
+    return a, b
 
 
-def _matrices(part: Part) -> tuple[StoredTensor, StoredTensor]:
-    first, second = ("lora_embedding_A", "lora_embedding_B") if part.embedding else ("lora_A", "lora_B")
-    return part.tensors[first], part.tensors[second]
-
-
-def _rank(part: Part) -> int:
-    return _matrices(part)[0].shape[0]
+def _rank(module: AdaptedModule) -> int:
+    return _matrices(module)[0].shape[0]
 
 
 def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
     """Rank, alpha and tensors that mean the same without patterns and rsLoRA: W + alpha/rank B A for every module."""
-    scales = {part.module: adapter.scale(part.module, _rank(part)) for part in adapter.parts}
-    ranks = {part.module: _rank(part) for part in adapter.parts}
+    scales = {module.name: adapter.scale(module.name, _rank(module)) for module in adapter.modules}
+    ranks = {module.name: _rank(module) for module in adapter.modules}
     rank = max(ranks.values())
     alike = len(set(scales.values())) == len(set(ranks.values())) == 1
     alpha = next(iter(scales.values())) * rank if alike else float(rank)
     tensors: dict[str, torch.Tensor] = {}
-    for part in adapter.parts:
-        down, up = map(read_tensor, _matrices(part))
+    for module in adapter.modules:
+        down, up = map(read_tensor, _matrices(module))
         if not alike:
             down = torch.nn.functional.pad(down, (0, 0, 0, rank - down.shape[0]))
-            up = torch.nn.functional.pad((up.float() * scales[part.module]).to(up.dtype), (0, rank - up.shape[1]))
-        suffixes = ("lora_embedding_A", "lora_embedding_B") if part.embedding else ("lora_A.weight", "lora_B.weight")
-        tensors |= {f"{PREFIX}{part.module}.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
+            up = torch.nn.functional.pad((up.float() * scales[module.name]).to(up.dtype), (0, rank - up.shape[1]))
+        suffixes = (
+            ("lora_embedding_A", "lora_embedding_B") if module.is_embedding else ("lora_A.weight", "lora_B.weight")
+        )
+        tensors |= {f"{PREFIX}{module.name}.{name}": value for name, value in zip(suffixes, (down, up), strict=True)}
     close_files()
     return rank, alpha, tensors
 
@@ -181,7 +180,7 @@ def _plain(adapter: Adapter) -> tuple[int, float, dict[str, torch.Tensor]]:
 def _say(adapter: Adapter, base: str, rank: int, output: str) -> None:
     if adapter.manifest.get("quantisation"):
         notice("the adapter was trained on a quantised base; vLLM puts it on the whole one unless it quantises as well")
-    if any(part.module.endswith(_TABLES) for part in adapter.parts):
+    if any(module.name.endswith(_TABLES) for module in adapter.modules):
         notice("the adapter changes embeddings or head, which vLLM takes for some architectures only")
     if extra := sorted(adapter.replaced):
         notice(f"left out, as they are those of the base: {', '.join(extra)}")

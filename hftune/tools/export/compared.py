@@ -1,4 +1,4 @@
-"""How far what was exported is from what it was made of."""
+"""How far the logits of what was exported are from those of the model it was made from."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def join(first: Path, target: Path) -> Path:
     """Several GGUF files as one, for readers that know of one alone.
 
     Args:
-        first: NAME-00001-of-0000N.gguf; the others lie beside it.
+        first: NAME-00001-of-0000N.gguf; the others lie next to it.
         target: The file to write.
     """
     stem = first.name.rsplit("-00001-of-", 1)[0]
@@ -90,17 +90,17 @@ def logits_of(model: Any, tokenizer_folder: Path, trust_remote_code: bool = Fals
 def distance(before: list[torch.Tensor], after: list[torch.Tensor]) -> dict[str, float]:
     """Largest and mean difference of logits, the mean in standard deviations, and how often both choose one token."""
     pairs = list(zip(before, after, strict=True))
-    apart = torch.cat([(a - b).abs().flatten() for a, b in pairs])
+    differences = torch.cat([(a - b).abs().flatten() for a, b in pairs])
     same = torch.cat([a.argmax(-1) == b.argmax(-1) for a, b in pairs])
     return {
-        "logits_largest_difference": float(apart.max()),
-        "logits_mean_difference": float(apart.mean()),
-        "logits_relative_difference": float(apart.mean() / torch.cat([a.flatten() for a in before]).std()),
+        "logits_largest_difference": float(differences.max()),
+        "logits_mean_difference": float(differences.mean()),
+        "logits_relative_difference": float(differences.mean() / torch.cat([a.flatten() for a in before]).std()),
         "same_choice": float(same.float().mean()),
     }
 
 
-def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
+def check_distance(figures: dict[str, Any], kind: str) -> None:
     """Stop before a wrong result is published.
 
     Args:
@@ -110,10 +110,10 @@ def refuse_if_apart(figures: dict[str, Any], kind: str) -> None:
     Raises:
         UserError: The result says something else than the model.
     """
-    apart, largest = figures.get("logits_relative_difference"), LARGEST_DIFFERENCE.get(kind)
-    if apart is not None and largest is not None and apart > largest:
+    relative, largest = figures.get("logits_relative_difference"), LARGEST_DIFFERENCE.get(kind)
+    if relative is not None and largest is not None and relative > largest:
         raise UserError(
-            f"the {kind} result does not say what the model says: its logits are off by {apart:.2f} of their spread",
+            f"the {kind} result does not say what the model says: its logits are off by {relative:.2f} of their spread",
             place="--verify",
             fix="report it with the model's config.json; nothing was written",
         )

@@ -95,7 +95,7 @@ def save_extracted(
 ) -> None:
     """Write the adapter as peft does: `adapter_config.json` and `adapter_model.safetensors`."""
     tied = _is_tied(Path(base), trust_remote_code) and "embed_tokens" in found.whole
-    if tied:  # peft keeps the tied head beside the embedding
+    if tied:  # peft saves the tied head next to the embedding
         embedding = next(tensor for name, tensor in found.tensors.items() if name.endswith("embed_tokens.weight"))
         found.tensors["base_model.model.lm_head.weight"] = embedding.clone()
     config = LoraConfig(

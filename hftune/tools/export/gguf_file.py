@@ -20,14 +20,13 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hftune.errors import ArgumentError, raise_together
 from hftune.logging import notice
-from hftune.merging.shards import parse_size
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.safetensors_file import open_tensors
 from hftune.tools.export import architectures
 from hftune.tools.export.architectures import Architecture
 from hftune.tools.export.limits import check_llama_cpp
 from hftune.tools.export.vocabulary import read_vocabulary
-from hftune.weight_files import read_header, weight_files
+from hftune.weight_files import parse_size, read_header, weight_files
 
 TYPES: dict[str, Type] = {
     "f32": Type.F32,
@@ -54,7 +53,7 @@ Reader = Callable[[], torch.Tensor]
 
 
 @dataclass
-class Piece:
+class GgufTensor:
     """One tensor of the file, read when its turn comes.
 
     Attributes:
@@ -112,8 +111,8 @@ def write_gguf(
     raise_together(check_llama_cpp(config))
     tokenizer = pretrained(AutoTokenizer, folder, trust_remote_code=trust_remote_code)
     chosen = TYPES[outtype] if outtype != "auto" else _checkpoint_type(folder)
-    pieces = list(_pieces(folder, config, known, chosen))
-    rows = next(piece.shape[0] for piece in pieces if piece.name == "token_embd.weight")
+    tensors = list(_gguf_tensors(folder, config, known, chosen))
+    rows = next(tensor.shape[0] for tensor in tensors if tensor.name == "token_embd.weight")
     writer = gguf.GGUFWriter(None, known.name, split_max_size=parse_size(max_shard_size) if max_shard_size else 0)
     writer.add_name(folder.resolve().name)
     writer.add_file_type(_FILE_TYPES[chosen])
@@ -121,34 +120,34 @@ def write_gguf(
     architectures.add_parameters(writer, config, known, rows)
     adds_bos = tokenizer("a").input_ids[:1] == [tokenizer.bos_token_id]
     read_vocabulary(folder, rows).write(writer, folder, adds_bos=adds_bos)
-    files = _write(writer, pieces, file)
-    _say_what_stayed_wider(pieces, chosen)
+    files = _write(writer, tensors, file)
+    _say_what_stayed_wider(tensors, chosen)
     return {
         "architecture": known.name,
         "type": chosen.name.lower(),
-        "tensors": len(pieces),
+        "tensors": len(tensors),
         "rows": rows,
         "files": [written.name for written in files],
         "bytes": sum(written.stat().st_size for written in files),
     }
 
 
-def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> list[Path]:
+def _write(writer: gguf.GGUFWriter, tensors: list[GgufTensor], file: Path) -> list[Path]:
     """Write all files aside, and rename them when the last one is whole; returns them."""
-    for piece in pieces:
-        dtype = _FLOATS.get(piece.type)
+    for tensor in tensors:
+        dtype = _FLOATS.get(tensor.type)
         if dtype is not None:
-            writer.add_tensor_info(piece.name, piece.shape, dtype, math.prod(piece.shape) * dtype.itemsize)
+            writer.add_tensor_info(tensor.name, tensor.shape, dtype, math.prod(tensor.shape) * dtype.itemsize)
         else:  # the package counts such tensors in bytes
-            stored = quants.quant_shape_to_byte_shape(piece.shape, piece.type)
-            writer.add_tensor_info(piece.name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=piece.type)
+            stored = quants.quant_shape_to_byte_shape(tensor.shape, tensor.type)
+            writer.add_tensor_info(tensor.name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=tensor.type)
     aside = file.with_name(f".{file.stem}.partial.gguf")
     written, files = writer.format_shard_names(aside), writer.format_shard_names(file)
     writer.write_header_to_file(aside)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for piece in tqdm(pieces, desc="writing GGUF", unit="tensor", disable=None):
-        writer.write_tensor_data(piece.bytes())
+    for tensor in tqdm(tensors, desc="writing GGUF", unit="tensor", disable=None):
+        writer.write_tensor_data(tensor.bytes())
     writer.close()
     for partial, whole in zip(written, files, strict=True):
         partial.replace(whole)
@@ -158,7 +157,7 @@ def _write(writer: gguf.GGUFWriter, pieces: list[Piece], file: Path) -> list[Pat
 _FLOATS: dict[Type, np.dtype] = {Type.F32: np.dtype(np.float32), Type.F16: np.dtype(np.float16)}
 
 
-def _pieces(folder: Path, config: Any, known: Architecture, chosen: Type) -> Iterator[Piece]:
+def _gguf_tensors(folder: Path, config: Any, known: Architecture, chosen: Type) -> Iterator[GgufTensor]:
     """Every tensor of the file, experts of a layer as one."""
     names = gguf.get_tensor_name_map(known.arch, config.num_hidden_layers)
     experts: dict[str, dict[int, Reader]] = {}
@@ -169,12 +168,12 @@ def _pieces(folder: Path, config: Any, known: Architecture, chosen: Type) -> Ite
             experts.setdefault(expert[0], {})[expert[1]] = read
             shapes[expert[0]] = shape
         elif not _is_left_out(name, config, known):
-            yield _piece(name, shape, _as_llama_cpp(name, config, known, read), names, chosen)
+            yield _gguf_tensor(name, shape, _as_llama_cpp(name, config, known, read), names, chosen)
     for name, readers in experts.items():
         stacked = (len(readers), *shapes[name])
-        yield _piece(name, stacked, _stack([readers[number] for number in sorted(readers)]), names, chosen)
+        yield _gguf_tensor(name, stacked, _stack([readers[number] for number in sorted(readers)]), names, chosen)
     for name, tensor in architectures.extra_tensors(config).items():
-        yield Piece(name, tuple(tensor.shape), Type.F32, functools.partial(_as_it_is, tensor))
+        yield GgufTensor(name, tuple(tensor.shape), Type.F32, functools.partial(_as_it_is, tensor))
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, tuple[int, ...], Reader]]:
@@ -204,7 +203,9 @@ def _stack(readers: list[Reader]) -> Reader:
     return lambda: torch.stack([read() for read in readers])
 
 
-def _piece(name: str, shape: tuple[int, ...], read: Reader, names: gguf.TensorNameMap, chosen: Type) -> Piece:
+def _gguf_tensor(
+    name: str, shape: tuple[int, ...], read: Reader, names: gguf.TensorNameMap, chosen: Type
+) -> GgufTensor:
     written = names.get_name(name, try_suffixes=(".weight", ".bias"))
     if written is None:
         raise ArgumentError(
@@ -212,7 +213,7 @@ def _piece(name: str, shape: tuple[int, ...], read: Reader, names: gguf.TensorNa
             place="--model_name_or_path",
             fix="use llama.cpp's convert_hf_to_gguf.py on the folder",
         )
-    return Piece(written, shape, _type(written, shape, chosen), read)
+    return GgufTensor(written, shape, _type(written, shape, chosen), read)
 
 
 def _type(name: str, shape: tuple[int, ...], chosen: Type) -> Type:
@@ -248,8 +249,8 @@ def _checkpoint_type(folder: Path) -> Type:
     return _OF_DTYPE.get(sizes.most_common(1)[0][0], Type.F16)
 
 
-def _say_what_stayed_wider(pieces: list[Piece], chosen: Type) -> None:
-    wider = [piece for piece in pieces if piece.type == Type.F16 != chosen]
+def _say_what_stayed_wider(tensors: list[GgufTensor], chosen: Type) -> None:
+    wider = [tensor for tensor in tensors if tensor.type == Type.F16 != chosen]
     if wider:
         block, _ = gguf.GGML_QUANT_SIZES[chosen]
         notice(f"{len(wider)} matrices stay float16: their rows are no multiple of {block} ({wider[0].name}, ...)")

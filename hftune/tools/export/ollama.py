@@ -20,7 +20,7 @@ def modelfile(
     """The text of a Modelfile.
 
     Args:
-        gguf: Name of the GGUF file beside it.
+        gguf: Name of the GGUF file next to it.
         tokenizer: Its chat template becomes a Go template where it only puts text around turns; else it is left out,
             with a notice, and Ollama looks for a template that it knows in the GGUF file.
         generation: Sampling settings to carry over.
@@ -46,7 +46,7 @@ def go_template(turns: Turns) -> str:
     """The turns as a template of Go's text/template, as Ollama fills it in (`.Messages`, `.System`).
 
     A begin-of-text token that llama.cpp adds is left out. An answer that the conversation ends with is left open, so
-    that the model goes on with it.
+    that the model continues it.
     """
     last = "{{ $last := eq (len (slice $.Messages $i)) 1 }}"
     roles = [role for role in ("system", "user", "assistant") if role in turns.before]

@@ -8,16 +8,6 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from hftune.arguments.export import (
-    ExportArguments,
-    ExtractArguments,
-    GgufArguments,
-    HubArguments,
-    OllamaArguments,
-    QuantisedArguments,
-    ServedAdapterArguments,
-    ServingArguments,
-)
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -28,7 +18,17 @@ from hftune.models.loading.layer_numbers import check_layers
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import without_secrets
-from hftune.tools.export.compared import compare, distance, load, logits_of, read_back, refuse_if_apart
+from hftune.tools.export.arguments import (
+    ExportArguments,
+    ExtractArguments,
+    GgufArguments,
+    HubArguments,
+    OllamaArguments,
+    QuantisedArguments,
+    ServedAdapterArguments,
+    ServingArguments,
+)
+from hftune.tools.export.compared import check_distance, compare, distance, load, logits_of, read_back
 from hftune.weight_files import fingerprint, weight_shapes
 
 
@@ -45,14 +45,14 @@ def export(args: ExportArguments) -> dict[str, Any]:
     output = Path(str(args.output_dir))
     with published_folder(output, overwrite=args.overwrite_output_dir, inputs=_inputs(folder, args)) as aside:
         figures = _write(folder, aside, args)
-        refuse_if_apart(figures, str(figures.get("type", figures.get("dtype"))))
+        check_distance(figures, str(figures.get("type", figures.get("dtype"))))
         manifest = manifests.finish_manifest(aside, _manifest(folder, args, figures))
     get_logger().info("%s: %s", output, ", ".join(f"{name} {value}" for name, value in figures.items()))
     return manifest
 
 
-def _other_model(folder: Path) -> Iterator[UserError]:
-    """What is wrong with config.json, or with the layers that are stored beside it."""
+def _model_problems(folder: Path) -> Iterator[UserError]:
+    """What is wrong with config.json, or with the layers that are stored next to it."""
     try:
         flag = "--model_name_or_path"
         check_layers(check_config(folder, flag), weight_shapes(folder), str(folder), flag)
@@ -84,7 +84,7 @@ def check_export(args: ExportArguments) -> Iterator[UserError]:
     elif "score.weight" in weight_shapes(folder) and isinstance(args, GgufArguments | QuantisedArguments):
         yield ArgumentError(f"{folder} is a reward model", place="--model_name_or_path", fix="give a causal LM")
     else:
-        yield from _other_model(folder)
+        yield from _model_problems(folder)
     if isinstance(args, HubArguments):
         if not args.hub_model_id and not args.card_only:
             yield ArgumentError("no name on the Hub was given", place="--hub_model_id", fix="give owner/name")

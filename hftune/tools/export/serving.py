@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from hftune.arguments.export import ServingArguments
 from hftune.logging import notice
-from hftune.merging.shards import parse_size
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import open_tensors
+from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.turns import terminator
-from hftune.weight_files import INDEX_NAME, WEIGHTS_NAME, StoredTensor, stored_tensors
+from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 
 
 def write_serving_folder(folder: Path, output: Path, args: ServingArguments) -> dict[str, Any]:
@@ -61,22 +61,13 @@ def _write_weights(folder: Path, output: Path, dtype: torch.dtype | None, limit:
 def _lay_out(
     tensors: dict[str, StoredTensor], dtype: torch.dtype | None, limit: str | None
 ) -> dict[str, dict[str, StoredTensor]]:
-    """File name -> its tensors."""
-    groups: list[dict[str, StoredTensor]] = []
-    sizes: list[int] = []
-    most = parse_size(limit) if limit else None
-    for name, tensor in tensors.items():
-        size = _nbytes(tensor, dtype)
-        file = next(iter(groups[-1].values())).file if groups else None
-        if not groups or (sizes[-1] + size > most if most else tensor.file != file):
-            groups.append({})
-            sizes.append(0)
-        groups[-1][name] = tensor
-        sizes[-1] += size
-    if len(groups) == 1:
-        return {WEIGHTS_NAME: groups[0]}
-    stem, count = WEIGHTS_NAME.removesuffix(".safetensors"), len(groups)
-    return {f"{stem}-{number:05d}-of-{count:05d}.safetensors": group for number, group in enumerate(groups, start=1)}
+    """File name to its tensors: divided as the model's own files, or into files of a size."""
+    if limit:
+        sizes = {name: _nbytes(tensor, dtype) for name, tensor in tensors.items()}
+        divided = divide(sizes, parse_size(limit))
+        return {file: {name: tensors[name] for name in names} for file, names in divided.items()}
+    groups = [dict(found) for _, found in groupby(tensors.items(), key=lambda item: item[1].file)]
+    return numbered(groups)
 
 
 def _nbytes(tensor: StoredTensor, dtype: torch.dtype | None) -> int:

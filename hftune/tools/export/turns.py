@@ -31,21 +31,21 @@ class Turns:
     asks: str
 
     def render(self, messages: Messages, *, ask: bool) -> str:
-        """The text of a conversation, put together from the pieces."""
+        """The text of a conversation, put together from its parts."""
         opening = "" if messages and messages[0]["role"] == "system" else self.opening
         turns = (self.before[turn["role"]] + turn["content"] + self.after[turn["role"]] for turn in messages)
         return self.start + opening + "".join(turns) + (self.asks if ask else "")
 
 
 def turns_of(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
-    """The pieces of a tokenizer's chat template; None where it has none, or does more than put text around turns.
+    """The text around turns in a tokenizer's chat template; None without one, or where it does more than that.
 
     They are read off conversations of marks, and proven on others.
     """
     if not tokenizer.chat_template:
         return None
-    found = _read_off(tokenizer)
-    return found if found is not None and _holds(found, tokenizer) else None
+    found = _guess_turns(tokenizer)
+    return found if found is not None and _reproduces(found, tokenizer) else None
 
 
 def terminator(tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -64,7 +64,7 @@ def terminator(tokenizer: PreTrainedTokenizerBase) -> str | None:
     return next((token for token in known if after.startswith(token)), None)
 
 
-def _read_off(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
+def _guess_turns(tokenizer: PreTrainedTokenizerBase) -> Turns | None:
     system, first, answer, second, _, _ = _MARKS
     user, assistant = {"role": "user", "content": first}, {"role": "assistant", "content": answer}
     alone = _render(tokenizer, [user], ask=False)
@@ -99,7 +99,7 @@ def _added_at_start(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.bos_token) if adds else ""
 
 
-def _holds(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> bool:
+def _reproduces(turns: Turns, tokenizer: PreTrainedTokenizerBase) -> bool:
     system, *said = _MARKS
     roles = ("user", "assistant", "user", "assistant", "user")
     talk = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]

@@ -43,7 +43,7 @@ from hftune.models.adapters.folding import fold_adapters
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.growing import grow_as_recorded
+from hftune.models.vocabulary.grown_model import grow_as_recorded
 from hftune.opening.json_file import LARGE, read_json
 from hftune.path_hints import cannot_load
 from hftune.publishing.disk import disk_errors, write_file

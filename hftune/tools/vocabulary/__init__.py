@@ -1,1 +1,1 @@
-"""Tokenizers that grow: learnt from a corpus, merged with another, written beside a model of their size."""
+"""Tokenizers that grow: learnt from a corpus, merged with another, written together with a model of their size."""

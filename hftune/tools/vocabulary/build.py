@@ -16,7 +16,8 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.logging import get_logger, notice
 from hftune.models.loading.config_sizes import check_config
 from hftune.models.loading.from_pretrained import pretrained
-from hftune.models.vocabulary.growing import grow, plan_growth
+from hftune.models.vocabulary.growing import plan_growth
+from hftune.models.vocabulary.grown_model import grow
 from hftune.models.vocabulary.size import describe_vocabulary, vocabulary_rows
 from hftune.publishing.folder import published_folder
 from hftune.secrets import without_secrets

@@ -54,8 +54,8 @@ def _fast(file: Path) -> PreTrainedTokenizerBase:
 
 def _texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     kind = kind_of(tokenizer)
-    beside = set(tokenizer.get_added_vocab())
-    known = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1]) if token not in beside]
+    added = set(tokenizer.get_added_vocab())  # `<tool>` and the like, which are no words
+    known = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda one: one[1]) if token not in added]
     return [text for text in map(kind.text_of, known) if text]
 
 

@@ -1,7 +1,7 @@
 """New tokens for an existing tokenizer, from a corpus or from another vocabulary, every old id kept.
 
-They become part of the tokenizer's own model (merges or pieces), not tokens beside it: those would be cut out of a text
-before it is split into words, wherever their letters occur, and a byte-level decoder would write some of them wrongly.
+They become part of the tokenizer's own model (merges or pieces), not tokens next to it: those would be cut out of a
+text before it is split into words, wherever their letters occur, and a byte-level decoder would write some wrongly.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from hftune.checkpoints.reward_scale import FIELD, RewardScale, scale_of
+from hftune.checkpoints.reward_scale import RewardScale, scale_of
+from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.logging import get_logger, notice
 from hftune.trainers.features.feature import Feature, Run
 

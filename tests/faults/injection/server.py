@@ -26,7 +26,7 @@ from tests.forks import fork, fork_and_wait, import_everything
 from tests.warm import ROOT
 
 MODULES = (
-    *("cli", "merging.merge", "merging.trial", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
+    *("cli", "merging.merge", "merging.peft_model", "tools.export.run", "tools.export.adapter", "tools.export.extract"),
     *("tools.pipeline.command", "tools.reporting.page", "tools.scoring.ask", "tools.scoring.run"),
     "tools.vocabulary.command",
 )

@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from hftune.arguments.merging import MergeArguments
 from hftune.merging.merge import merge_adapter
+from hftune.weight_files import StoredTensor, stored_tensors
 
 IDS = (torch.arange(24) * 7 % 250 + 3)[None]
 AUTO: dict[str, Any] = {
@@ -20,6 +22,13 @@ AUTO: dict[str, Any] = {
     "TOKEN_CLS": AutoModelForTokenClassification,
 }
 ATTENTION = ["q_proj", "v_proj", "o_proj"]
+
+
+def store(folder: Path, tensors: dict[str, torch.Tensor], name: str = "model.safetensors") -> dict[str, StoredTensor]:
+    """Tensors as they lie in a file of a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / name, {"format": "pt"})
+    return stored_tensors(folder)
 
 
 def auto(config: LoraConfig) -> Any:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from hftune.errors import UserError
-from hftune.merging import shards
+from hftune.merging import write
 from hftune.weight_files import fingerprint
 from tests.unit.merging.models import (
     ATTENTION,
@@ -100,7 +100,7 @@ def test_blocks_do_not_show(
     config = {"target_modules": ["q_proj", "down_proj", "embed_tokens"], "use_dora": use_dora}
     adapter = make_adapter(base, tmp_path / "adapter", **config, modules_to_save=["lm_head"])
     merge(adapter, tmp_path / "whole")
-    monkeypatch.setattr(shards, "BLOCK_ELEMENTS", 100)  # three rows of 32 a block, and 281 rows in the head
+    monkeypatch.setattr(write, "BLOCK_ELEMENTS", 100)  # three rows of 32 a block, and 281 rows in the head
     merge(adapter, tmp_path / "blocks")
     whole, blocks = weights(tmp_path / "whole"), weights(tmp_path / "blocks")
     for name, tensor in whole.items():

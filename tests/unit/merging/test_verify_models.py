@@ -8,15 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hftune.errors import ManifestError, UserError
-from hftune.merging import merge as merging
-from hftune.merging.progress import Progress
+from hftune.merging import verify
 from hftune.merging.updates import Fold
 from hftune.merging.verify import Answers, compare, judge, reload_strictly
 from tests.unit.merging.models import ATTENTION, make_adapter, merge, merged_logits, settings
@@ -143,7 +141,7 @@ def test_left_over_and_missing_weights(make_base: Callable, tmp_path: Path) -> N
 def test_large_models_are_checked_without_logits(
     adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "_VERIFY_PARAMETERS", 1000)
+    monkeypatch.setattr(verify, "VERIFY_PARAMETERS", 1000)
     manifest = merge(adapter, tmp_path / "merged", verify="auto")
     assert manifest["verified"] is None and any("logits were not compared" in said for said in manifest["notices"])
 
@@ -152,18 +150,6 @@ def test_without_a_tokenizer(make_base: Callable, tmp_path: Path) -> None:
     adapter = make_adapter(make_base("gpt2"), tmp_path / "a", target_modules=["c_attn"], fan_in_fan_out=True)
     manifest = merge(adapter, tmp_path / "merged", verify="true")
     assert manifest["verified"] is None and any("no tokenizer for the prompts" in said for said in manifest["notices"])
-
-
-def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([0.0, 5.0, 11.0, 11.0, 12.0])
-    monkeypatch.setattr("hftune.merging.progress.time.monotonic", lambda: next(seconds))
-    said: list[str] = []
-    logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
-    monkeypatch.setattr("hftune.merging.progress.get_logger", lambda: logger)
-    with Progress(4_000_000_000) as progress:
-        for _ in range(3):
-            progress(1_000_000_000)
-    assert said == ["merged 2.0 of 4.0 GB (50%)"]
 
 
 def test_merging_starts_without_heavy_imports(adapter: Path, tmp_path: Path) -> None:

@@ -1,0 +1,219 @@
+"""Base and adapters as transformers and peft load them: what a merge is compared with, and what merges in its stead.
+
+The whole model is in memory. Imported only where one of these is needed: transformers and peft take seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
+
+from hftune.compat.bitsandbytes_patches import keep_differentiable
+from hftune.constants import AUTO_CLASSES, REWARD_SCALE_FIELD
+from hftune.errors import ArgumentError, ManifestError
+from hftune.logging import notice
+from hftune.merging.adapters import Adapter
+from hftune.merging.inputs import BASE_FLAG, FLAG, Inputs
+from hftune.merging.plan import Plan
+from hftune.merging.tensors import DTYPES, Quantisation
+from hftune.models.loading.from_pretrained import pretrained, reporting_damage
+from hftune.models.loading.gguf import forget_gguf
+from hftune.models.vocabulary.grown_model import grow
+from hftune.weight_files import weight_shapes
+
+# --- base + adapters, for comparison ---------------------------------------------------------------------------------
+
+
+def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
+    """Base and adapters, the last level's not merged."""
+    model: Any = load_base(plan, quantised=quantised)
+    # Folded one by one, as training did: peft knows no adapter upon an adapter.
+    *below, last = plan.inputs.levels
+    for level in below:
+        model = load_adapter(model, level[0].folder).merge_and_unload(safe_merge=True)
+    adapted = load_adapter(model, last[0].folder)
+    names = ["default", *(f"adapter{number}" for number in range(1, len(last)))]
+    for name, adapter in zip(names[1:], last[1:], strict=True):
+        adapted.load_adapter(str(adapter.folder), adapter_name=name)
+    for name, adapter in zip(names, last, strict=True):
+        _weigh(adapted, name, adapter.weight)
+    if len(names) > 1:
+        adapted.base_model.set_adapter(names)
+    return adapted.eval()
+
+
+def _weigh(adapted: PeftModel, name: str, weight: float) -> None:
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer) and name in module.scaling:
+            module.scaling[name] *= weight  # peft's own weights (add_weighted_adapter) would make a new adapter
+
+
+def load_base(plan: Plan, *, quantised: bool = False) -> PreTrainedModel:
+    """The base in float32 on the CPU, or quantised as training saw it, with as many rows as the adapters have.
+
+    Raises:
+        ArgumentError: transformers cannot load it.
+    """
+    inputs = plan.inputs
+    auto: Any = getattr(transformers, AUTO_CLASSES[inputs.head])
+    dtype, extra = torch.float32, _loading_options(inputs)
+    if quantised and inputs.quantised is not None:
+        dtype = DTYPES[inputs.quantised.compute]
+        extra |= {"quantization_config": _bitsandbytes(inputs.quantised), "device_map": {"": "cpu"}}
+    trusted = inputs.trust_remote_code
+    try:
+        model = pretrained(auto, inputs.base.folder, dtype=dtype, trust_remote_code=trusted, **extra)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"no model could be loaded from {inputs.base.name}: {str(error).splitlines()[0]}",
+            place=BASE_FLAG,
+            fix="give a folder with config.json and weights, or a Hub name that can be reached",
+        ) from error
+    if inputs.base.gguf_file:
+        forget_gguf(model)
+    rows = plan.outputs.vocab_size if plan.outputs else None
+    if inputs.growth is not None:
+        grow(model, inputs.growth)
+    elif rows:
+        # The adapter brings the new rows; what they are before does not count.
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    keep_differentiable(model)  # before the first forward pass, which would pack 4-bit weights anew
+    return model.eval()
+
+
+def _loading_options(inputs: Inputs) -> dict[str, Any]:
+    options: dict[str, Any] = {"gguf_file": inputs.base.gguf_file} if inputs.base.gguf_file else {}
+    if inputs.rope:
+        return options | {"config": _stretched(inputs, options)}
+    return options if inputs.scores is None else options | {"num_labels": inputs.scores}
+
+
+def _stretched(inputs: Inputs, options: dict[str, Any]) -> PretrainedConfig:
+    """The base's config with the positions of training: they shape buffers that are made while the model loads."""
+    config = pretrained(AutoConfig, inputs.base.folder, trust_remote_code=inputs.trust_remote_code, **options)
+    for name, value in inputs.rope.items():
+        setattr(config.get_text_config(), name, value)
+    if inputs.scores is not None:
+        config.num_labels = inputs.scores
+    return config
+
+
+def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
+    if how.bits == 8:
+        # As training names them: transformers would choose by the model.
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=["lm_head", "score"])
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=how.kind,
+        bnb_4bit_use_double_quant=how.nested,
+        bnb_4bit_compute_dtype=DTYPES[how.compute],
+    )
+
+
+def load_adapter(model: Any, folder: Path) -> PeftModel:
+    """peft's own loading; an adapter that it cannot load is the user's to mend.
+
+    Raises:
+        ManifestError: With what peft says.
+    """
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        if config.task_type == "CAUSAL_LM" and hasattr(model, "score"):
+            config.task_type = None  # peft's class for causal LMs wants a model that generates
+        with reporting_damage(folder):
+            adapted = PeftModel.from_pretrained(model, str(folder), config=config).eval()
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        text = " ".join(str(error).split())
+        raise ManifestError(
+            f"peft cannot load the adapter in {folder}: {text[:300]}",
+            place=FLAG,
+            fix="give the base that it was trained on, or an adapter that fits",
+        ) from error
+    _check_all_used(adapted, folder)
+    return adapted
+
+
+def _check_all_used(adapted: PeftModel, folder: Path) -> None:
+    """peft passes over tensors that belong to no module of the model."""
+    # As peft would save them: the names in the file.
+    used = get_peft_model_state_dict(adapted).keys()
+    left = [name for name in weight_shapes(folder) if name not in used and not _is_renamed(name)]
+    if hasattr(adapted.get_base_model(), "score"):
+        left = [name for name in left if ".lm_head." not in name]  # an adapter of a causal LM below a reward model's
+    if left:
+        raise ManifestError(
+            f"the adapter in {folder} does not fit the base, which has nothing for its {left[0]}"
+            + (f" (and {len(left) - 1} more)" if len(left) > 1 else ""),
+            place=FLAG,
+            fix="give the model that the adapter was trained on",
+        )
+
+
+def _is_renamed(name: str) -> bool:
+    """Experts are renamed while peft loads; what was there before training, and copies of it, are not needed."""
+    return ".experts." in name or any(part in name for part in ("base_layer", "original_module", "modules_to_save"))
+
+
+# --- what hftune does not fold tensor by tensor ----------------------------------------------------------------------
+
+
+def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int:
+    """Load, merge in float32, save; returns how many tensors the adapters changed.
+
+    Raises:
+        ArgumentError: An adapter of a kind that cannot be merged, or a base that is stored quantised.
+    """
+    notice(f"merged by peft, with the whole model in memory: {plan.unsupported}")
+    inputs = plan.inputs
+    model: Any = load_base(plan)
+    if getattr(model, "quantization_method", None) is not None:
+        raise ArgumentError(
+            "the base is stored quantised, and peft would fold into its packed weights",
+            place=BASE_FLAG,
+            fix="give the unquantised model that it was made from",
+        )
+    before = _digests(model)
+    for adapter in inputs.adapters:
+        model = _merge(model, adapter)
+    after = _digests(model)
+    model.config.use_cache = True  # off where the base was saved by a run with gradient checkpointing
+    if hasattr(model.config, REWARD_SCALE_FIELD):
+        delattr(model.config, REWARD_SCALE_FIELD)  # another model's
+    if inputs.reward_scale is not None:
+        setattr(model.config, REWARD_SCALE_FIELD, inputs.reward_scale)
+    stored = inputs.dtype or inputs.config.get("dtype") or inputs.config.get("torch_dtype") or "float32"
+    dtype = getattr(torch, str(stored).removeprefix("torch."))  # older configs say torch.bfloat16
+    model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size or "5GB")
+    if inputs.base.gguf_file and inputs.tokenizer == inputs.base.folder:
+        gguf, trusted = inputs.base.gguf_file, inputs.trust_remote_code
+        tokenizer = pretrained(AutoTokenizer, inputs.base.folder, gguf_file=gguf, trust_remote_code=trusted)
+        tokenizer.save_pretrained(folder)
+    return sum(before.get(name) != digest for name, digest in after.items())
+
+
+def _merge(model: Any, adapter: Adapter) -> Any:
+    adapted: Any = load_adapter(model, adapter.folder)
+    if not hasattr(adapted, "merge_and_unload"):
+        raise ArgumentError(
+            f"an adapter of type {adapter.config.get('peft_type')} cannot be merged",
+            place=FLAG,
+            fix="serve it beside its base, or train a LoRA adapter in its place",
+        )
+    return adapted.merge_and_unload(safe_merge=True)
+
+
+def _digests(model: PreTrainedModel) -> dict[str, bytes]:
+    """A digest of each tensor: two models at once would not fit in memory."""
+    return {name: _digest(value) for name, value in model.state_dict().items()}
+
+
+def _digest(value: torch.Tensor) -> bytes:
+    array: Any = value.contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(array).digest()

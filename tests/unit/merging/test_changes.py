@@ -1,0 +1,126 @@
+"""From peft's names to parameters of a base: what fits, and what is left to peft."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hftune.errors import ManifestError
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
+from hftune.merging.changes import Changes, misfits, updates_of
+from hftune.merging.skeleton import BaseTensors, Unsupported
+from hftune.merging.updates import replace
+from tests.unit.merging.models import store
+
+
+class Experts(nn.Module):
+    """Three experts of (4, 2) and (2, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = nn.Parameter(torch.zeros(3, 4, 2)), nn.Parameter(torch.zeros(3, 2, 4))
+
+
+class Model(nn.Module):
+    """What `BaseTensors` asks of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts, self.q = Experts(), nn.Linear(2, 4)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> BaseTensors:
+    skeleton: Any = Model()
+    return BaseTensors(dict(store(tmp_path / "base", skeleton.state_dict())), skeleton)
+
+
+def adapter(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Adapter:
+    store(folder, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}, ADAPTER_WEIGHTS)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 4} | config))
+    return Adapter(folder)
+
+
+def lora(name: str, a: tuple[int, int], b: tuple[int, int]) -> dict[str, torch.Tensor]:
+    return {f"{name}.lora_A.weight": torch.ones(a), f"{name}.lora_B.weight": torch.ones(b)}
+
+
+def test_which_parameter_of_two(base: BaseTensors, tmp_path: Path) -> None:
+    """peft wraps a module once per parameter: the last one is outermost."""
+    tensors = lora("experts.base_layer", (6, 2), (4, 6)) | lora("experts", (6, 4), (2, 6))
+    asked = ["experts.gate_up_proj", "experts.down_proj"]
+    found = updates_of(adapter(tmp_path / "a", tensors, target_parameters=asked), base)
+    assert {name: (update.key[1].shape, update.key[3:5]) for name, (update,) in found.items()} == {
+        "experts.gate_up_proj": ((6, 2), (2.0, 3)),  # alpha 4 over r = 6 / 3 experts
+        "experts.down_proj": ((6, 4), (2.0, 3)),
+    }
+    one = updates_of(adapter(tmp_path / "b", lora("experts", (6, 4), (2, 6)), target_parameters=asked[1:]), base)
+    assert list(one) == ["experts.down_proj"]
+
+
+def test_matrices_bias_and_replaced_parameters(base: BaseTensors, tmp_path: Path) -> None:
+    tensors = lora("q", (1, 2), (4, 1)) | {"q.lora_B.bias": torch.ones(4), "q.bias": torch.ones(4)}
+    found = updates_of(adapter(tmp_path / "a", tensors), base)
+    assert {name: [update.key[0] for update in updates] for name, updates in found.items()} == {
+        "q.bias": ["replace", "bias"],
+        "q.weight": ["low rank"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "words"),
+    [
+        ({"other.weight": torch.ones(1)}, ManifestError, "which has no other.weight"),
+        ({"x.experts.0.up.weight": torch.ones(1)}, Unsupported, "belongs to no tensor of the base"),
+        ({"q.lora_A.weight": torch.ones(1, 2)}, Unsupported, "only one of its two low-rank matrices"),
+        ({"q.trainable_tokens_delta": torch.ones(1, 2)}, Unsupported, "rows of its own"),
+    ],
+)
+def test_what_belongs_nowhere(
+    tensors: dict[str, torch.Tensor], error: type[Exception], words: str, base: BaseTensors, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=words):
+        updates_of(adapter(tmp_path / "a", tensors, trainable_token_indices={"embed": [1]}), base)
+
+
+def test_rows_of_a_tied_head_are_a_copy(base: BaseTensors, tmp_path: Path) -> None:
+    """ZeRO-3 saves them under both names; the config names one."""
+    rows = torch.randn(1, 2)
+    config = {"trainable_token_indices": {"q": [3]}}
+    both = {"q.token_adapter.trainable_tokens_delta": rows, "head.token_adapter.trainable_tokens_delta": rows.clone()}
+    assert list(updates_of(adapter(tmp_path / "a", both, **config), base)) == ["q.weight"]
+    both["head.token_adapter.trainable_tokens_delta"] += 1
+    with pytest.raises(Unsupported, match="its head has rows of its own"):
+        updates_of(adapter(tmp_path / "b", both, **config), base)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (lora("q", (1, 2), (4, 1)), None),
+        (lora("q", (1, 4), (2, 1)), None),  # the other way round, as Conv1D has it
+        (lora("q", (1, 3), (4, 1)), "q is [4, 2] in the base, its adapter has [4, 1] x [1, 3]"),
+        (lora("q", (1, 2), (4, 2)), "its adapter has [4, 2] x [1, 2]"),
+        ({"q.weight": torch.ones(6, 2)} | lora("q", (1, 2), (6, 1)), None),  # grown, and LoRA upon that
+        ({"q.weight": torch.ones(3, 2)}, "q.weight is [4, 2] in the base and [3, 2] in the adapter"),
+        ({"q.bias": torch.ones(5)}, "q.bias is [4] in the base and [5] in the adapter"),
+    ],
+)
+def test_shapes(tensors: dict[str, torch.Tensor], words: str | None, base: BaseTensors, tmp_path: Path) -> None:
+    found = adapter(tmp_path / "a", tensors)
+    problems = [str(problem) for problem in misfits(found, updates_of(found, base), base, {})]
+    assert len(problems) == (words is not None) and (words or "") in "".join(problems)
+
+
+def test_levels_that_change_a_parameter(tmp_path: Path) -> None:
+    stored = store(tmp_path, {"new": torch.ones(5, 2), "other": torch.ones(6, 2)})
+    new, other = replace(stored["new"]), replace(stored["other"])
+    changes = Changes([[(1.0, {"a": [new]})], [(0.5, {"b": [new]}), (2.0, {"a": [other, new]})]])
+    assert changes.parameters() == ["a", "b"]
+    assert changes.of("a") == [[(1.0, [new])], [(2.0, [other, new])]] and changes.of("c") == []
+    assert changes.shape("a", (4, 2)) == (5, 2) and changes.shape("c", (4, 2)) == (4, 2)

@@ -1,0 +1,138 @@
+"""What a command and the manifests behind it name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.arguments.merging import MergeArguments
+from hftune.errors import UserError
+from hftune.merging.inputs import Inputs, find_base, find_tokenizer, read_inputs, with_rope
+from hftune.merging.tensors import Quantisation
+from tests.unit.merging.models import ATTENTION, make_adapter
+
+
+@pytest.fixture(scope="module")
+def base(make_base: Callable) -> Path:
+    return make_base("llama")
+
+
+@pytest.fixture
+def adapter(base: Path, tmp_path: Path) -> Path:
+    return make_adapter(base, tmp_path / "adapter", target_modules=ATTENTION)
+
+
+def read(*adapters: Path, **arguments: Any) -> Inputs:
+    paths = ",".join(map(str, adapters))
+    output = str(adapters[0].parent / "merged") if adapters else "merged"
+    return read_inputs(MergeArguments(**{"peft_model_path": paths, "output_dir": output} | arguments))
+
+
+def write_manifest(folder: Path, **manifest: Any) -> None:
+    (folder / "hftune.json").write_text(json.dumps({"status": "complete"} | manifest))
+
+
+def test_the_base_that_the_adapter_names(adapter: Path, base: Path) -> None:
+    inputs = read(adapter)
+    assert inputs.base.folder == base and inputs.base.unsupported is None
+    assert inputs.head == "causal_lm" and inputs.scores is None and inputs.dtype is None
+    assert [one.folder for one in inputs.adapters] == [adapter] and inputs.last.weight == 1.0
+
+
+def test_no_base_at_all(adapter: Path) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(UserError, match="does not name its base"):
+        read(adapter)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [("0.5", "2 adapters and 1 weights"), ("a,b", "could not convert"), ("1,nan", "between"), ("1,1001", "between")],
+)
+def test_weights(weights: str, words: str, adapter: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        read(adapter, adapter, adapter_weights=weights)
+    assert [one.weight for one in read(adapter, adapter, adapter_weights="0.5,-1e3").adapters] == [0.5, -1000.0]
+
+
+def test_every_missing_adapter_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        read(tmp_path / "one", tmp_path / "two")
+    assert "one" in str(error.value) and "two" in str(error.value)
+    with pytest.raises(UserError, match="there is no adapter in None"):
+        read()
+
+
+def test_adapters_below(base: Path, adapter: Path, tmp_path: Path) -> None:
+    upper = make_adapter(base, tmp_path / "upper", target_modules=ATTENTION)
+    write_manifest(upper, base={"name": str(base), "adapters": [str(adapter)]})
+    assert [[one.folder for one in level] for level in read(upper).levels] == [[adapter], [upper]]
+    with pytest.raises(UserError, match="trained on different adapters"):
+        read(upper, adapter)
+
+
+def test_dequantising_needs_a_quantised_run(adapter: Path, base: Path) -> None:
+    with pytest.raises(UserError, match="names no quantisation"):
+        read(adapter, merge_base="dequantized")
+    how = {"bits": 4, "type": "nf4", "nested": True}
+    for training, model, compute in (
+        ({"bf16": True}, {}, "BF16"),
+        ({"fp16": True}, {"dtype": "auto"}, "F16"),
+        ({}, {"dtype": "bfloat16"}, "BF16"),
+        ({}, {}, "F32"),
+    ):
+        arguments = {"training": training, "model": model}
+        write_manifest(adapter, base={"name": str(base)}, quantisation=how, arguments=arguments)
+        assert read(adapter, merge_base="dequantized").quantised == Quantisation(4, "nf4", True, compute)
+
+
+def test_positions_of_training(adapter: Path, base: Path) -> None:
+    rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    write_manifest(adapter, base={"name": str(base)}, rope=rope)
+    assert read(adapter).config["rope_parameters"] == rope["rope_parameters"]
+    old = {"rope_theta": 1, "rope_scaling": None, "kept": 2}
+    assert with_rope(old, rope) == {"kept": 2} | rope
+    assert with_rope({"text_config": old, "rope_theta": 3}, rope) == {
+        "text_config": {"kept": 2} | rope,
+        "rope_theta": 3,
+    }
+
+
+def test_a_scale_holds_for_one_whole_adapter(adapter: Path, base: Path) -> None:
+    write_manifest(adapter, base={"name": str(base)}, reward_scale={"mean": 1.0})
+    assert read(adapter).reward_scale == {"mean": 1.0}
+    assert read(adapter, adapter_weights="0.5").reward_scale is None
+    assert read(adapter, adapter).reward_scale is None
+
+
+def test_what_peft_can_weigh(base: Path, adapter: Path, tmp_path: Path) -> None:
+    whole = make_adapter(base, tmp_path / "whole", target_modules=ATTENTION, modules_to_save=["lm_head"])
+    assert read(adapter, adapter).comparable and read(whole).comparable
+    assert not read(whole, adapter_weights="0.5").comparable and not read(adapter, whole).comparable
+
+
+def test_bases_that_only_transformers_reads(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    found = find_base(str(tmp_path / "model.gguf"))
+    assert (found.folder, found.gguf_file) == (tmp_path, "model.gguf") and "GGUF" in str(found.unsupported)
+    assert find_base(str(tmp_path), gguf_file="model.gguf").gguf_file == "model.gguf"
+    assert find_base(str(tmp_path)).unsupported == "it has no safetensors files"
+
+
+def test_whose_tokenizer(tmp_path: Path) -> None:
+    base, first, last, asked = (tmp_path / name for name in ("base", "first", "last", "asked"))
+    for folder in (base, first, last, asked):
+        folder.mkdir()
+    assert find_tokenizer(None, [first, last], base) == base
+    for folder in (first, last, asked):
+        (folder / "tokenizer_config.json").write_text("{}")
+    assert find_tokenizer(None, [first, last], base) == last
+    assert find_tokenizer(str(asked), [first, last], base) == asked
+    (asked / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="there is no tokenizer in"):
+        find_tokenizer(str(asked), [first, last], base)

@@ -1,0 +1,119 @@
+"""What lies next to merged weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from hftune.merging.adapters import Adapter
+from hftune.merging.inputs import BaseFolder, Inputs
+from hftune.merging.model_config import (
+    copy_other_files,
+    copy_tokenizer,
+    describe_tokenizer,
+    suppress_padding,
+    write_config,
+)
+from hftune.merging.plan import Outputs
+from hftune.models.vocabulary.growth import Growth
+from tests.unit.merging.models import settings
+
+
+def written(folder: Path, config: dict[str, Any], outputs: Outputs | None = None, **more: Any) -> dict[str, Any]:
+    inputs = Inputs(BaseFolder("base", folder), config, [[Adapter(folder)]], tokenizer=folder, **more)
+    write_config(inputs, outputs or Outputs([]), folder)
+    return settings(folder)
+
+
+def test_what_merging_leaves_alone(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "dtype": "bfloat16", "vocab_size": 5, "name": "ß"}
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert written(tmp_path, config) == config
+    assert "ß" in (tmp_path / "config.json").read_text(encoding="utf-8")
+    gone = {"quantization_config": {"quant_method": "bitsandbytes"}, "reward_scale": {"mean": 1}}
+    assert written(tmp_path, config | gone) == config
+
+
+def test_what_merging_changes(tmp_path: Path) -> None:
+    outputs = Outputs([], tied=False, vocab_size=8)
+    (tmp_path / "hftune.json").write_text(json.dumps({"reward_scale": {"mean": 2}}))
+    found = written(tmp_path, {"torch_dtype": "float32", "vocab_size": 5}, outputs, dtype="float16")
+    assert found == {
+        "torch_dtype": "float16",
+        "vocab_size": 8,
+        "tie_word_embeddings": False,
+        "reward_scale": {"mean": 2},
+    }
+
+
+def test_a_model_that_sees(tmp_path: Path) -> None:
+    config = {"dtype": "float32", "text_config": {"dtype": "float32", "vocab_size": 5}}
+    found = written(tmp_path, config, Outputs([], tied=False, vocab_size=8), dtype="bfloat16")
+    assert found["text_config"] == {"dtype": "bfloat16", "vocab_size": 8, "tie_word_embeddings": False}
+    assert found["dtype"] == "bfloat16" and "vocab_size" not in found
+    assert config["text_config"] == {"dtype": "float32", "vocab_size": 5}
+
+
+@pytest.mark.parametrize(
+    ("task", "scores", "architecture", "labels"),
+    [
+        ("SEQ_CLS", 2, "LlamaForSequenceClassification", ["LABEL_0", "LABEL_1"]),
+        ("TOKEN_CLS", 2, "LlamaForTokenClassification", ["wrong", "right"]),
+    ],
+)
+def test_a_reward_model(task: str, scores: int, architecture: str, labels: list[str], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"task_type": task}))
+    found = written(tmp_path, {"model_type": "llama"}, scores=scores)
+    assert found["architectures"] == [architecture] and list(found["id2label"].values()) == labels
+    assert found["label2id"] == {label: number for number, label in enumerate(labels)}
+    assert found["pad_token_id"] is None  # there is no tokenizer
+
+
+def test_rows_of_padding_are_not_sampled(tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=4, rows=8, ids=[4, 5]))
+    assert not file.exists()
+    file.write_text('{"top_k": 3}')
+    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=4, rows=6, ids=[4, 5]))
+    assert json.loads(file.read_text()) == {"top_k": 3}
+    suppress_padding(tmp_path, Growth(base_rows=4, base_tokens=3, rows=8, ids=[4, 5]))
+    assert json.loads(file.read_text()) == {"top_k": 3, "suppress_tokens": [6, 7]}
+
+
+def test_files_that_go_along(tmp_path: Path) -> None:
+    base, merged = tmp_path / "base", tmp_path / "merged"
+    (base / "additional_chat_templates").mkdir(parents=True)
+    merged.mkdir()
+    for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "processor_config.json", "own.py"):
+        (base / name).write_text(name)
+    (base / "additional_chat_templates" / "tools.jinja").write_text("tools")
+    (base / "config.json").write_text("{}")
+    copy_tokenizer(base, merged)
+    copy_other_files(base, merged, generates=False)
+    names = {"tokenizer.json", "chat_template.jinja", "processor_config.json", "additional_chat_templates"}
+    assert {file.name for file in merged.iterdir()} == names
+    assert (merged / "additional_chat_templates" / "tools.jinja").read_text() == "tools"
+    (merged / "processor_config.json").write_text("merged")  # peft's way of merging has saved one
+    (base / "config.json").write_text('{"auto_map": {}}')
+    copy_other_files(base, merged, generates=True)
+    assert {file.name for file in merged.iterdir()} == names | {"generation_config.json", "own.py"}
+    assert (merged / "processor_config.json").read_text() == "merged"
+
+
+def test_a_tokenizer_s_description(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    found = describe_tokenizer(base)
+    assert found is not None and found["tokens"] == len(AutoTokenizer.from_pretrained(base))
+    assert describe_tokenizer(tmp_path) is None
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text((base / name).read_text())
+    before = describe_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }} another")
+    after = describe_tokenizer(tmp_path)
+    assert before and after and before["fingerprint"] == after["fingerprint"]
+    assert before["template_fingerprint"] != after["template_fingerprint"]

@@ -1,0 +1,192 @@
+"""What becomes of each tensor, from names and shapes alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hftune.errors import UserError
+from hftune.merging.adapters import ADAPTER_WEIGHTS, PREFIX, Adapter
+from hftune.merging.inputs import BaseFolder, Inputs
+from hftune.merging.plan import Output, Plan, plan_merge
+from tests.unit.merging.models import store
+
+Q, K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
+EMBED, HEAD = "model.embed_tokens", "lm_head"
+
+
+def adapter(folder: Path, tensors: dict[str, torch.Tensor], weight: float = 1.0, **config: Any) -> Adapter:
+    store(folder, {f"{PREFIX}{name}": tensor for name, tensor in tensors.items()}, ADAPTER_WEIGHTS)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 2} | config))
+    return Adapter(folder, weight)
+
+
+def lora(name: str, out: int, inward: int, r: int = 2) -> dict[str, torch.Tensor]:
+    return {f"{name}.lora_A.weight": torch.randn(r, inward), f"{name}.lora_B.weight": torch.randn(out, r)}
+
+
+def planned(base: Path, *levels: list[Adapter], **more: Any) -> Plan:
+    config = json.loads((base / "config.json").read_text()) if (base / "config.json").is_file() else {}
+    return plan_merge(Inputs(BaseFolder("base", base), config, list(levels), tokenizer=base, **more))
+
+
+def outputs(plan: Plan) -> dict[str, Output]:
+    assert plan.outputs is not None, plan.unsupported
+    return {output.name: output for output in plan.outputs.tensors}
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A base of which names alone tell everything."""
+    floats = {f"{Q}.weight": torch.randn(4, 4).bfloat16(), f"{K}.weight": torch.randn(2, 4).bfloat16()}
+    store(tmp_path / "base", floats | {"model.layers.0.steps": torch.ones(1, dtype=torch.int64)})
+    return tmp_path / "base"
+
+
+def test_what_is_not_touched_stays(small: Path, tmp_path: Path) -> None:
+    found = outputs(planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4))]))
+    assert {name: output.change is not None for name, output in found.items()} == {
+        f"{K}.weight": False,
+        f"{Q}.weight": True,
+        "model.layers.0.steps": False,
+    }
+    assert {output.dtype for output in found.values()} == {"BF16", "I64"}
+    assert not any(output.new for output in found.values())
+
+
+def test_a_dtype_is_that_of_floating_point_tensors(small: Path, tmp_path: Path) -> None:
+    found = outputs(planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4))], dtype="float32"))
+    assert [found[name].dtype for name in (f"{Q}.weight", f"{K}.weight", "model.layers.0.steps")] == [
+        "F32",
+        "F32",
+        "I64",
+    ]
+
+
+def test_levels_in_their_order(small: Path, tmp_path: Path) -> None:
+    below, left, right = (
+        adapter(tmp_path / name, lora(Q, 4, 4), weight) for name, weight in (("b", 1.0), ("l", 0.5), ("r", -1.0))
+    )
+    change = outputs(planned(small, [below], [left, right]))[f"{Q}.weight"].change
+    assert change is not None
+    assert [[weight for weight, _ in level] for level in change.levels] == [[1.0], [0.5, -1.0]]
+    assert change.levels[0][0][1][0].key[1] == below.modules[0].tensors["lora_A"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (lora(Q, 4, 6), "q_proj is [4, 4] in the base, its adapter has [4, 2] x [2, 6]"),
+        (lora("model.layers.0.other", 4, 4), "no model.layers.0.other.weight"),
+        ({f"{K}.weight": torch.ones(2, 5)}, "is [2, 4] in the base and [2, 5] in the adapter"),
+    ],
+)
+def test_another_model_s_adapter(
+    tensors: dict[str, torch.Tensor], words: str, small: Path, tmp_path: Path, make_base: Callable
+) -> None:
+    (small / "config.json").write_text((make_base("llama") / "config.json").read_text())
+    with pytest.raises(UserError) as error:
+        planned(small, [adapter(tmp_path / "a", tensors)])
+    assert words in str(error.value)
+
+
+def test_blending_needs_a_tensor_in_the_base(small: Path, tmp_path: Path) -> None:
+    grown = {f"{K}.weight": torch.ones(3, 4)} | lora(Q, 4, 4)
+    planned(small, [adapter(tmp_path / "a", grown)])
+    with pytest.raises(UserError, match="cannot be blended"):
+        planned(small, [adapter(tmp_path / "b", grown, 0.5)])
+
+
+def test_peft_s_way_and_what_it_does_not_have(small: Path, tmp_path: Path) -> None:
+    plan = planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4), peft_type="LOHA")])
+    assert plan.outputs is None and plan.unsupported == "it is of type LOHA"
+    with pytest.raises(UserError, match="--adapter_weights cannot be used: it is of type LOHA"):
+        planned(small, [adapter(tmp_path / "b", lora(Q, 4, 4), 0.5, peft_type="LOHA")])
+    with pytest.raises(UserError, match="--merge_base dequantized cannot be used"):
+        plan_merge(plan.inputs, dequantise=True)
+
+
+def test_an_empty_base(small: Path, tmp_path: Path) -> None:
+    store(small, {f"{Q}.weight": torch.empty(0, 4), f"{K}.weight": torch.empty(0)})
+    with pytest.raises(UserError, match=r"is empty: .* has size 0 \(and 1 more\)"):
+        planned(small, [adapter(tmp_path / "a", lora(Q, 4, 4))])
+
+
+# --- embeddings and head that are one tensor ---
+
+
+@pytest.fixture
+def tied(make_base: Callable) -> Path:
+    return make_base("llama", tie_word_embeddings=True)
+
+
+def rows_of(base: Path) -> tuple[int, int]:
+    config = json.loads((base / "config.json").read_text())
+    return config["vocab_size"], config["hidden_size"]
+
+
+def test_a_head_trained_alone_gets_a_tensor_of_its_own(tied: Path, tmp_path: Path) -> None:
+    shape = rows_of(tied)
+    plan = planned(tied, [adapter(tmp_path / "a", lora(HEAD, *shape))])
+    found = outputs(plan)
+    assert plan.outputs is not None and plan.outputs.tied is False
+    head, embed = found[f"{HEAD}.weight"], found[f"{EMBED}.weight"]
+    assert head.new and head.change is not None and head.source == embed.source and embed.change is None
+    assert list(found)[-1] == f"{HEAD}.weight"
+
+
+def test_embeddings_trained_alone_leave_the_head_as_it_was(tied: Path, tmp_path: Path) -> None:
+    rows, columns = rows_of(tied)
+    matrices = {
+        f"{EMBED}.lora_embedding_A": torch.randn(2, rows),
+        f"{EMBED}.lora_embedding_B": torch.randn(columns, 2),
+    }
+    plan = planned(tied, [adapter(tmp_path / "a", matrices)])
+    found = outputs(plan)
+    assert plan.outputs is not None and plan.outputs.tied is False
+    assert found[f"{HEAD}.weight"].new and found[f"{HEAD}.weight"].change is None
+    assert found[f"{EMBED}.weight"].change is not None
+    kept = planned(tied, [adapter(tmp_path / "b", matrices, ensure_weight_tying=True)])
+    assert kept.outputs is not None and kept.outputs.tied is None and f"{HEAD}.weight" not in outputs(kept)
+
+
+def test_single_rows_keep_the_tie(tied: Path, tmp_path: Path) -> None:
+    rows = {f"{EMBED}.token_adapter.trainable_tokens_delta": torch.randn(2, rows_of(tied)[1])}
+    plan = planned(tied, [adapter(tmp_path / "a", rows, trainable_token_indices=[3, 5])])
+    assert plan.outputs is not None and plan.outputs.tied is None and f"{HEAD}.weight" not in outputs(plan)
+
+
+def test_both_trained_whole_alike_and_not(tied: Path, tmp_path: Path) -> None:
+    values = torch.randn(rows_of(tied))
+    alike = planned(tied, [adapter(tmp_path / "a", {f"{EMBED}.weight": values, f"{HEAD}.weight": values.clone()})])
+    assert alike.outputs is not None and alike.outputs.tied is None and f"{HEAD}.weight" not in outputs(alike)
+    apart = planned(tied, [adapter(tmp_path / "b", {f"{EMBED}.weight": values, f"{HEAD}.weight": values + 1})])
+    assert apart.outputs is not None and apart.outputs.tied is False and outputs(apart)[f"{HEAD}.weight"].new
+
+
+def test_a_grown_vocabulary(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    rows, columns = rows_of(base)
+    both = {f"{name}.weight": torch.randn(rows + 8, columns) for name in (EMBED, HEAD)}
+    plan = planned(base, [adapter(tmp_path / "a", both)])
+    assert plan.outputs is not None and plan.outputs.vocab_size == rows + 8
+    assert outputs(plan)[f"{HEAD}.weight"].shape == (rows + 8, columns)
+    with pytest.raises(UserError, match=f"{rows + 8} embeddings, and lm_head.weight would have {rows} rows"):
+        planned(base, [adapter(tmp_path / "b", {f"{EMBED}.weight": both[f"{EMBED}.weight"]})])
+
+
+def test_a_reward_model_has_no_language_model_head(make_base: Callable, tmp_path: Path) -> None:
+    base = make_base("llama")
+    score = {"score.weight": torch.randn(1, rows_of(base)[1])} | lora(Q, *(rows_of(base)[1],) * 2)
+    found = outputs(planned(base, [adapter(tmp_path / "a", score, task_type="SEQ_CLS")], scores=1))
+    assert f"{HEAD}.weight" not in found
+    assert (
+        found["score.weight"].new
+        and found["score.weight"].source is None
+        and found["score.weight"].shape == (1, rows_of(base)[1])
+    )

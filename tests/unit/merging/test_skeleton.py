@@ -1,0 +1,84 @@
+"""Names on disk and in memory, by transformers' own rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hftune.errors import ArgumentError
+from hftune.merging.skeleton import (
+    BaseTensors,
+    StoredSlice,
+    Unsupported,
+    _match_converted,
+    build_skeleton,
+    match_names,
+    quantised_linears,
+)
+from hftune.weight_files import stored_tensors
+
+
+def read(folder: Path, **more: Any) -> tuple[BaseTensors, list[str]]:
+    base = BaseTensors(dict(stored_tensors(folder)))
+    return base, match_names(base, build_skeleton(folder, trust_remote_code=False, **more))
+
+
+def test_names_that_are_the_same(make_base: Callable) -> None:
+    base, unused = read(make_base("llama", tie_word_embeddings=True))
+    assert unused == [] and base.tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert base.embedding == "model.embed_tokens.weight" and base.heads == ["lm_head.weight", "lm_head.bias"]
+    assert base.slices("model.embed_tokens.weight") == [StoredSlice("model.embed_tokens.weight")]
+    assert base.slices("lm_head.weight") == [] and base.shape("lm_head.weight") == base.shape(
+        "model.embed_tokens.weight"
+    )
+    assert base.shape("model.nothing") is None and base.module("model.nothing") is None
+
+
+def test_experts_that_are_one_parameter_in_memory(make_base: Callable) -> None:
+    base, _ = read(make_base("mixtral"))
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    slices = base.slices(name)
+    shape = base.shape(name)
+    assert shape is not None and name not in base.stored and len(slices) == 2 * shape[0]
+    assert {(one.expert, one.part) for one in slices} == {(e, part) for e in range(shape[0]) for part in (0, 1)}
+    up = next(one for one in slices if (one.expert, one.part) == (1, 1))
+    assert up.stored.endswith("experts.1.w3.weight") and up.parts == 2
+    assert base.stored[up.stored].shape == (shape[1] // 2, shape[2])
+
+
+def test_a_reward_model_leaves_the_head(make_base: Callable) -> None:
+    _, unused = read(make_base("llama"), head="score", labels=1)
+    assert unused == ["lm_head.weight"]
+
+
+def test_a_conversion_that_is_not_known_is_peft_s() -> None:
+    base = BaseTensors({})
+    rule = SimpleNamespace(
+        operations=[type("Chunk", (), {"dim": 0})()], source_patterns=["qkv"], target_patterns=["q", "k", "v"]
+    )
+    _match_converted(base, "layers.0.qkv.weight", "layers.0.q.weight", "qkv", rule)  # type: ignore[arg-type]  # a stand-in
+    with pytest.raises(Unsupported, match=r"layers\.0\.q\.weight is made from stored tensors by Chunk"):
+        base.slices("layers.0.q.weight")
+
+
+def test_without_a_skeleton_names_are_all_there_is(make_base: Callable) -> None:
+    base = BaseTensors(dict(stored_tensors(make_base("llama"))))
+    assert base.tied == {} and base.embedding is None and base.heads == [] and base.module("model") is None
+    assert base.slices("lm_head.bias") == []
+
+
+def test_what_bitsandbytes_would_quantise(make_base: Callable) -> None:
+    model = build_skeleton(make_base("llama"), trust_remote_code=False)
+    for eight_bit in (False, True):
+        names = quantised_linears(model, eight_bit=eight_bit)
+        assert "model.layers.0.mlp.up_proj" in names and "lm_head" not in names
+
+
+def test_a_model_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "no_such_model"}')
+    with pytest.raises(ArgumentError, match="transformers cannot build the model of"):
+        build_skeleton(tmp_path, trust_remote_code=False)

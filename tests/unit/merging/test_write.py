@@ -1,0 +1,161 @@
+"""Which tensor lies where, and bytes that arrive whatever the system calls do at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hftune.errors import ArgumentError, ManifestError
+from hftune.merging import write
+from hftune.merging.plan import Output
+from hftune.merging.skeleton import StoredSlice
+from hftune.merging.updates import Change, replace
+from hftune.merging.write import Progress, lay_out, write_index, write_shards
+from tests.unit.merging.models import store
+
+
+def output(name: str, rows: int) -> Output:
+    return Output(name, "F32", (rows, 1), None)
+
+
+def names(shards: list[write.Shard]) -> dict[str, list[str]]:
+    return {shard.name: [one.name for one in shard.tensors] for shard in shards}
+
+
+def test_files_of_a_size() -> None:
+    tensors = [output("a", 2), output("b", 1), output("c", 9), output("d", 1)]  # 4 bytes a row
+    assert names(lay_out(tensors, "12")) == {
+        "model-00001-of-00003.safetensors": ["a", "b"],
+        "model-00002-of-00003.safetensors": ["c"],
+        "model-00003-of-00003.safetensors": ["d"],
+    }
+    assert names(lay_out(tensors, "1KB")) == {"model.safetensors": ["a", "b", "c", "d"]}
+
+
+def test_the_base_s_files(tmp_path: Path) -> None:
+    """A new tensor stands behind the last old one before it, though its values come from another file."""
+    first = store(tmp_path / "1", {"a": torch.ones(1)}, "one.safetensors")["a"]
+    second = store(tmp_path / "2", {"b": torch.ones(1)}, "two.safetensors")["b"]
+    tensors = [
+        Output("a", "F32", (1,), first),
+        Output("b", "F32", (1,), second),
+        Output("c", "F32", (1,), first, new=True),
+    ]
+    assert names(lay_out(tensors, None)) == {"one.safetensors": ["a"], "two.safetensors": ["b", "c"]}
+    assert names(lay_out(tensors[:1], None)) == {"model.safetensors": ["a"]}
+
+
+def test_the_index(tmp_path: Path) -> None:
+    shards = lay_out([output("b", 2), output("a", 3)], "8")
+    write_index(tmp_path, shards)
+    found = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert found["metadata"] == {"total_parameters": 5, "total_size": 20}
+    assert list(found["weight_map"]) == ["a", "b"]
+    (tmp_path / "one").mkdir()
+    write_index(tmp_path / "one", shards[:1])
+    assert not list((tmp_path / "one").iterdir())
+
+
+def merged(tmp_path: Path) -> tuple[list[bool | None], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Copied, cast, replaced by others and replaced by the same; results, what is on disk, what should be."""
+    w = {name: torch.randn(40, 3) for name in ("copied", "cast", "changed", "same")}
+    base, new = store(tmp_path / "base", w), store(tmp_path / "new", {"changed": w["changed"] + 1, "same": w["same"]})
+    outputs = [Output("copied", "F32", (40, 3), base["copied"]), Output("cast", "BF16", (40, 3), base["cast"])]
+    for name in ("changed", "same"):
+        change = Change([[(1.0, [replace(new[name])])]], StoredSlice(name), (40, 3))
+        outputs.append(Output(name, "F32", (40, 3), base[name], change))
+    told: list[int] = []
+    (tmp_path / "merged").mkdir()
+    results = write_shards(tmp_path / "merged", lay_out(outputs, None), 2, told.append)
+    assert sum(told) == 40 * 3 * (3 * 4 + 2)
+    wanted = w | {"cast": w["cast"].bfloat16(), "changed": w["changed"] + 1}
+    return results, load_file(tmp_path / "merged" / "model.safetensors"), wanted
+
+
+def check(results: list[bool | None], found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert sorted(map(str, results)) == ["False", "None", "None", "True"]
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in wanted.items()
+    )
+
+
+def test_every_byte(tmp_path: Path) -> None:
+    check(*merged(tmp_path))
+
+
+def test_every_byte_in_blocks_and_in_small_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux writes at most 2 GiB at once, which a large vocabulary exceeds in float32."""
+    pwrite = os.pwrite
+    short = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
+    short.pwrite = lambda file, view, at: pwrite(file, memoryview(view)[:500], at)
+    monkeypatch.setattr(write, "os", short)
+    monkeypatch.setattr(write, "BLOCK_ELEMENTS", 20)
+    check(*merged(tmp_path))
+
+
+def test_every_byte_between_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError("cross-device link")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    check(*merged(tmp_path))
+
+
+def test_an_error_of_the_disk_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux tells of it once, to whoever flushes first."""
+    base = store(tmp_path / "base", {name: torch.ones(64) for name in "ab"})
+    outputs = [Output(name, "F32", (64,), tensor) for name, tensor in base.items()]
+    told: list[int] = []
+
+    def broken(file: int) -> None:
+        told.append(file)
+        if len(told) == 1:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(write, "_FLUSH_BYTES", 64)
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, broken)
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(OSError, match="Input/output error"):
+        write_shards(tmp_path / "merged", lay_out(outputs, None), 1, lambda count: None)
+
+
+@pytest.mark.parametrize(("value", "words"), [(float("nan"), "NaN or infinity"), (1e6, "too large for F16")])
+def test_what_a_dtype_cannot_hold(value: float, words: str, tmp_path: Path) -> None:
+    base = store(tmp_path / "base", {"w": torch.full((2, 2), value)})
+    tensors = [Output("w", "F16", (2, 2), base["w"])]
+    (tmp_path / "merged").mkdir()
+    with pytest.raises(ManifestError, match=words):
+        write_shards(tmp_path / "merged", lay_out(tensors, None), 1, lambda count: None)
+
+
+def test_large_sums_of_small_numbers_are_no_overflow(tmp_path: Path) -> None:
+    base = store(tmp_path / "base", {"w": torch.full((2, 2), 3e38)})
+    (tmp_path / "merged").mkdir()
+    write_shards(tmp_path / "merged", lay_out([Output("w", "BF16", (2, 2), base["w"])], None), 1, lambda count: None)
+    assert torch.isfinite(load_file(tmp_path / "merged" / "model.safetensors")["w"]).all()
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write, "free_bytes", lambda folder: 10**6)
+    with pytest.raises(ArgumentError, match=r"needs 0\.00 GB, the disk of .* has 0\.00 GB left"):
+        write._write_weights(tmp_path, lay_out([output("a", 2)], None))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 5.0, 11.0, 11.0, 12.0])
+    monkeypatch.setattr(write.time, "monotonic", lambda: next(seconds))
+    said: list[str] = []
+    logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(write, "get_logger", lambda: logger)
+    progress = Progress(4_000_000_000)
+    for _ in range(3):
+        progress.advance(1_000_000_000)
+    assert said == ["merged 2.0 of 4.0 GB (50%)"]

@@ -18,7 +18,8 @@ from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
-from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
+from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
 from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
@@ -43,7 +44,9 @@ NUMBERS = numbers_of(CLASSES)
 
 def test_the_walk_finds_every_class() -> None:
     names = {cls.__name__ for cls in CLASSES}
-    trained = {path.partition(":")[2] for path in (*STAGES.values(), *ALGORITHMS.values())}
+    trained = {
+        path.partition(":")[2] for path in (*(stage.arguments for stage in STAGES.values()), *ALGORITHMS.values())
+    }
     assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
     assert {"VocabArguments", "ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
     assert len(NUMBERS) > 140

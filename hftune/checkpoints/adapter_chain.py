@@ -37,6 +37,7 @@ def check_recorded_base(base: str, adapter: str, flag: str) -> Iterator[UserErro
 def recorded_chain(folder: str | Path) -> list[str] | None:
     """Folders of the adapters that were folded into the base when this one was trained; None without a record."""
     base = (read_manifest(folder) or {}).get("base")
+    # Only runs on top of other adapters have the field.
     return None if base is None else list(base.get("adapters") or [])
 
 

@@ -9,6 +9,7 @@ from hftune.opening.files import read_bytes
 from hftune.opening.folders import unsafe_entry
 from hftune.opening.safetensors_file import is_plain_name
 
+# Bytes of a tag file: the name of a folder, which no file system lets be longer.
 _TAG_LIMIT = 4096
 
 
@@ -18,6 +19,7 @@ def engine_folder(checkpoint: str | Path) -> Path | None:
     for tag in ("latest", "latest_universal"):
         if (folder / tag).is_file():
             return folder / read_tag(folder / tag)
+    # Without a tag: what a run that was cut off has left, or another tool has written.
     found = next(iter(sorted(folder.glob("global_step*"))), None)
     if found is not None:
         _refuse_stray(found)
@@ -30,6 +32,7 @@ def read_tag(file: Path) -> str:
     Raises:
         ManifestError: It names no folder next to it: DeepSpeed would read whatever it leads to.
     """
+    # The name goes into paths that are opened, and `..` or a link there would lead out of the checkpoint.
     content = read_bytes(file, limit=_TAG_LIMIT)
     name = content.decode("utf-8", "replace").strip()
     if not is_plain_name(name):

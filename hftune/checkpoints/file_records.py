@@ -39,6 +39,7 @@ def record_result(folder: str | Path) -> dict[str, Record]:
 def record_input(path: str) -> dict[str, Any] | None:
     """What a path that an argument names holds: a model's fingerprint, or records of files; None where nothing is."""
     place = Path(path)
+    # A model's fingerprint is of samples of its weights: reading all of a large base would take minutes.
     if is_model(place):
         return {"model": fingerprint(place)}
     if place.is_dir() or place.is_file():
@@ -73,6 +74,7 @@ def _files_of(place: Path) -> dict[str, Path]:
         return {place.name: place}
     found: dict[str, Path] = {}
     for root, folders, names in os.walk(place):
+        # In place, which is how `os.walk` is told where not to go.
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith("."):

@@ -49,6 +49,7 @@ def paths_of(argv: list[str]) -> Iterator[str]:
 
 def names_a_path(name: str) -> bool:
     """Whether an argument, under hftune's or another tool's name, is one of `READ`."""
+    # A translated name may lead to one argument, or by its value to several.
     row = table().get(name)
     to = row.to if row is not None else ""
     return not READ.isdisjoint({name, *([to] if isinstance(to, str) else to.values())}) or name in _NAMED_BY_OTHERS
@@ -59,11 +60,12 @@ def _paths(name: str, value: object) -> Iterator[str]:
     if not isinstance(value, str) or value.lstrip().startswith(("{", "[")):
         return
     for part in value.split(","):
+        # `FILE#500` takes 500 records of a file, `rewards.py:score` a function of it.
         text = part.strip().partition("#")[0]
         file, _, _ = text.rpartition(":")
         shipped = SHIPPED / f"{text}.json"
         if name == "deepspeed" and not Path(text).exists() and shipped.is_file():
-            yield str(shipped)
+            yield str(shipped)  # `--deepspeed zero2` means a file of hftune's
         elif text and ("/" in text or Path(text).is_file() or Path(text).is_dir()):
             yield file if file.endswith(".py") else text
         elif file.endswith(".py"):

@@ -56,6 +56,7 @@ def checkpoint_fault(folder: Path) -> str | None:
     """
     if not folder.is_dir():
         return "there is no such folder"
+    # In the order of what explains most: a missing file would also show as a bad state or bad weights.
     record = read_record(folder)
     if record is None and (folder / RECORD_NAME).exists():
         return f"{RECORD_NAME} cannot be read"
@@ -129,5 +130,6 @@ def _bad_weights(folder: Path) -> str | None:
         headers = {file.name: read_header(file) for file in weight_files(folder)}
     except ManifestError as problem:
         return problem.cause
+    # What ZeRO-3 leaves of a weight that was saved without gathering it.
     empty = (name for name, header in headers.items() if any(0 in entry["shape"] for entry in header.values()))
     return next((f"{name} holds empty tensors" for name in empty), None)

@@ -42,6 +42,7 @@ def read_manifest(folder: str | Path | None) -> Manifest | None:
 def write_manifest(folder: str | Path, manifest: Manifest) -> Path:
     """Write the manifest alongside the weights, durably, whole or not at all; without any secret."""
     file = Path(folder) / MANIFEST_NAME
+    # `default=str`: arguments hold paths and enumerations.
     write_file(file, json.dumps(redacted(manifest), indent=2, ensure_ascii=False, default=str) + "\n")
     return file
 

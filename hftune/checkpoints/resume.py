@@ -73,6 +73,7 @@ def newest_on_all_machines(output_dir: Path) -> FoundCheckpoint:
 
     The first process of a machine looks for all of it. Machines that share their files have the same answer.
     """
+    # Reading every byte of a checkpoint once per machine is enough.
     looks = ranks.local_rank() == 0
     own = newest_whole(output_dir) if looks else FoundCheckpoint()
     step = steps_done(own.folder)[0] if own.folder else None
@@ -245,6 +246,7 @@ def remove_old(output_dir: Path, limit: int | None, best: str | None) -> list[Pa
     whole = [
         folder for folder in checkpoints(output_dir) if checkpoint_fault(folder) is None and not added_files(folder)
     ]
+    # The newest whole one stays whatever the limit: a run must be able to resume.
     kept = whole[:1] + [folder for folder in whole[1:] if best and folder.resolve() == Path(best).resolve()]
     others = [folder for folder in whole if folder not in kept]
     doomed = others[max(0, limit - len(kept)) :]

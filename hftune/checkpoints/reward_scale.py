@@ -43,6 +43,7 @@ class RewardScale:
 
 def scale_of(scores: Iterable[float], measured_on: str) -> RewardScale | None:
     """The scale of these scores; None where they are all the same, or not finite."""
+    # In float64: a sum of many float32 scores loses digits, and depends on their order.
     values = np.array(list(scores), dtype=np.float64)
     if not len(values):
         return None
@@ -62,7 +63,7 @@ def read_scale(folder: str | Path) -> RewardScale | None:
         stored = read_checked(config).get(FIELD)
     try:
         return RewardScale(**stored) if stored else None
-    except TypeError as error:
+    except TypeError as error:  # fields of another name
         raise ManifestError(
             f"the reward scale stored in {folder} is none: {error}", place=f"{folder}: {FIELD}", fix="take it out there"
         ) from error

@@ -45,6 +45,7 @@ def send_common_files(folder: Path, *, exports: bool) -> list[str]:
         for name, size in _agreed(folder, group, exports=exports):
             _send(folder / name, size, group)
             sent.append(name)
+    # The others of a machine must not read a file that its first process still writes.
     ranks.barrier()
     return sent
 

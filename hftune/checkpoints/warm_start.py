@@ -33,6 +33,7 @@ def apply_warm_start(model_args: ModelArguments, adapter_args: AdapterArguments,
         return
     _check_alone(model_args, adapter_args, training_args)
     folder = weights_in(Path(asked))
+    # From here on the run is one with --peft_path or with another --model_name_or_path: loaders know no warm start.
     if (folder / _ADAPTER).is_file():
         adapter_args.peft_path, adapter_args.use_peft = str(folder), True
         if not model_args.model_name_or_path:

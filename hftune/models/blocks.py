@@ -24,7 +24,9 @@ def checkpointed_layers(model: nn.Module) -> tuple[nn.Module, str] | None:
     most = 0
     for module in model.modules():
         for name, child in module.named_children():
-            count = len(child) if isinstance(child, nn.ModuleList) else 0
-            if count > most and all(isinstance(layer, GradientCheckpointingLayer) for layer in child):  # type: ignore[attr-defined]
-                found, most = (module, name), count
+            # The longest, since a model may have further lists of such layers (a vision tower, a predictor's).
+            if not isinstance(child, nn.ModuleList) or len(child) <= most:
+                continue
+            if all(isinstance(layer, GradientCheckpointingLayer) for layer in child):
+                found, most = (module, name), len(child)
     return found

@@ -23,6 +23,7 @@ SOFTMAX_ROUTERS = ("deepseek_v2",)
 def expert_count(config: PreTrainedConfig) -> int:
     """Experts that a router chooses from; 0 where the model is no mixture of experts."""
     text = config.get_text_config()
+    # The largest: configs may have several of these fields, some of them None.
     return max((int(getattr(text, name, None) or 0) for name in _COUNTS), default=0)
 
 

@@ -49,6 +49,7 @@ def kinds_of(
         marks: One a layer: what else tells them apart, such as whether it is recomputed.
     """
     types = getattr(bare.config.get_text_config(), "layer_types", None) or []
+    # Once something below is trained, every layer above keeps activations for the backward pass.
     trains = _trained(bare.get_input_embeddings().parameters(), chosen)
     kinds: dict[Any, int] = {}
     numbers: list[int] = []
@@ -82,6 +83,7 @@ def cut_down(bare: PreTrainedModel, chosen: set[int] | None, marks: list[Any]) -
     owner, name = found
     every: Any = getattr(owner, name)
     kinds, examples = kinds_of(bare, every, chosen, marks)
+    # Set on the whole model first: the copy takes it over.
     for parameter in bare.parameters():
         parameter.requires_grad_(chosen is None or id(parameter) in chosen)
     try:
@@ -117,7 +119,8 @@ def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.
     """
     made: dict[int, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for tensors, is_parameter in ((module._parameters, True), (module._buffers, False)):
+        kinds: list[tuple[dict[str, Any], bool]] = [(module._parameters, True), (module._buffers, False)]
+        for tensors, is_parameter in kinds:
             for name, tensor in tensors.items():
                 if tensor is None or tensor.device.type != "meta":
                     continue
@@ -129,4 +132,4 @@ def materialise(model: nn.Module, dtype_of: Callable[[str, torch.Tensor], torch.
                     )
                     fresh = torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device="cpu")
                     made[id(tensor)] = nn.Parameter(fresh, tensor.requires_grad) if is_parameter else fresh
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                tensors[name] = made[id(tensor)]

@@ -70,6 +70,7 @@ def modules_to_unfreeze(model: PreTrainedModel, args: AdapterArguments) -> list[
     wanted = _named(model, args.trainable_parameters, args.trainable_parameters_regex, "trainable", problems)
     raise_together(problems)
     owners = list(dict.fromkeys(name.rpartition(".")[0] for name in wanted))
+    # A module within another that is named is saved with it.
     owners = [owner for owner in owners if not any(owner.startswith(f"{other}.") for other in owners)]
     for owner in owners:
         inside = [name for name, _ in _all(model) if name.startswith(f"{owner}.")]
@@ -164,6 +165,7 @@ def _of_layers(model: PreTrainedModel, args: AdapterArguments) -> dict[str, torc
     inside = {
         name: parameter for name, parameter in named if (found := _LAYER.search(name)) and int(found[1]) in layers
     }
+    # Embeddings, the last norm, the head: frozen unless `--freeze_extra_modules` names them.
     outside = {name: parameter for name, parameter in named if not _LAYER.search(name)}
     return _having(inside, args.freeze_trainable_modules, "--freeze_trainable_modules") | _having(
         outside, args.freeze_extra_modules or [], "--freeze_extra_modules"

@@ -35,6 +35,7 @@ def new_rows_with_lora(
     if growth is None or not growth.ids:
         return asked
     tables = _tables(model)
+    # As peft compares them: by the end of the name.
     whole = [name for name in tables if any(name.endswith(saved) for saved in modules_to_save)]
     if not whole:
         notice(f"the rows of {len(growth.ids)} new tokens are trained beside LoRA, in {' and '.join(tables)}")

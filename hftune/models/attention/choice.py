@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
-from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, why_not_isolated
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
 from hftune.models.loading.config import model_config
@@ -37,6 +35,7 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     config = model_config(model_args, training_args)
     model_class = causal_class(config)
     refuse_unless_isolated(config, model_class)
+    assert model_class is not None, "a class of its own was refused"
     if asked is not None:
         refuse_attention(asked, machine)
         return asked
@@ -76,9 +75,7 @@ def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments)
         return False
     config = model_config(model_args, training_args)
     model_class = causal_class(config)
-    try:
-        refuse_unless_isolated(config, model_class)
-    except ArgumentError:
+    if model_class is None or why_not_isolated(config, model_class):
         return False
     # On a GPU a call of SDPA for each document is slower than one call over a padded batch; on a CPU it is not.
     return not machine.major or choose_attention(config, model_class, machine)[0] != SEGMENTS
@@ -92,7 +89,7 @@ def report_attention(model: PreTrainedModel, model_args: ModelArguments, trainin
         notice(f"attention: {model.config._attn_implementation} ({reason})")
 
 
-def choose_attention(config: PreTrainedConfig, model_class: Any, machine: Machine) -> tuple[str, str]:
+def choose_attention(config: PreTrainedConfig, model_class: type[PreTrainedModel], machine: Machine) -> tuple[str, str]:
     """The fastest attention that is exact for this model on this machine, and why it is that one."""
     text = config.get_text_config()
     softcap = getattr(text, "attn_logit_softcapping", None) is not None
@@ -116,7 +113,7 @@ def choose_attention(config: PreTrainedConfig, model_class: Any, machine: Machin
     return SEGMENTS, "SDPA, a document at a time"
 
 
-def _compiled(model_class: Any, machine: Machine, dropout: bool) -> tuple[str, str]:
+def _compiled(model_class: type[PreTrainedModel], machine: Machine, dropout: bool) -> tuple[str, str]:
     if machine.major and machine.flex and model_class._supports_flex_attn and not dropout:
         return "flex_attention", "the model is compiled"
     # Both with a dense mask of tokens by tokens.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import (
@@ -10,6 +11,7 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     PreTrainedConfig,
+    PreTrainedModel,
 )
 
 from hftune.errors import ArgumentError
@@ -22,26 +24,28 @@ ISOLATED_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "
 """Kinds of layers, in transformers' words, in which a token's past is what its attention mask says."""
 
 
-def class_for(mapping: Any, config: PreTrainedConfig) -> Any:
+def class_for(mapping: Mapping[Any, Any], config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class that transformers builds from a config by one of its mappings; None where it knows none."""
     if type(config) not in mapping:
         return None
     found = mapping[type(config)]
-    return found[0] if isinstance(found, tuple) else found
+    # Some architectures have several classes for one config; the first is the usual one.
+    model_class: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+    return model_class
 
 
-def causal_class(config: PreTrainedConfig) -> Any:
+def causal_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of a causal LM of this config, or None where its code comes with the model."""
     return class_for(MODEL_FOR_CAUSAL_LM_MAPPING, config)
 
 
-def reward_class(config: PreTrainedConfig, *, steps: bool) -> Any:
+def reward_class(config: PreTrainedConfig, *, steps: bool) -> type[PreTrainedModel] | None:
     """The class that transformers builds for a reward model; None where it knows none."""
     mapping = MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING if steps else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
     return class_for(mapping, config)
 
 
-def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
+def refuse_unless_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> None:
     """Refuse a model whose documents would see each other in a row, whatever the attention.
 
     Raises:
@@ -56,11 +60,12 @@ def refuse_unless_isolated(config: PreTrainedConfig, model_class: Any) -> None:
         )
 
 
-def why_not_isolated(config: PreTrainedConfig, model_class: Any) -> str | None:
+def why_not_isolated(config: PreTrainedConfig, model_class: type[PreTrainedModel] | None) -> str | None:
     """Why tokens of this model reach others by other ways than attention; None where they do not."""
     layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
     if model_class is None:
         return "its code comes with the model, and cannot be checked"
+    # Models with layers of different kinds name them all in `layer_types`; others say it of the whole class.
     if model_class._is_stateful or layers - ISOLATED_LAYERS:
         kinds = ", ".join(sorted(layers - ISOLATED_LAYERS)) or "a recurrent state"
         return f"it has layers whose past is more than the attention mask says ({kinds})"
@@ -77,6 +82,7 @@ def refuse_attention(asked: str, machine: Machine) -> None:
     Raises:
         ArgumentError: Naming those that do.
     """
+    # Also kernels of the Hub with that word in their name, which take the borders of documents alike.
     flash = "flash" in asked
     if flash and (not machine.major or not machine.half):
         raise ArgumentError(

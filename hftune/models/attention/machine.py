@@ -37,7 +37,7 @@ class Machine:
 def this_machine(training_args: StageArguments, dtype: str = "auto") -> Machine:
     """What is installed and asked for here; `dtype` is that of the weights."""
     half = bool(training_args.bf16 or training_args.fp16) or dtype in ("bfloat16", "float16")
-    if training_args.use_cpu:
+    if training_args.use_cpu:  # whatever GPU there is
         return Machine(half=half, compiled=training_args.torch_compile)
     # Asked without their fallback to kernels on the Hub: choosing must not reach for the network.
     found = {

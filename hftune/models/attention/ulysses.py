@@ -80,6 +80,7 @@ def ulysses_attention(
     documents = _documents(cu_seq_lens_q)
     tokens = shares(sum(documents.lengths), group.size)
     assert query.shape[2] == tokens[group.rank], "a slice of the row whose documents were given"
+    # Norms of queries and keys are kept in float32 on a quantised base (peft), and give float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
     attention = varlen_attention if has_varlen() else segments_attention
     whole = dataclasses.replace(documents, window=attention_mask.width)
@@ -121,6 +122,7 @@ def _keys_of(states: torch.Tensor, heads: Heads, group: SequenceGroup, tokens: t
     if list(heads.keys_sent) != list(range(heads.keys)):
         states = states[:, heads.keys_sent]
     whole = group.to_heads(states, heads.key_shares, tokens)
+    # Where keys have fewer heads than there are processes, several share one, and each picks the ones of its queries.
     places = heads.key_of_query(group.rank)
     return whole if places is None else whole[:, places]
 

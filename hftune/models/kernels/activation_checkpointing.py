@@ -131,9 +131,12 @@ class Recomputing:
         return save_on_cpu(pin_memory=device is not None, device_type=device.type if device else "cpu")
 
 
-def _switch(self: Any, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1) -> None:
+def _switch(
+    self: nn.Module, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
+) -> None:
     """Takes the place of a model's `_set_gradient_checkpointing`; options are ignored, since the plan says it all."""
-    self.recomputing.switch(self, on=enable)
+    recomputing: Recomputing = vars(self)["recomputing"]
+    recomputing.switch(self, on=enable)
 
 
 def _parts(layer: nn.Module, part: str) -> Iterator[nn.Module]:
@@ -156,9 +159,12 @@ def _wrap_forward(module: Any) -> None:
         replace_method(module, "forward", _recomputed_forward)
 
 
-def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if not (self.gradient_checkpointing and self.training and torch.is_grad_enabled()):
-        return self.forward_as_it_was(*args, **kwargs)
+def _recomputed_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    # By `self` and not by a closure: a copy of the model must not run the original's modules.
+    set_here = vars(self)
+    forward = set_here["forward_as_it_was"]
+    if not (set_here["gradient_checkpointing"] and self.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
     # A cache would be written a second time when recomputing.
     for name in _CACHES:
         if kwargs.get(name) is not None:
@@ -166,7 +172,7 @@ def _recomputed_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     # Reentrant checkpointing passes gradients through positional arguments only.
     if not args:
         args = (kwargs.pop("hidden_states"),)
-    return self._gradient_checkpointing_func(partial(self.forward_as_it_was, **kwargs), *args)
+    return set_here["_gradient_checkpointing_func"](partial(forward, **kwargs), *args)
 
 
 def _wrap_attention(attention: Any) -> None:
@@ -199,10 +205,11 @@ class _CoreAttention:
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
-    return inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]  # type: ignore[no-any-return]
+    function: Callable[..., Any] = inspect.unwrap(type(module).forward).__globals__["eager_attention_forward"]
+    return function
 
 
-def _warn_if_useless(model: Any, plan: Recomputation) -> None:
+def _warn_if_useless(model: PreTrainedModel, plan: Recomputation) -> None:
     kernel = model.config._attn_implementation or ""
     if CORE_ATTENTION in plan.parts and kernel.startswith(_KEEP_NO_SCORES):
         notice(

@@ -54,22 +54,22 @@ def add_answer_head(model: PreTrainedModel) -> None:
 
     @functools.wraps(type(model).forward)
     def forward(
-        self: Any,
+        self: PreTrainedModel,
         *args: Any,
-        answer_at: Any = None,
-        answer_ids: Any = None,
-        answer_factors: Any = None,
+        answer_at: torch.Tensor | None = None,
+        answer_ids: torch.Tensor | None = None,
+        answer_factors: torch.Tensor | None = None,
         answer_dft: bool = False,
         answer_detail: int = 2,
         **kwargs: Any,
     ) -> Any:
         width = kwargs.pop("answer_width", None)
-        if answer_at is None:
+        if answer_at is None or answer_ids is None:
             return original(*args, **kwargs)
         # A batch of this process may hold no answer. It then projects one token with factor 0, since every process has
         # to use the head: gathering it (ZeRO-3) and reducing its gradient are collective.
         none = answer_factors is not None and not len(answer_ids)
-        if none:
+        if none and answer_factors is not None:
             answer_at, answer_ids, answer_factors = (
                 one.new_zeros(1) for one in (answer_at, answer_ids, answer_factors)
             )

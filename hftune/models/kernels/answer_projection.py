@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedConfig
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import ranks, zero
@@ -37,7 +38,7 @@ class LogitShape:
     softcap: float | None = None
 
     @classmethod
-    def of(cls, config: Any) -> LogitShape:
+    def of(cls, config: PreTrainedConfig) -> LogitShape:
         """From a model's config; the names are those of transformers' architectures."""
         text = config.get_text_config()
         scale = next(
@@ -48,6 +49,7 @@ class LogitShape:
             ),
             None,
         )
+        # Granite divides by `logits_scaling`; HyperCLOVA X multiplies by the field of that name.
         divisor = getattr(text, "logits_scaling", None)
         if scale is None and divisor is not None:
             scale = divisor if text.model_type == "hyperclovax" else 1 / divisor
@@ -112,7 +114,7 @@ def weighted_loss(
     return -(log_probs * scaled).sum(), (log_probs.detach(), *columns[1:])
 
 
-def _is_plain(head: Any) -> bool:
+def _is_plain(head: torch.nn.Module) -> bool:
     """Whether it is a projection and nothing else."""
     return type(head) is torch.nn.Linear
 
@@ -127,7 +129,12 @@ def _answering(head: Any) -> None:
         return
     original: Callable[[torch.Tensor], torch.Tensor] = head.forward
 
-    def forward(self: Any, hidden: torch.Tensor, answer_ids: Any = None, answer_options: Any = None) -> Any:
+    def forward(
+        self: torch.nn.Linear,
+        hidden: torch.Tensor,
+        answer_ids: torch.Tensor | None = None,
+        answer_options: tuple[Any, ...] = (),
+    ) -> Any:
         if answer_ids is None:
             return original(hidden)
         function = _FrozenHead if len(answer_options) == 2 else _TrainedHead
@@ -343,6 +350,7 @@ def _by_module(
     if zero.is_any_partitioned(head):
         # Each call gathers weights, and each backward pass of one: all processes need as many.
         most = max(ranks.max_over_ranks(most), 1)
+    # Logits of a trained head are kept where they are small, since computing them twice is half of the work again.
     again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
     pieces = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
     found: list[Columns] = []

@@ -16,6 +16,7 @@ from hftune.models.blocks import decoder_layers
 from hftune.models.loading.dropout_fields import Probabilities
 
 _ATTENTION_ATTRIBUTES = ("attention_dropout", "attn_dropout")
+# Dropout modules of a layer's two residual branches: one for both, or one each.
 _HIDDEN_MODULES = (
     ("resid_dropout",),
     ("resid_attn_dropout", "resid_mlp_dropout"),

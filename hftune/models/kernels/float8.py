@@ -42,8 +42,9 @@ def to_float8(model: PreTrainedModel, recipe: str) -> int:
 
 def train_in_float8(model: PreTrainedModel, training_args: StageArguments) -> None:
     """`to_float8` with the recipe of `--fp8`, and a word about it."""
-    layers = to_float8(model, training_args.fp8)
-    report_float8(layers, training_args.fp8, compiled=training_args.torch_compile)
+    recipe = training_args.fp8
+    assert recipe is not None, "called for runs with --fp8"
+    report_float8(to_float8(model, recipe), recipe, compiled=training_args.torch_compile)
 
 
 def report_float8(layers: int, recipe: str, *, compiled: bool) -> None:

@@ -24,6 +24,9 @@ from torch.nn.functional import gelu, linear, silu
 
 from hftune.compat.installing import replace_method
 
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+"""What architectures with a gated MLP call its three linear modules."""
+
 Weight = Callable[[torch.dtype], torch.Tensor]
 """The (out, in) weight in a dtype; a quantised one is unpacked for each use."""
 
@@ -57,6 +60,7 @@ class Projection:
         if layer is None:
             return _frozen(module, x)
         base = _frozen(layer.base_layer, x)
+        # Looked at in every call: DPO switches the adapter off for the reference, and merges may come at any time.
         if base is None or layer.merged or layer.disable_adapters or not isinstance(module, _lora_kinds()):
             return None
         names = [name for name in layer.active_adapters if name in layer.lora_A]
@@ -66,14 +70,16 @@ class Projection:
         a, b, dropout = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
         if type(a) is not nn.Linear or type(b) is not nn.Linear or b.bias is not None:
             return None
+        # A float32 adapter on a 16-bit base computes in float32, which peft does.
         if not torch.is_autocast_enabled(x.device.type) and not a.weight.dtype == b.weight.dtype == base.dtype:
-            return None  # a float32 adapter on a 16-bit base computes in float32
+            return None
         drops = dropout if layer.training and getattr(dropout, "p", 0.0) > 0 else None
         return cls(base.weight, base.bias, base.dtype, a.weight, b.weight, float(layer.scaling[name]), drops)
 
 
 def _lora_kinds() -> tuple[type, ...]:
     """peft's layers on plain and, where something has imported bitsandbytes, on 4-bit linears."""
+    # Importing peft's module would import bitsandbytes, which takes seconds and may not be there.
     packed = getattr(sys.modules.get("peft.tuners.lora.bnb"), "Linear4bit", None)
     return (LoraLinear,) if packed is None else (LoraLinear, packed)
 
@@ -105,11 +111,11 @@ def _unpacked(weight: torch.Tensor, state: Any) -> torch.Tensor:
 def fuse_lora(model: nn.Module) -> int:
     """Have the LoRA layers and gated MLPs of a model compute in this way; how many modules may do so.
 
-    Modules whose forward pass somebody else has replaced (Liger) are left alone. Weights are read where they are used,
-    not by calling the modules that own them, so that this is not for ZeRO-3, which gathers them in such calls.
+    Not for ZeRO-3, which gathers weights when their module is called: here they are read without calling it.
     """
     found = 0
     for module in model.modules():
+        # Liger and others replace the forward pass of a module in its own dictionary; what they do counts.
         if "forward" in vars(module):
             continue
         if isinstance(module, _lora_kinds()):
@@ -122,7 +128,7 @@ def fuse_lora(model: nn.Module) -> int:
 
 
 def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         how = None if args or kwargs else Projection.of(self, x)
         if how is None or how.a is None:
             return original(self, x, *args, **kwargs)
@@ -134,9 +140,9 @@ def _lora_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
 
 def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        hows = [None if args or kwargs else Projection.of(each, x) for each in (self.gate_proj, self.up_proj)]
-        hows.append(Projection.of(self.down_proj, x))
+    def forward(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        projections = [getattr(self, name) for name in _PROJECTIONS]
+        hows = [None if args or kwargs else Projection.of(each, x) for each in projections]
         if any(how is None or how.dropout is not None for how in hows):
             return original(self, x, *args, **kwargs)
         gate, up, down = hows
@@ -149,8 +155,10 @@ def _mlp_forward(original: Callable[..., torch.Tensor]) -> Callable[..., torch.T
 
 def is_gated_mlp(module: nn.Module) -> bool:
     """Whether its class computes down(act(gate x) * up x) with an activation known here; it is tried out."""
-    names = ("gate_proj", "up_proj", "down_proj")
-    if not all(isinstance(getattr(module, name, None), nn.Module) for name in names) or _activation(module) is None:
+    if (
+        not all(isinstance(getattr(module, name, None), nn.Module) for name in _PROJECTIONS)
+        or _activation(module) is None
+    ):
         return False
     if len(list(module.children())) != 4:
         return False  # a norm or a dropout of its own
@@ -158,6 +166,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
     x = torch.linspace(-2, 2, 12).view(1, 2, 6)
     activation = _activation(module)
     assert activation is not None
+    # Each projection of the probe does something else, so that a class that mixes them up gives other numbers.
     expected = x.flip(-1) * (activation.forward(x * 0.5) * (x + 1.0))
     try:
         found = type(module).forward(probe, x)
@@ -169,7 +178,7 @@ def is_gated_mlp(module: nn.Module) -> bool:
 class _Probe:
     """Stands for a gated MLP in its own forward pass, with projections that are easy to follow."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.act_fn = module.act_fn
         self.gate_proj = lambda x: x * 0.5
         self.up_proj = lambda x: x + 1.0
@@ -192,7 +201,7 @@ _GELU_TANH = Activation(
 _BY_NAME = {"SiLU": _SILU, "SiLUActivation": _SILU, "GELUActivation": _GELU, "GELUTanh": _GELU_TANH}
 
 
-def _activation(module: Any) -> Activation | None:
+def _activation(module: nn.Module) -> Activation | None:
     act = getattr(module, "act_fn", None)
     if type(act) is nn.GELU:
         return _GELU_TANH if act.approximate == "tanh" else _GELU
@@ -207,6 +216,7 @@ def _low(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 def _project(x: torch.Tensor, how: Projection, inner: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
     """W x + b + scale * B A x of (tokens, in), and A x, (r, tokens). `inner`: what A sees, where that is not x."""
     bias = None if how.bias is None else how.bias.to(how.dtype)
+    # In place on the product: no tensor as large as the output for the low-rank part alone.
     out = linear(x, how.weight(how.dtype), bias)
     if how.a is None or how.b is None:
         return out, None
@@ -255,6 +265,7 @@ class _LoraLinear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, dropped: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, how: Projection
     ) -> torch.Tensor:
         """W x + b + scale * B A d(x), d being the dropout."""
+        # Dtypes are chosen here once; autocast would cast every operand of every product again.
         with torch.autocast(x.device.type, enabled=False):
             flat = x.reshape(-1, x.shape[-1]).to(how.dtype)
             inner = None if dropped is None else dropped.reshape(flat.shape).to(how.dtype)
@@ -293,6 +304,7 @@ class _GatedMLP(torch.autograd.Function):
             flat = x.reshape(-1, x.shape[-1]).to(gate.dtype)
             gated, low_gate = _project(flat, gate, None)
             upped, low_up = _project(flat, up, None)
+            # The product of the two is not kept: it is one multiplication away from what is.
             out, low_down = _project(act.forward(gated).mul_(upped), down, None)
         ctx.save_for_backward(flat, gated, upped, low_gate, low_up, low_down)
         ctx.hows, ctx.shape, ctx.dtype = (gate, up, down, act), x.shape, x.dtype
@@ -305,6 +317,7 @@ class _GatedMLP(torch.autograd.Function):
         gate, up, down, act = ctx.hows
         with torch.autocast(gradient.device.type, enabled=False):
             gradient = gradient.reshape(-1, gradient.shape[-1]).to(down.dtype)
+            # In place from here on, in an order in which each tensor is overwritten only after its last use.
             opened = act.forward(gated)
             inner, of_down = _factor_gradients(gradient, opened * upped, low_down, down)
             of_product = _add_input_gradient(None, gradient, inner, down)

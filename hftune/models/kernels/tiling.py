@@ -23,6 +23,7 @@ _NAMES = ("mlp", "feed_forward")
 def tileable(model: nn.Module) -> list[nn.Module]:
     """The MLPs of the decoder layers whose tokens do not know of each other: all but mixtures of experts."""
     found = [getattr(layer, name, None) for layer in decoder_layers(model) for name in _NAMES]
+    # A router's load-balancing loss is computed over all tokens of a row, which tiles would take apart.
     routed = {id(router) for router in routers_of(model)}
     return [
         module
@@ -63,14 +64,15 @@ def tile_mlps(model: nn.Module, tiles: int) -> int:
     return len(modules)
 
 
-def _tiled(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+def _tiled(self: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """(batch, tokens, size) to the same."""
+    forward, tiles = vars(self)["forward_of_a_tile"], vars(self)["tiles"]
     flat = hidden_states.reshape(-1, hidden_states.shape[-1])
     # As many tiles for every batch and on every process, also where rows are shorter: under ZeRO-3 each tile gathers
     # weights, and all processes must take part.
-    parts = flat.tensor_split(self.tiles)
+    parts = flat.tensor_split(tiles)
     if self.training and torch.is_grad_enabled():
-        done = [checkpoint(self.forward_of_a_tile, part, use_reentrant=False) for part in parts]
+        done = [checkpoint(forward, part, use_reentrant=False) for part in parts]
     else:
-        done = [self.forward_of_a_tile(part) for part in parts]
+        done = [forward(part) for part in parts]
     return torch.cat(done).view(hidden_states.shape)

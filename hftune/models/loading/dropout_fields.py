@@ -36,6 +36,7 @@ def set_dropout_fields(config: PreTrainedConfig, training_args: StageArguments) 
         (ATTENTION_FIELDS, training_args.attention_probs_dropout_prob),
     )
     for names, value in asked:
+        # All that are there: some architectures have one for attention and one for the MLP.
         for name in names:
             if value is not None and hasattr(text, name):
                 setattr(text, name, value)
@@ -43,6 +44,7 @@ def set_dropout_fields(config: PreTrainedConfig, training_args: StageArguments) 
 
 def outside_config(config: PreTrainedConfig, training_args: StageArguments) -> Probabilities:
     """The probabilities that the config's fields do not set: without a field, or changing with steps or layers."""
+    # A field holds one value for all layers and the whole run.
     changes = bool(training_args.dropout_warmup_steps or training_args.layerwise_dropout)
     text = config.get_text_config()
 

@@ -49,6 +49,7 @@ def scale_rope(config: PreTrainedConfig, model_args: ModelArguments, rows: int |
     wanted = _named(str(asked), text, model_args, rows) if by_name else _inline(asked, text)
     if wanted is None or _is_done(current, wanted):
         return
+    # A kind by name is applied to a model as it was trained; JSON says all values, and may replace others.
     if by_name and current.get("rope_type", "default") != "default":
         raise _problem(
             f"the model's positions are scaled already: {current}",
@@ -114,7 +115,9 @@ def _is_done(current: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 def _stretch(text: PreTrainedConfig, current: dict[str, Any], wanted: dict[str, Any]) -> tuple[int, int]:
     context = int(wanted.get("original_max_position_embeddings") or trained_context(text))
+    # The base frequency and the share of rotary dimensions are the model's, whatever the scaling.
     kept: dict[str, Any] = {name: current[name] for name in ("rope_theta", "partial_rotary_factor") if name in current}
+    # In place: the same mapping may be the one of the layers with full attention within `rope_parameters`.
     current.clear()
     current.update({**kept, **wanted})
     if current["rope_type"] in _KEEPS_ORIGINAL:

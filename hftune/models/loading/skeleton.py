@@ -30,7 +30,7 @@ def skeleton(config: PreTrainedConfig, training_args: StageArguments, *, scores:
         scores: Give a sequence classification model with one label instead of a causal LM.
     """
     auto = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
-    config = copy.deepcopy(config)
+    config = copy.deepcopy(config)  # building a model writes into its config
     if scores:
         config.num_labels = 1
     with zero.no_partitioning(), torch.device("meta"), no_init_weights():

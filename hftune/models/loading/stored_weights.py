@@ -150,6 +150,7 @@ def find_mismatch(model: PreTrainedModel, stored: Mapping[str, Shape], *, scores
         module, _, kind = name.rpartition(".")
         of_module = kind in ("weight", "bias") and module in modules and not name.startswith(OLD_HEADS)
         (found.beyond if of_module or name in behind else found.aside).append(name)
+    # The language model's head has no place in a reward model, and that is no news.
     if scores:
         found.aside = [name for name in found.aside if not name.startswith(OLD_HEADS)]
     return found

@@ -77,6 +77,7 @@ def read_chat_template(value: str) -> str:
     names = chat_templates.shipped()
     if value in names:
         return chat_templates.text_of(value)
+    # TRL's templates for training differ from the plain ones by marks around what is trained.
     near = [name for name in names if name.startswith(value.lower()) and not name.endswith("_training")]
     near = near or difflib.get_close_matches(value.lower(), names, n=1)
     listed = ", ".join(dict.fromkeys([*near[:4], "chatml", *chat_templates.GENERAL]))
@@ -113,6 +114,7 @@ def _choose_pad_token(tokenizer: PreTrainedTokenizerBase, asked: str | None) -> 
                 fix="name a token that is, or leave the flag out",
             )
         tokenizer.pad_token = asked
+    # Labels are masked by position, not by id, so that the end of a text may serve.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
         notice(f"the tokenizer has no pad token; its end of text {tokenizer.eos_token!r} is used (padding is masked)")

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
-from hftune.data.corpus.mixing import LookedUp
+from hftune.data.mixture import ReorderedSampler
 from hftune.trainers.features.feature import Epoch, Feature
 from hftune.trainers.features.record_order import innermost_sampler
 from hftune.trainers.features.run import Inputs, Run
@@ -25,7 +25,7 @@ class PromptOrder(Feature):
         pattern = run.upstream_sampler(range(len(drawn)))
         # The mixture is in random order already.
         pattern.shuffle = False
-        return LookedUp(pattern, drawn)
+        return ReorderedSampler(pattern, drawn)
 
     def before_epoch(self, run: Run, epoch: Epoch) -> None:
         """An epoch's order depends on its number, so a run that resumes sees the same one.

@@ -31,7 +31,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[inspect.BoundArguments]:
 
     monkeypatch.setattr(torch_varlen, "varlen_attn", slow)
     monkeypatch.setattr(varlen, "_kernel_takes", lambda query, value, kwargs: True)
-    monkeypatch.setattr(varlen, "_parameters", lambda: frozenset(SIGNATURE.parameters))
+    monkeypatch.setattr(varlen, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters))
     return calls
 
 
@@ -90,7 +90,7 @@ def test_the_kernel_gets_what_it_should(
 def test_a_torch_without_grouped_queries_gets_repeated_keys(
     kernel: list[inspect.BoundArguments], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(varlen, "_parameters", lambda: frozenset(SIGNATURE.parameters) - {"enable_gqa"})
+    monkeypatch.setattr(varlen, "varlen_parameters", lambda: frozenset(SIGNATURE.parameters) - {"enable_gqa"})
     given = inputs()
     found = varlen_attention(torch.nn.Identity(), *given, runs(None))[0]
     assert kernel[0].arguments["key"].shape == (BATCH * TOKENS, HEADS, SIZE)

@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl.models.utils import disable_gradient_checkpointing
 
 from hftune.arguments.recomputation import Recomputation
-from hftune.models.kernels.activation_checkpointing import not_recomputable, recompute
+from hftune.models.kernels.activation_checkpointing import recompute
 from tests.architectures import ARCHITECTURES, make_config
 
 pytestmark = pytest.mark.long
@@ -227,30 +227,6 @@ def test_every_architecture(architecture: str) -> None:
         loss, grads, kept = step(plain)
         assert torch.equal(loss, expected[0]) and kept < expected[2]
         assert all(torch.equal(grads[name], expected[1][name]) for name in expected[1])
-
-
-def test_what_cannot_be_recomputed() -> None:
-    class Whole(PreTrainedModel):
-        config_class = LlamaConfig
-        supports_gradient_checkpointing = True
-
-        def __init__(self, config: LlamaConfig) -> None:
-            super().__init__(config)
-            self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(config.num_hidden_layers)])
-
-    config = LlamaConfig(num_hidden_layers=2)
-    whole = Whole(config)
-    assert not_recomputable(whole, Recomputation()) is None
-    assert "as a whole" in str(not_recomputable(whole, Recomputation(("attention",))))
-    assert "as a whole" in str(not_recomputable(whole, Recomputation(every=2)))
-    whole.supports_gradient_checkpointing = False
-    assert "cannot recompute" in str(not_recomputable(whole, Recomputation()))
-    assert "no layer 9" in str(not_recomputable(model(), Recomputation(which="0,9")))
-    plain = model()
-    for layer in plain.model.layers:
-        layer.mixing = layer.self_attn
-        del layer.self_attn
-    assert "finds no attention" in str(not_recomputable(plain, Recomputation(("attention",))))
 
 
 def test_upstream_still_has_the_places_that_are_used() -> None:

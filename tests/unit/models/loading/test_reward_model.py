@@ -1,0 +1,38 @@
+"""Heads that score: drawn by the seed, kept where they were trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from hftune.arguments.entry import parse_arguments
+from hftune.models.loading.reward_model import init_score_head, load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
+
+
+def test_score_head_depends_on_the_seed_alone(tiny_model: Path) -> None:
+    heads = []
+    for noise in (1, 2):
+        torch.manual_seed(noise)
+        model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+        init_score_head(model, seed=7)
+        heads.append(model.score.weight.detach().clone())
+    assert torch.equal(*heads)
+    assert heads[0].std().item() == pytest.approx(1 / 65**0.5, rel=0.25)  # hidden size 64
+
+
+def test_a_trained_head_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+    model_args, _, adapter, training = parse_arguments(
+        "rm", ["--model_name_or_path", str(tiny_model), "--output_dir", "o"]
+    )
+    tokenizer = load_tokenizer(model_args, training)
+    first = load_reward_model(model_args, adapter, training, tokenizer)
+    with torch.no_grad():
+        first.score.weight.fill_(0.5)
+    first.save_pretrained(tmp_path)
+    model_args.model_name_or_path = str(tmp_path)
+    again = load_reward_model(model_args, adapter, training, tokenizer)
+    assert torch.equal(again.score.weight, first.score.weight)

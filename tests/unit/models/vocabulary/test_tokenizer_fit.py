@@ -1,0 +1,66 @@
+"""A model has rows for its tokenizer, or the run is refused; growing is imported where it is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hftune.constants import MANIFEST_NAME
+from hftune.errors import ArgumentError
+from hftune.models.vocabulary import tokenizer_fit
+from hftune.models.vocabulary.growth import Growth
+from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
+
+
+class Tokens(dict[str, int]):
+    """What of a tokenizer is asked for."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return self
+
+
+def fit(folder: Path, ids: dict[str, int], *, grows: bool = False, chain: tuple[str, ...] = ()) -> Any:
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 10}
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, **sizes))
+    tokenizer: Any = Tokens(ids)
+    model_args: Any = SimpleNamespace(grows=grows, model_name_or_path=str(folder))
+    adapter_args: Any = SimpleNamespace(adapter_chain=chain)
+    training_args: Any = SimpleNamespace()
+    fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
+    return model
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Places that were imported; instead of growing, four tokens are noted down as new."""
+    places: list[str] = []
+
+    def place(name: str) -> Any:
+        places.append(name)
+        return lambda model, *_: setattr(model, "vocabulary_growth", Growth(6, 6, 10, ids=[6, 7]))
+
+    monkeypatch.setattr(tokenizer_fit, "on_demand", place)
+    return places
+
+
+def test_ids_without_a_row_are_refused(tmp_path: Path) -> None:
+    fit(tmp_path, {"a": 0, "z": 9})
+    with pytest.raises(ArgumentError, match=r"ids up to 10 \(2 tokens\), the model has 10 embeddings"):
+        fit(tmp_path, {"a": 0, "z": 10})
+
+
+def test_a_run_that_adds_nothing_imports_nothing(tmp_path: Path, imported: list[str]) -> None:
+    assert fit(tmp_path, {"a": 0}).trained_token_ids == [] and imported == []
+    assert fit(tmp_path, {"a": 0}, grows=True).trained_token_ids == [6, 7]
+    assert fit(tmp_path, {"a": 0}, chain=("adapter",)).trained_token_ids == [6, 7]
+    assert imported == ["hftune.models.vocabulary.growing:grow_for_run"] * 2
+
+
+def test_new_tokens_of_an_earlier_run(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps({"vocabulary": {"new_tokens": [[3, 5]]}}))
+    assert fit(tmp_path, {"a": 0}).trained_token_ids == [3, 4, 5]

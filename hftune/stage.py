@@ -28,7 +28,7 @@ from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import find_checkpoint, rename_old_checkpoints, report_nothing_left, starts_fresh
 from hftune.checkpoints.warm_start import apply_warm_start
 from hftune.constants import LOG_NAME, SAMPLES_NAME
-from hftune.data.preview import preview, segments
+from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import ArgumentError, Preempted, UserError
@@ -366,7 +366,7 @@ def _write(args: StageArguments, manifest: manifests.Manifest) -> None:
 def _write_samples(args: StageArguments, trainer: StageTrainer, data: Splits) -> None:
     """What is trained, as text, for `hftune report`."""
     if ranks.is_main():
-        found = segments(data, trainer.processing_class, 2)
+        found = text_samples(data, trainer.processing_class, 2)
         text = json.dumps(found, ensure_ascii=False, indent=1)
         write_file(Path(str(args.output_dir)) / SAMPLES_NAME, text + "\n")
 

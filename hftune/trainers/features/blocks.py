@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import Sampler
 from transformers.trainer import TRAINER_STATE_NAME
 
-from hftune.data.corpus.blocks import BlockDataset, InOrder
+from hftune.data.corpus.blocks import BlockDataset, BlockSampler
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, ManifestError, shown
@@ -45,7 +45,7 @@ class Blocks(Feature):
 
     def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
         """Blocks are mixed by the data set itself."""
-        return InOrder(len(dataset), self._origin) if isinstance(dataset, BlockDataset) else None
+        return BlockSampler(len(dataset), self._origin) if isinstance(dataset, BlockDataset) else None
 
     def save_state(self, run: Run, folder: Path) -> None:
         """How far each source has been gone through."""
@@ -81,7 +81,7 @@ class Blocks(Feature):
 
     def _begin(self, run: Run, checkpoint: str | None) -> None:
         data, step_size = run.train_dataset, run.get_total_train_batch_size(run.args)
-        data.fill_steps(step_size)
+        data.round_to_steps(step_size)
         if run.args.ignore_data_skip:
             notice("--ignore_data_skip has no effect: the position in tokenised data is found without reading them")
             run.args.ignore_data_skip = False

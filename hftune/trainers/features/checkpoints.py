@@ -15,7 +15,6 @@ from hftune.checkpoints.manifest import Manifest, write_manifest
 from hftune.checkpoints.resume import PARTIAL, remove_leftovers, remove_old
 from hftune.checkpoints.unshared_storage import send_common_files
 from hftune.distributed import nodes, ranks, zero
-from hftune.distributed.tensor_parallel import local_shard
 from hftune.logging import get_logger, notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import load_tensors
@@ -198,7 +197,7 @@ def load_exported(model: Any, tensors: dict[str, Any]) -> list[str]:
             missing += [name] if parameter.requires_grad else []
             continue
         with zero.gathered([parameter], write=True):
-            parameter.data.copy_(local_shard(parameter, stored).to(parameter.dtype))
+            parameter.data.copy_(zero.local_shard(parameter, stored).to(parameter.dtype))
     return missing
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
-from hftune.data.corpus.mixing import LookedUp
+from hftune.data.mixture import ReorderedSampler
 from hftune.trainers.features.feature import Epoch, Feature, Inputs, Run
 from hftune.trainers.features.record_order import RecordOrder, innermost_sampler
 
@@ -29,7 +29,7 @@ class PromptOrder(Feature):
             return None
         pattern = run.upstream_sampler(range(len(drawn)))
         pattern.shuffle = False
-        return LookedUp(pattern, drawn)
+        return ReorderedSampler(pattern, drawn)
 
     def before_epoch(self, run: Run, epoch: Epoch) -> None:
         """An epoch's order depends on its number, so a run that resumes sees the same one.

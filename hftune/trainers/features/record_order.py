@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Sampler
 
 from hftune.arguments.training import StageArguments
-from hftune.data.corpus.mixing import Mixture, MixtureSampler
+from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.errors import ArgumentError
 from hftune.trainers.features.feature import Epoch, Feature, Run
 

@@ -9,7 +9,7 @@ import torch
 from trl.trainer.utils import pad
 
 from hftune.arguments.rl_algorithms import GRPOArguments
-from hftune.data.corpus.mixing import MixtureSampler
+from hftune.data.mixture import MixtureSampler
 from hftune.logging import notice
 from hftune.trainers.features.record_order import RecordOrder, data_seed
 

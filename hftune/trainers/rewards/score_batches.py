@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.data.batches.collators import CausalCollator
-from hftune.data.preferences.scoring import ONLY, Conversations, Scored
+from hftune.data.preferences.scoring import SINGLE, Scored, ScoringEncoder
 from hftune.data.records.messages import Message
 from hftune.data.records.solutions import Solution
 from hftune.distributed import phases
@@ -68,7 +68,7 @@ class StepReward:
     ) -> None:
         self.model, self.pad, self.scale = model.to(device), tokenizer.pad_token_id, scale
         self.separator = separator
-        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders_in_text=borders)
+        self.conversations = ScoringEncoder(tokenizer, steps=True, separator=separator, borders_in_text=borders)
         self.__name__ = name
 
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **columns: Any) -> list[float]:
@@ -79,7 +79,7 @@ class StepReward:
             parts = str(answer.get("content") or "").split(self.separator)
             steps = [part.strip() for part in parts if part.strip()]
             solution = Solution([*prompt, *before], steps, [None] * len(steps), None, "completion")
-            found.append(self.conversations.solution(ONLY, solution) if steps else None)
+            found.append(self.conversations.solution(SINGLE, solution) if steps else None)
         run_batches(self.model, [one for one in found if one is not None], self.pad)
         scores = [min(one.outputs) if one is not None and one.outputs else 0.0 for one in found]
         return [score if self.scale is None else self.scale.normalise(score) for score in scores]

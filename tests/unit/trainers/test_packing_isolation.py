@@ -23,13 +23,12 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
 from hftune.trainers.packing_isolation import layers_of_each_kind, prove_isolation, uncompiled_and_unrounded
 from hftune.trainers.sft import SFTTrainer
-from tests.unit.data.helpers import to_dataset
+from tests.unit.data.helpers import pack, to_dataset
 
 CPU = torch.device("cpu")
 

@@ -22,6 +22,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase, flag: str = "--cha
         DataError: Saying how to give one.
     """
     if not tokenizer.chat_template:
+        # ChatML first: nearly all tools read it. Without its tokens they can be added.
         fitting = ["chatml"] if tokens_of(CHATML) <= tokenizer.get_vocab().keys() else fitting_templates(tokenizer)
         proposed = fitting[0] if fitting else f"chatml --add_special_tokens '{','.join(_TURNS)}'"
         raise DataError(
@@ -39,6 +40,7 @@ def fitting_templates(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataError | None:
     """The message for a template that asks for a token which the tokenizer has not; None for another error."""
+    # Jinja's own words; the name is what the template has asked for.
     named = _UNDEFINED.match(str(error))
     if named is None:
         return None
@@ -51,7 +53,7 @@ def without_token(error: Exception, tokenizer: PreTrainedTokenizerBase) -> DataE
     )
 
 
-class TemplateChoice:
+class TemplateProposals:
     """Proposes templates for one tokenizer, searching once for each sort of fault and not for each record.
 
     Args:
@@ -62,7 +64,7 @@ class TemplateChoice:
         self.tokenizer = tokenizer
         self.found: dict[str, str | None] = {}
 
-    def way_out(self, what: str, otherwise: str, works: Callable[[PreTrainedTokenizerBase], bool]) -> str:
+    def fix_for(self, what: str, otherwise: str, works: Callable[[PreTrainedTokenizerBase], bool]) -> str:
         """What to do about a record: a template that was found to write it, if there is one; or something else.
 
         Args:
@@ -70,6 +72,7 @@ class TemplateChoice:
             otherwise: What to do about the record itself.
             works: Whether the tokenizer, with another template, writes the record.
         """
+        # Trying all templates takes a second, and a data set with this fault has it in thousands of records.
         if what not in self.found:
             fitting = fitting_templates(self.tokenizer)
             self.found[what] = next((name for name in fitting if works(self._with(name))), None)
@@ -82,6 +85,7 @@ class TemplateChoice:
         return f"{text[0].upper()}{text[1:]}."
 
     def _with(self, name: str) -> PreTrainedTokenizerBase:
+        # The tokenizer of the run must keep the template that it has.
         other = copy.copy(self.tokenizer)
         other.chat_template = text_of(name)
         return other

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.chat_templates import GENERAL, shipped, text_of, tokens_of
-from hftune.data.templates.choice import TemplateChoice, fitting_templates, require_chat_template
+from hftune.data.templates.proposals import TemplateProposals, fitting_templates, require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.errors import DataError
 from tests.unit.data.helpers import assistant, call, make_tokenizer, render_with_spans, template, user
@@ -64,8 +64,8 @@ def test_one_search_for_many_records() -> None:
         tried.append(tokenizer.chat_template)
         return len(tried) == 2
 
-    choice = TemplateChoice(make_tokenizer())
-    ways = [choice.way_out("a fault", "mend it", works) for _ in range(3)]
+    choice = TemplateProposals(make_tokenizer())
+    ways = [choice.fix_for("a fault", "mend it", works) for _ in range(3)]
     second = fitting_templates(choice.tokenizer)[1]
     assert tried == [text_of(name) for name in fitting_templates(choice.tokenizer)[:2]]
     assert (
@@ -119,3 +119,10 @@ def test_other_refusals_are_those_of_the_template() -> None:
         make_tokenizer(template("gemma")), [{"role": "system", "content": "S"}, user("a"), assistant("b")]
     )
     assert "System role not supported" in problem.cause and "--on_bad_record drop" in str(problem.fix)
+
+
+def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
+    require_chat_template(chatml)
+    with pytest.raises(DataError, match="no chat template") as caught:
+        require_chat_template(make_tokenizer(None))
+    assert "--chat_template" in str(caught.value)

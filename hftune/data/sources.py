@@ -15,10 +15,7 @@ import xxhash
 from datasets import Dataset, concatenate_datasets
 
 from hftune.arguments.data import DataArguments
-from hftune.constants import IGNORE_INDEX
-from hftune.data.packing.rows import Packing, packed
 from hftune.data.readers.columns import parse_columns
-from hftune.data.readers.dummy import FILE, dummy_chunks
 from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
 from hftune.data.readers.hub import data_files
 from hftune.data.storage.cache import cached, fingerprint
@@ -57,10 +54,12 @@ def load_source(
         ArgumentError: `--columns` names what no record has.
     """
     files = data_files(path, flag)
+    # Before the first byte is read: what changes from here on is noticed.
     states = _states(files)
     records = limit if seed is None or limit < 0 else [limit, seed]
-    name = partial(fingerprint, files, encoder.tokenizer, **_settings(encoder, data_args), records=records)
+    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
     key = name()
+    # Processes on several machines have each read the files; with other keys they would train on other records.
     if len(set(ranks.gathered_objects(key))) > 1:
         raise _changed(files)
 
@@ -69,7 +68,9 @@ def load_source(
         if _states(files) != states or (again and name() != key):
             raise _changed(files)
 
-    return _made(key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check)
+    return cached_source(
+        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
+    )
 
 
 def _states(files: list[Path]) -> list[tuple[int, ...]]:
@@ -94,19 +95,11 @@ def _changed(files: list[Path]) -> DataError:
     )
 
 
-def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:
-    """`--dummy_data` records."""
-    assert data_args.dummy_data is not None
-    kind = encoder.dummy_kind
-    key = fingerprint([], encoder.tokenizer, **_settings(encoder, data_args), records=[data_args.dummy_data, kind])
-    return _made(key, partial(dummy_chunks, data_args.dummy_data, kind), encoder, data_args, [FILE])
-
-
-def _settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
+def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
     return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
 
 
-def _made(
+def cached_source(
     key: str,
     read: Callable[[], Iterator[Chunk]],
     encoder: Encoder,
@@ -159,7 +152,7 @@ def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, 
 
 def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[TokenizedSource, TokenizedSource]:
     """The part without some records drawn with `seed`, and those."""
-    kept, held = (select(part, found) for found in hold_out(len(part.dataset), percentage, seed))
+    kept, held = (select_records(part, found) for found in hold_out(len(part.dataset), percentage, seed))
     # Read once: what was dropped, and what is known of all records together, is told of the training records.
     counts = Counts(rows=held.counts.used, used=held.counts.used)
     counts.tokens, counts.trained_tokens = held.counts.tokens, held.counts.trained_tokens
@@ -169,17 +162,19 @@ def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[T
 
 def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[int]]:
     """Positions of training and held-out records; at least one on each side, in their order in the files."""
+    # A split of nothing would make the evaluation end in a division by 0.
     held = min(max(1, round(count * percentage / 100)), count - 1)
+    # By the seed alone: a run that resumes must hold out the same records.
     drawn = set(random.Random(seed).sample(range(count), held))
     return [at for at in range(count) if at not in drawn], sorted(drawn)
 
 
-def first(part: TokenizedSource, limit: int) -> TokenizedSource:
+def limit_source(part: TokenizedSource, limit: int) -> TokenizedSource:
     """At most `limit` records of a part; -1 for all."""
-    return select(part, range(limit)) if 0 < limit < len(part.dataset) else part
+    return select_records(part, range(limit)) if 0 < limit < len(part.dataset) else part
 
 
-def first_over_all(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
+def limit_sources(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
     """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
     sizes = [len(part.dataset) for part in parts]
     if limit < 0 or limit >= sum(sizes):
@@ -188,31 +183,13 @@ def first_over_all(parts: Sequence[TokenizedSource], limit: int, seed: int | Non
     starts = np.cumsum([0, *sizes])
     shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
     return [
-        part if len(own) == size else select(part, own)
+        part if len(own) == size else select_records(part, own)
         for part, own, size in zip(parts, shares, sizes, strict=True)
         if len(own)
     ]
 
 
-def first_packed_rows(part: TokenizedSource, limit: int) -> TokenizedSource:
-    """At most `limit` packed rows of a part, with what is in them counted; -1 for all."""
-    rows = len(part.dataset)
-    if part.counts.packing is None:
-        return first(part, limit)
-    if limit < 0 or limit >= rows:
-        return part
-    kept = select(part, range(limit))
-    table = kept.dataset.select_columns(["input_ids", "labels"]).with_format("arrow")[:]
-    labels = pc.list_flatten(table["labels"])
-    tokens, trained = len(labels), int(pc.sum(pc.not_equal(labels, IGNORE_INDEX)).as_py())
-    room = limit * part.counts.packing["max_length"]
-    about = part.counts.packing | {"packs": limit, "of": rows, "fill": round(tokens / room, 4)}
-    about |= {"tokens": tokens, "trained_tokens": trained}
-    counts = replace(part.counts, tokens=tokens, trained_tokens=trained, packing=about)
-    return replace(kept, counts=counts)
-
-
-def take(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
+def draw_records(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
     """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
 
     Args:
@@ -230,17 +207,19 @@ def take(part: TokenizedSource, number: int | None, seed: int, named: str = "") 
             place=f"{named}#{number}",
             fix="take fewer; --num_train_epochs, or --train_dataset_prob with --num_samples_each_epoch, repeat as well",
         )
+    # Every record as often as any other, and some once more: repeats are even, never by chance.
     rounds, rest = divmod(number, size)
     drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
-    return select(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
+    return select_records(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
 
 
-def select(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
+def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
     """Records by their positions, with counts of their own."""
     dataset = part.dataset.select(positions)
     counts = replace(
         part.counts, used=len(dataset), tokens=_sum(dataset, "length"), trained_tokens=_sum(dataset, "trained")
     )
+    # Packed rows are cached under this key, so it must change with the choice and its order.
     key = xxhash.xxh3_128(part.key.encode() + np.asarray(positions, dtype=np.int64).tobytes()).hexdigest()
     return replace(part, dataset=dataset, counts=counts, key=key)
 
@@ -256,7 +235,7 @@ def _sum(dataset: Dataset, column: str) -> int:
 # --- several of them ------------------------------------------------------------------------------------------------
 
 
-def join(parts: Sequence[TokenizedSource]) -> TokenizedSource:
+def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     """All records, one part after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -266,16 +245,3 @@ def join(parts: Sequence[TokenizedSource]) -> TokenizedSource:
     key = xxhash.xxh3_128("".join(part.key for part in parts).encode()).hexdigest()
     files = [file for part in parts for file in part.files]
     return TokenizedSource(concatenate_datasets([part.dataset for part in parts]), counts, files, key)
-
-
-def packed_source(part: TokenizedSource, packing: Packing, data_args: DataArguments) -> TokenizedSource:
-    """The records in packed rows."""
-    dataset, counts = packed(
-        part.dataset,
-        part.counts,
-        packing,
-        part.key,
-        cache_dir=data_args.data_cache_dir,
-        overwrite=data_args.overwrite_cache,
-    )
-    return replace(part, dataset=dataset, counts=counts)

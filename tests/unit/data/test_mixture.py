@@ -1,4 +1,4 @@
-"""Shares are kept exactly, whatever the world; a mixture's records come as often as each other."""
+"""Records of a mixture come as often as each other, in exact numbers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hftune.data.corpus.mixing import LookedUp, Mixture, MixtureSampler, Schedule, as_shares, largest_remainder
+from hftune.data.mixture import Mixture, MixtureSampler, ReorderedSampler, largest_remainder
 from hftune.errors import ArgumentError
-
-SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=6)
-
-
-@pytest.mark.parametrize(
-    "weights, shares",
-    [(["1", "2"], [1, 2]), (["0.5", "1.5"], [1, 3]), (["0.1", "0.2", "0.7"], [1, 2, 7]), ([3, 6], [1, 2])],
-)
-def test_weights_become_whole_numbers(weights: list, shares: list[int]) -> None:
-    assert as_shares(weights) == shares
-
-
-@pytest.mark.parametrize("weight", ["0", "-1", "many", "nan", "1/0"])
-def test_what_is_no_weight(weight: str) -> None:
-    with pytest.raises(ArgumentError, match="weight") as error:
-        as_shares(["1", weight])
-    assert "--weights" in str(error.value)
 
 
 def test_largest_remainder_by_hand() -> None:
@@ -44,44 +27,6 @@ def test_largest_remainder_is_exact_and_within_one(weights: list[int], total: in
     assert all(
         abs(count - Fraction(total * weight, sum(weights))) < 1 for count, weight in zip(counts, weights, strict=True)
     )
-
-
-def test_a_schedule_by_hand() -> None:
-    """Shares 3 and 1: due at 2/3, 6/3, 10/3, ... and 2, 6, ...; at 2 both, and the earlier source goes first."""
-    schedule = Schedule([3, 1])
-    assert [schedule.locate(block) for block in range(8)] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (0, 2),
-        (0, 3),
-        (0, 4),
-        (1, 1),
-        (0, 5),
-    ]
-
-
-@settings(deadline=None, max_examples=50)
-@given(shares=SHARES, start=st.integers(0, 10**9))
-def test_a_schedule_counts_up_each_source_and_keeps_the_shares(shares: list[int], start: int) -> None:
-    schedule = Schedule(shares)
-    taken = schedule.before(start)
-    assert sum(taken) == start
-    for block in range(start, start + 300):
-        source, rank = schedule.locate(block)
-        assert rank == taken[source]
-        taken[source] += 1
-    exact = [Fraction((start + 300) * share, sum(shares)) for share in shares]
-    assert all(abs(count - share) <= len(shares) / 2 for count, share in zip(taken, exact, strict=True))
-
-
-def test_a_schedule_crosses_its_stretches() -> None:
-    """Shares that do not divide a stretch: every block has one place, over ten stretches, asked in any order."""
-    schedule, again = Schedule([5, 3, 7, 1]), Schedule([5, 3, 7, 1])
-    places = [schedule.locate(block) for block in range(10 * Schedule.STRETCH)]
-    assert len(set(places)) == len(places)
-    for block in (39_999, 0, 20_000, 4096, 4095, 8192, 1):
-        assert again.locate(block) == places[block]
 
 
 def drawn(sampler: MixtureSampler, epoch: int) -> list[int]:
@@ -146,7 +91,7 @@ def test_a_source_that_would_never_be_drawn_is_refused() -> None:
 
 def test_a_pattern_of_places_is_looked_up_in_the_order_of_the_epoch() -> None:
     order = MixtureSampler(Mixture((3,), None), seed=0)
-    looked_up = LookedUp(SequentialSampler(range(3)), order)
+    looked_up = ReorderedSampler(SequentialSampler(range(3)), order)
     looked_up.set_epoch(2)
     assert list(looked_up) == drawn(MixtureSampler(Mixture((3,)), 0), 2)
     assert next(iter(BatchSampler(looked_up, 2, False))) == list(looked_up)[:2]

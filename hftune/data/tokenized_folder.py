@@ -16,7 +16,7 @@ import xxhash
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from hftune.data.corpus.sources import TokenizedSource
+from hftune.data.sources import TokenizedSource
 from hftune.data.storage.arrow_folder import check_ids, open_folder
 from hftune.data.storage.cache import tokenizer_state
 from hftune.data.tokenizing.counts import Counts
@@ -42,6 +42,7 @@ def save_tokenised(folder: Path, parts: dict[str, TokenizedSource], encoders: di
         encoders: What made them.
     """
     about: dict[str, Any] = {
+        # A digest of all that decides ids: two tokenizers of one name may differ by a template or an added token.
         "tokenizer": _tokenizer_key(encoders["train"]),
         "splits": {
             name: {
@@ -55,6 +56,7 @@ def save_tokenised(folder: Path, parts: dict[str, TokenizedSource], encoders: di
         },
     }
     for name, part in parts.items():
+        # A selection of records is written out: the folder must not need the cache that it was chosen from.
         part.dataset.save_to_disk(str(folder / name))
         about["splits"][name]["contents"] = contents(folder / name)
     (folder / INDEX).write_text(json.dumps(sealed(about), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -101,6 +103,7 @@ def open_split(folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -
             if tokenizer is not None:
                 check_ids(dataset, len(tokenizer))
             return dataset
+        # Each byte is read by one process of a machine; the others compare sizes.
         check_contents(folder, split["contents"], whole=ranks.local_rank() == 0)
         dataset = open_folder(folder)
         if len(dataset) != split["rows"]:
@@ -123,7 +126,9 @@ def _index(folder: Path) -> dict[str, Any]:
     """
     try:
         text = read_text(folder / INDEX)
+        # Folders of older versions carry no seal.
         about: dict[str, Any] = unsealed(text) if f'"{SEAL}"' in text else json.loads(text)
+        # Looked at now, so that a damaged index is one message and not a KeyError an hour later.
         _ = about["tokenizer"], {name: _parts_of(split) for name, split in about["splits"].items()}
         return about
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -134,6 +139,14 @@ def _index(folder: Path) -> dict[str, Any]:
 def _parts_of(split: dict[str, Any]) -> tuple[Any, ...]:
     """All that is wanted of a split, so that an index that lacks some is refused at once."""
     return {**split["settings"]}, Counts(**split["counts"]), [*split["files"]], str(split["key"])
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    """The settings of the encoder that made the training records of a folder; {} where none are written down."""
+    if not (folder / INDEX).is_file():
+        return {}
+    found: dict[str, Any] = _index(folder)["splits"].get("train", {}).get("settings", {})
+    return found
 
 
 def check_index(folders: Sequence[str], encoder: Encoder) -> None:
@@ -158,6 +171,7 @@ def _check(about: dict[str, Any], split: str, encoder: Encoder, folder: Path) ->
     if split not in about["splits"]:
         raise DataError(f"{folder} holds no split {split}", place="--tokenized_dir", fix=_MAKE_AGAIN)
     wanted, found = encoder.settings(), about["splits"][split]["settings"]
+    # Settings that only the folder has are those of an older version, which are the default now.
     names = [name for name in wanted if found.get(name) != wanted[name]]
     if names:
         differences = ", ".join(f"{name} {found.get(name)} (this run: {wanted[name]})" for name in names)

@@ -1,58 +1,88 @@
-"""Write the drawings and tables of docs/architecture.md from the code's own imports and definitions.
+"""Write the drawings and tables of docs/architecture.md: from the code's own imports, and from a run that is traced.
 
-python docs/pictures/architecture.py            writes them; tests/unit/test_architecture.py holds the page to them
+python docs/pictures/architecture.py --model outputs/base/SmolLM2-135M-Instruct
+
+Of the model only the calls remain that train it, so that any small one will do.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import inspect
+import itertools
+import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
+TRACED_RUN = "docs/pictures/traced_run.py"
+TRACED_FLAGS = (
+    *("--max_steps", "3", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"),
+    *("--logging_steps", "1", "--eval_strategy", "steps", "--eval_steps", "3", "--save_steps", "3"),
+    *("--max_eval_samples", "2", "--per_device_eval_batch_size", "2", "--max_length", "256", "--use_cpu", "True"),
+)
+"""The run of the page: three optimizer steps of two micro batches; an evaluation and a checkpoint at the end."""
 
-STEP = {
-    "Before the first step": (
-        "train",
-        "get_train_dataloader",
-        "set_initial_training_values",
-        "create_optimizer",
-        "create_scheduler",
-    ),
-    "Each epoch": ("_run_epoch",),
-    "Each step": (
-        "get_batch_samples",
-        "training_step",
-        "compute_loss",
-        "stage_loss",
-        "_maybe_log_save_evaluate",
-        "log",
-        "_save_checkpoint",
-        "_save",
-    ),
+Trace = dict[str, Any]
+"""What `traced_run.py` writes."""
+
+# Where a method has no hook of its own but stands for something upstream.
+UPSTREAM = {
+    "backward": "accelerate: the backward pass",
+    "optimizer.step": "torch: the optimizer's step",
+    "SFTTrainer": "`hftune/trainers/sft.py`",
+    "finish_run": "`hftune/stage.py`",
 }
-"""Methods of StageTrainer in the order in which a run calls each for the first time; a test runs one to see."""
 
 
 def main() -> None:
     """Write the page anew."""
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--model", required=True, help="A folder or Hub name of a small language model.")
+    trace = traced(parser.parse_args().model)
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(filled(filled(page, from_code()), from_run(trace)), encoding="utf-8")
 
 
-def filled(page: str) -> str:
-    """The page with what stands between its markers `<!-- NAME -->` and `<!-- end -->` made anew."""
-    parts = {"rooms": rooms, "script": script, "step": step, "features": features}
-    for name, make in parts.items():
+def traced(model: str) -> Trace:
+    """What a run of run_sft.py calls, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        data = ["--train_file_dir", "examples/data/sft", "--validation_file_dir", "examples/data/sft_eval"]
+        command = [sys.executable, TRACED_RUN, f"{folder}/calls.json", "--model_name_or_path", model, *data]
+        subprocess.run([*command, "--output_dir", f"{folder}/out", *TRACED_FLAGS], cwd=ROOT, check=True)
+        found: Trace = json.loads(Path(folder, "calls.json").read_text(encoding="utf-8"))
+        return found
+
+
+def from_code() -> dict[str, str]:
+    """The parts of the page that are read from the code: its name on the page, and its text."""
+    return {"rooms": rooms(), "script": script()}
+
+
+def from_run(trace: Trace) -> dict[str, str]:
+    """The parts of the page that a run shows."""
+    return {"drawing": drawing(trace), "methods": methods(trace), "features": features(trace)}
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """The page with other text between the markers `<!-- NAME -->` and `<!-- end -->` of some parts."""
+    for name, text in parts.items():
         before, start, rest = page.partition(f"<!-- {name} -->\n")
         _, end, after = rest.partition("<!-- end -->")
         assert end, f"docs/architecture.md has no place for {name}"
-        page = f"{before}{start}{make()}\n{end}{after}"
+        page = f"{before}{start}{text}\n{end}{after}"
     return page
+
+
+# --- rooms --------------------------------------------------------------------------------------------------------
 
 
 def rooms() -> str:
@@ -64,13 +94,12 @@ def rooms() -> str:
         for room, direct in below.items()
     }
     lines = ["```mermaid", "flowchart TD"]
-    lines += [f"    {room.replace('.', '_')}[{room}]" for room in sorted(reduced)]
     lines += [f"    {room} --> {there}" for room in sorted(reduced) for there in sorted(reduced[room])]
     return "\n".join([*lines, "```"])
 
 
 def room_imports() -> dict[str, set[str]]:
-    """For each room, the rooms whose modules its files import, anywhere in them."""
+    """For each room, the rooms whose modules its files import: anywhere in them, or on demand."""
     found: dict[str, set[str]] = {"scripts": set()}
     for file in [*(ROOT / "hftune").rglob("*.py"), *ROOT.glob("run_*.py"), ROOT / "merge_peft_adapter.py"]:
         here = room_of(file)
@@ -86,6 +115,9 @@ def modules(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name.split(".")[0] == "hftune")
+        # What `hftune.on_demand` is given.
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"hftune(\.\w+)+:\w+", str(node.value)):
+            yield str(node.value).partition(":")[0]
 
 
 def room_of(file: Path) -> str:
@@ -93,18 +125,18 @@ def room_of(file: Path) -> str:
     parts = file.relative_to(ROOT).parts
     if parts[0] != "hftune":
         return "scripts"
-    return parts[1] if len(parts) > 2 else own_room(file.stem)
+    return own_room(parts[1] if len(parts) > 2 else file.stem)
 
 
 def room_of_module(module: str) -> str:
     """The room of what `from A import B` names."""
-    first = module.split(".")[1]
-    return first if (ROOT / "hftune" / first).is_dir() else own_room(first)
+    return own_room([*module.split("."), "hftune"][1])
 
 
-def own_room(module: str) -> str:
-    """`stage` and `cli` stand by themselves; the other modules right below hftune/ are what all rooms stand on."""
-    return module if module in ("stage", "cli") else "base"
+def own_room(name: str) -> str:
+    """The room of a folder or module right below hftune/: `base` are `opening` and the modules that all rooms use."""
+    folder = (ROOT / "hftune" / name).is_dir() and name != "opening"
+    return name if folder or name in ("stage", "cli") else "base"
 
 
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
@@ -119,8 +151,19 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     return seen - {start}
 
 
+# --- a run --------------------------------------------------------------------------------------------------------
+
+
 def script() -> str:
-    """The lines of run_sft.py: what each calls, where that is defined, and what it says of itself."""
+    """The calls of run_sft.py in their order: where each is defined, and what it says of itself."""
+    lines = ["| call | file | what |", "| ---- | ---- | ---- |"]
+    for name, module, what in script_calls():
+        lines.append(f"| `{name}` | `{path_of(module)}` | {summary(what)} |")
+    return "\n".join(lines)
+
+
+def script_calls() -> Iterator[tuple[str, str, Any]]:
+    """The calls of hftune's functions in `main` of run_sft.py: name, module, and what is called."""
     tree = ast.parse((ROOT / "run_sft.py").read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
     origin = {
@@ -129,54 +172,80 @@ def script() -> str:
         if isinstance(node, ast.ImportFrom) and node.module
         for name in node.names
     }
-    lines = ["| call | file | what |", "| ---- | ---- | ---- |"]
-    for called in sorted(
-        (node for node in ast.walk(body) if isinstance(node, ast.Call)), key=lambda node: (node.lineno, node.col_offset)
-    ):
-        name = ast.unparse(called.func)
-        first = name.split(".")[0]
-        if first in origin:
+    # `load = open_stream if ... else load_splits`: the name that is called stands for one of several.
+    names = [node for node in ast.walk(body) if isinstance(node, ast.Name | ast.Attribute)]
+    seen: set[str] = set()
+    for node in sorted(names, key=lambda node: (node.lineno, node.col_offset, isinstance(node, ast.Name))):
+        name = ast.unparse(node)
+        first, *attributes = name.split(".")
+        if first in origin and first not in seen:
+            seen.add(first)
             what = getattr(importlib.import_module(origin[first]), first)
-            for attribute in name.split(".")[1:]:
+            for attribute in attributes:
                 what = getattr(what, attribute)
-            lines.append(f"| `{name}` | `{origin[first].replace('.', '/')}.py` | {summary(what)} |")
+            yield name, origin[first], what
+
+
+def drawing(trace: Trace) -> str:
+    """A flowchart of everything that is called before the first step of the optimizer, each with its hooks."""
+    calls: dict[str, dict[str, Any]] = trace["calls"]
+    before = list(calls)[: list(calls).index("optimizer.step") + 1]
+    on_script = [name for name, _, _ in script_calls()]
+    lines = ["```mermaid", "flowchart LR", "    subgraph run_sft.py", "    direction TB"]
+    lines += [f"    {node(one)} --> {node(two)}" for one, two in itertools.pairwise(on_script)]
+    lines += ["    end"]
+    for number, name in enumerate([name for name in before if name not in on_script], start=1):
+        hooks = "<br/>".join(["", *hooks_of(name)])
+        lines.append(f'    {node(calls[name]["within"])} -- {number} --> {node(name)}["{name}{hooks}"]')
+    return "\n".join([*lines, "```"])
+
+
+def node(name: str) -> str:
+    """A name that Mermaid takes for a node."""
+    return name.replace(".", "_")
+
+
+def methods(trace: Trace) -> str:
+    """All methods that were called: within what, how often, and the hooks that each calls."""
+    lines = ["| called within | method | times | hooks, in order |", "| ---- | ---- | ----: | ---- |"]
+    last = ""
+    for name, call in trace["calls"].items():
+        hooks = ", ".join(f"`{hook}`" for hook in hooks_of(name)) or UPSTREAM.get(name, "—")
+        within = "" if call["within"] == last else f"`{call['within']}`"
+        last = call["within"]
+        lines.append(f"| {within} | `{name}` | {call['times']} | {hooks} |")
     return "\n".join(lines)
 
 
-def step() -> str:
-    """The methods of StageTrainer that a step goes through, the hooks that each calls, and SFT's features at each."""
+def hooks_of(name: str) -> list[str]:
+    """The hooks of features that a method of StageTrainer calls, in the order of its lines."""
     from hftune.trainers.stage_trainer import StageTrainer
 
-    lines = ["| when | method of `StageTrainer` | hooks, in order |", "| ---- | ---- | ---- |"]
-    for when, names in STEP.items():
-        for name in names:
-            hooks = re.findall(r"Feature\.(\w+)", inspect.getsource(getattr(StageTrainer, name)))
-            shown = ", ".join(f"`{hook}`" for hook in dict.fromkeys(hooks)) or "—"
-            lines.append(f"| {when} | `{name}` | {shown} |")
-            when = ""
-    return "\n".join(lines)
+    method = vars(StageTrainer).get(name)
+    return list(dict.fromkeys(re.findall(r"Feature\.(\w+)", inspect.getsource(method)))) if method else []
 
 
-def features() -> str:
+def features(trace: Trace) -> str:
     """SFT's features in their order, the file of each, its hooks, and what it says of itself."""
     from hftune.trainers.features.feature import Feature
 
     hooks = [name for name, value in vars(Feature).items() if inspect.isfunction(value)]
-    lines = ["| feature | file | hooks | what |", "| ---- | ---- | ---- | ---- |"]
-    for kind in sft_features():
+    lines = ["| feature | hooks | what |", "| ---- | ---- | ---- |"]
+    for module, name in trace["features"]:
+        kind = getattr(importlib.import_module(module), name)
         own = ", ".join(f"`{hook}`" for hook in hooks if getattr(kind, hook) is not getattr(Feature, hook))
-        file = kind.__module__.replace(".", "/") + ".py"
-        lines.append(f"| `{kind.__name__}` | `{file}` | {own} | {summary(kind)} |")
+        file = path_of(module)
+        lines.append(f"| [`{name}`](../{file}) | {own} | {summary(kind)} |")
     return "\n".join(lines)
 
 
-def sft_features() -> list[type]:
-    """The classes of SFT's features, first to last."""
-    raise NotImplementedError
+def path_of(module: str) -> str:
+    """The file of a module."""
+    return module.replace(".", "/") + ".py"
 
 
 def summary(what: object) -> str:
-    """The first sentence of a docstring, on one line."""
+    """The first paragraph of a docstring, on one line of a table."""
     text = " ".join((inspect.getdoc(what) or "").split("\n\n")[0].split())
     return text.replace("|", "\\|")
 

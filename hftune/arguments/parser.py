@@ -23,12 +23,13 @@ from hftune.arguments.given import (
     yaml_value,
 )
 from hftune.arguments.help_page import help_groups
-from hftune.arguments.names.row import STAGES, Row
+from hftune.arguments.names.row import Row
 from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import COMMAND_LINE, Entry, Outcome, Translator
 from hftune.arguments.parse_errors import argparse_error, class_error
 from hftune.arguments.ranges import numbers_of, out_of_range
 from hftune.arguments.special_fields import DONE_BY_HFTUNE, DONE_BY_HFTUNE_EVERYWHERE
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.logging import notice
 from hftune.opening.json_file import parse_json

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hftune.arguments.names.row import STAGES
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError
 
 

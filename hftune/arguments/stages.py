@@ -17,18 +17,10 @@ from hftune.arguments.names.table import table
 from hftune.arguments.names.translate import MERGE, Entry
 from hftune.arguments.parser import HftuneParser, read_entries
 from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import STAGES
 from hftune.distributed import launch, ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.on_demand import on_demand
-
-STAGES = {
-    "pt": "hftune.arguments.training:PTArguments",
-    "sft": "hftune.arguments.training:SFTArguments",
-    "rm": "hftune.arguments.reward:RMArguments",
-    "dpo": "hftune.arguments.preference:DPOArguments",
-    "rl": "hftune.arguments.rl_algorithms:GRPOArguments",
-}
-"""The training arguments of each stage; imported when they are asked for: each brings its part of TRL along."""
 
 ALGORITHMS = {
     "grpo": "hftune.arguments.rl_algorithms:GRPOArguments",
@@ -36,7 +28,7 @@ ALGORITHMS = {
     "ppo": "hftune.arguments.rl_algorithms:PPOArguments",
     "online_dpo": "hftune.arguments.rl_algorithms:OnlineDPOArguments",
 }
-"""Those of each --rl_algorithm."""
+"""The training arguments of each --rl_algorithm; imported when they are asked for."""
 
 _MERGING = "hftune.arguments.merging:MergeParser"
 
@@ -90,7 +82,7 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
     launch.prepare_environment()  # before transformers and peft, which come with the first class
-    training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage]))
+    training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage].arguments))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
 
 

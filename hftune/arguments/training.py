@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import trl
 from transformers import TrainingArguments
 
-from hftune.arguments.computation import PrecisionFields, TilingFields
+from hftune.arguments.computation import DropoutFields, PrecisionFields, RouterFields, TilingFields
 from hftune.arguments.data import TurnTokenFields
 from hftune.arguments.given import GIVEN_NAMES
 from hftune.arguments.monitoring import HangTimeoutFields, ProfileFields
 from hftune.arguments.optimizer import OptimizerArguments
 from hftune.arguments.parallel import ParallelArguments
 from hftune.arguments.recomputation import RecomputationFields
-from hftune.arguments.regularisation import DropoutFields, RouterFields
 from hftune.distributed import ds_config, launch, ranks
 from hftune.errors import ArgumentError
 from hftune.on_demand import on_demand

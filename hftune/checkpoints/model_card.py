@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from hftune.arguments.stage_table import STAGES
 from hftune.visible import code, markdown
 
 # A local path of this form (outputs/sft) is told from a name by being there: see `_hub_name`.
 _HUB_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*/[\w.-]+", re.ASCII)
 
-TASKS = {"pt": "pre-training", "sft": "supervised fine-tuning", "rm": "reward modelling", "dpo": "DPO", "rl": "RL"}
 _SHOWN = (
     "learning_rate",
     "lr_scheduler_type",
@@ -39,7 +39,7 @@ def model_card(manifest: dict[str, Any], name: str, chain: list[dict[str, Any]] 
         name: Title.
         chain: Manifests of the stages behind it, the latest first.
     """
-    stages = [entry for entry in [manifest, *(chain or [])] if entry.get("stage") in TASKS]
+    stages = [entry for entry in [manifest, *(chain or [])] if entry.get("stage") in STAGES]
     parts = [_header(manifest), f"# {markdown(name)}", _summary(manifest, stages)]
     parts += [part for stage in stages for part in _stage(stage)]
     parts += [_use(manifest), _versions(manifest)]
@@ -52,7 +52,7 @@ def _header(manifest: dict[str, Any]) -> str:
     fields: dict[str, Any] = {
         "library_name": "peft" if manifest.get("kind") == "adapter" else "transformers",
         "pipeline_tag": "text-classification" if scores else "text-generation",
-        "tags": ["hftune", *([str(manifest["stage"])] if manifest.get("stage") in TASKS else [])],
+        "tags": ["hftune", *([str(manifest["stage"])] if manifest.get("stage") in STAGES else [])],
     }
     if base:
         fields["base_model"] = base
@@ -62,7 +62,7 @@ def _header(manifest: dict[str, Any]) -> str:
 def _summary(manifest: dict[str, Any], stages: list[dict[str, Any]]) -> str:
     base = manifest.get("base", {}).get("name", "a base model")
     what = "LoRA adapter for" if manifest.get("kind") == "adapter" else "Model trained from"
-    road = " → ".join(TASKS[stage["stage"]] for stage in reversed(stages))
+    road = " → ".join(STAGES[stage["stage"]].task for stage in reversed(stages))
     return f"{what} {code(_hub_name(base) or Path(str(base)).name)}, made with hftune" + (
         f" ({road})." if road else "."
     )
@@ -74,7 +74,7 @@ def _stage(manifest: dict[str, Any]) -> list[str]:
     # -1 is what the Trainer writes for "not limited" (max_steps).
     settings = {key: training[key] for key in _SHOWN if training.get(key) not in (None, -1)}
     metrics = {key: value for key, value in manifest.get("metrics", {}).items() if isinstance(value, int | float)}
-    parts = [f"## {TASKS[manifest['stage']].capitalize()}", _data(manifest)]
+    parts = [f"## {STAGES[manifest['stage']].task.capitalize()}", _data(manifest)]
     parts.append(_table(("setting", "value"), settings))
     shown = {key: f"{value:.4g}" for key, value in metrics.items() if key.startswith(("eval_", "train_loss"))}
     parts.append(_table(("metric", "value"), shown))

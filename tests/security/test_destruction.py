@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hftune.arguments.export import GgufArguments, OllamaArguments, ServingArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.cli import dispatch
 from hftune.digests import digest
 from hftune.errors import ArgumentError, UserError
 from hftune.merging.merge import merge_adapter
 from hftune.tools.consolidating.run import ConsolidateArguments, consolidate
+from hftune.tools.export.arguments import GgufArguments, OllamaArguments, ServingArguments
 from hftune.tools.export.run import export
 from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.command import run as vocab

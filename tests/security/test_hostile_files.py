@@ -19,7 +19,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.export import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.checkpoints.manifest import read_manifest, write_manifest
@@ -28,6 +27,7 @@ from hftune.errors import UserError, raise_together
 from hftune.models.vocabulary.growth import new_tokens, recorded_growth
 from hftune.opening.model_files import KINDS, REQUIRED, json_problems, read_checked
 from hftune.preflight.rules.contents import check_contents
+from hftune.tools.export.arguments import ExtractArguments, GgufArguments, ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
 from hftune.tools.vocabulary.arguments import VocabArguments
 from hftune.tools.vocabulary.build import load_base_tokenizer

@@ -13,7 +13,6 @@ import pytest
 from huggingface_hub import HfApi
 
 from hftune import secrets
-from hftune.arguments.export import HubArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notices
@@ -21,6 +20,7 @@ from hftune.merging import merge
 from hftune.preflight.rules.hub import check_hub
 from hftune.publishing.uploads import files_to_upload, push_folder
 from hftune.tools.export import hub
+from hftune.tools.export.arguments import HubArguments
 from hftune.trainers.stage_trainer import StageTrainer
 
 SECRET = "Zq7/hush+v3ry=quiet"

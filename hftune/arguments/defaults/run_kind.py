@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hftune.arguments.names.row import means_yes
+from hftune.arguments.stage_table import STAGES
 
 LORA, FULL, SCRATCH = "lora", "full", "scratch"
 """An adapter (also on a quantised base); all weights of a model that is there; all weights, drawn at random."""
 
 RL = ("grpo", "rloo", "ppo", "online_dpo")
-KINDS = ("pt", "sft", "rm", "dpo", *RL)
+KINDS = (*(stage for stage in STAGES if stage != "rl"), *RL)
 """What defaults are told apart by: the stages, RL by its algorithms."""
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 Values = list[str]
 Given = list[tuple[str, Values]]
 
-STAGES = ("pt", "sft", "rm", "dpo", "rl")
-
 WORKS, ALIAS, NO_EFFECT, REFUSED = "works", "alias", "no effect", "refused"
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hftune.arguments.given import given_twice
-from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, STAGES, Answer, Ask, Row, Translation, Values
+from hftune.arguments.names.row import NO_EFFECT, OFF, REFUSED, Answer, Ask, Row, Translation, Values
 from hftune.arguments.names.table import table
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError
 
 COMMAND_LINE = "command line"

@@ -7,7 +7,7 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.vocabulary import GrowthArguments
+from hftune.arguments.model import GrowthArguments
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.opening.files import read_bytes

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
+from hftune.arguments.model import GrowthArguments, ModelArguments
 from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
-from hftune.arguments.vocabulary import GrowthArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice

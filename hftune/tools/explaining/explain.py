@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 
 from hftune.arguments.merging import MergeArguments
-from hftune.arguments.names.row import ALIAS, OFF, STAGES, WORKS, Row
+from hftune.arguments.names.row import ALIAS, OFF, WORKS, Row
 from hftune.arguments.names.table import table, tools, tools_of
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import scripts_with, stage_parser
 from hftune.errors import ArgumentError, did_you_mean
 from hftune.tools.explaining.defaults import explain_default
@@ -58,7 +59,8 @@ def counterpart(row: Row) -> str:
 
 def help_of(name: str) -> str | None:
     """The help of an argument of hftune's own, or None."""
-    for stage in ("sft", "pt", "rm", "dpo", "rl"):
+    # Most arguments are SFT's, too, and each further class takes seconds to import.
+    for stage in ("sft", *STAGES):
         action = stage_parser(stage).known.get(name)
         if action is not None:
             return " ".join((action.help or "").replace("%%", "%").split())

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from hftune.arguments.help_page import help_groups
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.parser import HftuneParser
-from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
+from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import ALGORITHMS, stage_parser
 
 _HEAD = """# hftune's own arguments
 

@@ -15,7 +15,6 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from hftune.arguments.export import ServedAdapterArguments
 from hftune.checkpoints.adapter_chain import recorded_chain
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError
@@ -25,6 +24,7 @@ from hftune.merging.tensors import close_files, read_tensor
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.models.vocabulary.growth import recorded_growth
 from hftune.preflight.bases import check_adapter_fits
+from hftune.tools.export.arguments import ServedAdapterArguments
 from hftune.tools.export.compared import distance, load, logits_of
 from hftune.weight_files import StoredTensor, stored_tensors
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hftune.arguments.export import HubArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.model_card import model_card
 from hftune.errors import ArgumentError
 from hftune.publishing.files import write_page
 from hftune.publishing.uploads import push_folder
+from hftune.tools.export.arguments import HubArguments
 
 
 def write_card(folder: Path, name: str) -> Path:

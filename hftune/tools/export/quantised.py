@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from hftune.arguments.export import QuantisedArguments
 from hftune.models.loading.from_pretrained import pretrained
+from hftune.tools.export.arguments import QuantisedArguments
 
 
 def write_quantised(folder: Path, output: Path, args: QuantisedArguments) -> dict[str, Any]:

@@ -8,16 +8,6 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from hftune.arguments.export import (
-    ExportArguments,
-    ExtractArguments,
-    GgufArguments,
-    HubArguments,
-    OllamaArguments,
-    QuantisedArguments,
-    ServedAdapterArguments,
-    ServingArguments,
-)
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.errors import ArgumentError, UserError, raise_together
@@ -28,6 +18,16 @@ from hftune.models.loading.layer_numbers import check_layers
 from hftune.publishing.folder import published_folder
 from hftune.publishing.ownership import output_problems
 from hftune.secrets import without_secrets
+from hftune.tools.export.arguments import (
+    ExportArguments,
+    ExtractArguments,
+    GgufArguments,
+    HubArguments,
+    OllamaArguments,
+    QuantisedArguments,
+    ServedAdapterArguments,
+    ServingArguments,
+)
 from hftune.tools.export.compared import check_distance, compare, distance, load, logits_of, read_back
 from hftune.weight_files import fingerprint, weight_shapes
 

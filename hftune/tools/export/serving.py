@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from hftune.arguments.export import ServingArguments
 from hftune.logging import notice
 from hftune.merging.tensors import FLOATS
 from hftune.models.loading.from_pretrained import pretrained
 from hftune.opening.folders import copy_file
 from hftune.opening.safetensors_file import open_tensors
+from hftune.tools.export.arguments import ServingArguments
 from hftune.tools.export.turns import terminator
 from hftune.weight_files import INDEX_NAME, StoredTensor, divide, numbered, parse_size, stored_tensors
 

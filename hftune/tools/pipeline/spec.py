@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hftune.arguments.given import bad_name
+from hftune.arguments.stage_table import STAGES
 from hftune.errors import ArgumentError, UserError, did_you_mean, raise_together
 from hftune.secrets import learn_config, learn_variables
 from hftune.tools.pipeline.names import check_name
 from hftune.tools.pipeline.placed import Placed, read_yaml
 
-SCRIPTS = ("pt", "sft", "rm", "dpo", "rl")
 KEYS = ("model", "output_dir", "values", "env", "launcher", "shared", "merge", "matrix", "stages", "answers")
 OF_STAGE = ("script", "from", "merge", "launcher", "env")
 """Keys of a stage that are no arguments of its script."""
@@ -26,7 +26,7 @@ class StageSpec:
 
     Args:
         name: Also the name of its folder.
-        script: One of `SCRIPTS`.
+        script: A stage of training.
         place: `file:line` of its name.
         settings: Keys of `OF_STAGE`.
         arguments: Everything else, under the names of the script's arguments.
@@ -119,10 +119,10 @@ def _stage(name: str, placed: Placed, problems: list[UserError]) -> StageSpec | 
     settings = {key: child for key, child in found.items() if key in OF_STAGE}
     script = settings.get("script") or Placed(name, placed.named)
     text = str(script.value).removesuffix(".py").removeprefix("run_")
-    if text not in SCRIPTS:
-        scripts = f"one of: {', '.join(SCRIPTS)}"
+    if text not in STAGES:
+        scripts = f"one of: {', '.join(STAGES)}"
         fix = scripts if "script" in settings else f"script: SCRIPT in it, {scripts}"
-        fix = f"{did_you_mean(text, SCRIPTS)} {fix}".strip()
+        fix = f"{did_you_mean(text, STAGES)} {fix}".strip()
         problems.append(ArgumentError(f"stage {name} has no script", place=script.place, fix=fix))
         return None
     problems += check_name(name, placed, "a stage")

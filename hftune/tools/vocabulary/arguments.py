@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from hftune.arguments.model import GrowthArguments
 from hftune.arguments.stages import parse_command
-from hftune.arguments.vocabulary import GrowthArguments
 from hftune.distributed import launch
 
 

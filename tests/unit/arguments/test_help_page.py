@@ -6,9 +6,9 @@ import functools
 
 import pytest
 
-from hftune.arguments.names.row import STAGES
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.rl_algorithms import RLOOArguments
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
 
 

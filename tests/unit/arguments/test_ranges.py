@@ -14,13 +14,14 @@ import pytest
 
 import hftune.arguments
 from hftune.arguments.asking import AskArguments
-from hftune.arguments.export import ExtractArguments
 from hftune.arguments.merging import MergeArguments
 from hftune.arguments.names.translate import COMMAND_LINE, Entry
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.ranges import RANGES, Range, is_number, numbers_of, out_of_range
-from hftune.arguments.stages import ALGORITHMS, STAGES, stage_parser
+from hftune.arguments.stage_table import STAGES
+from hftune.arguments.stages import ALGORITHMS, stage_parser
 from hftune.errors import ArgumentError
+from hftune.tools.export.arguments import ExtractArguments
 from hftune.tools.pipeline.checking import stage_problems
 from hftune.tools.scoring.arguments import ScoreArguments
 from hftune.tools.vocabulary.arguments import VocabArguments
@@ -29,7 +30,8 @@ from hftune.tools.vocabulary.arguments import VocabArguments
 def argument_classes() -> Iterator[type]:
     """All dataclasses of arguments, each stage's on the config of its trainer, and those of the tools."""
     modules = [module.name for module in pkgutil.walk_packages(hftune.arguments.__path__, "hftune.arguments.")]
-    tools = ["hftune.tools.consolidating.run", "hftune.tools.scoring.arguments", "hftune.tools.vocabulary.arguments"]
+    tools = [f"hftune.tools.{tool}.arguments" for tool in ("export", "scoring", "vocabulary")]
+    tools.append("hftune.tools.consolidating.run")
     for module in [*modules, *tools]:
         for name, found in vars(importlib.import_module(module)).items():
             if dataclasses.is_dataclass(found) and isinstance(found, type) and name.endswith(("Arguments", "Fields")):
@@ -42,7 +44,9 @@ NUMBERS = numbers_of(CLASSES)
 
 def test_the_walk_finds_every_class() -> None:
     names = {cls.__name__ for cls in CLASSES}
-    trained = {path.partition(":")[2] for path in (*STAGES.values(), *ALGORITHMS.values())}
+    trained = {
+        path.partition(":")[2] for path in (*(stage.arguments for stage in STAGES.values()), *ALGORITHMS.values())
+    }
     assert {*trained, "DataArguments", "AdapterArguments", "ModelArguments"} <= names
     assert {"VocabArguments", "ScoreArguments", "AskArguments", "ExtractArguments", "ConsolidateArguments"} <= names
     assert len(NUMBERS) > 140

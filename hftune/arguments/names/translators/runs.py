@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hftune.arguments.names.row import OFF, Answer, Ask, Given, Translation
 from hftune.arguments.names.translators.common import cannot, each
+from hftune.arguments.stage_table import STAGES
 
 TENSOR_NAMES = ("tensor_parallel_degree", "tensor_model_parallel_size", "tp_size")
-_SCRIPTS = {"pt": "run_pt.py", "sft": "run_sft.py", "rm": "run_rm.py", "dpo": "run_dpo.py", "rl": "run_rl.py"}
 
 
 def stage_of(stages: dict[str, str]) -> Translation:
@@ -22,7 +22,9 @@ def stage_of(stages: dict[str, str]) -> Translation:
         # Their files name the stage in a key; here the script says it, so that a matching key is no news.
         if meant == ask.stage:
             return []
-        instead = f"that is {_SCRIPTS[meant]}" if meant else f"the scripts are {', '.join(_SCRIPTS.values())}"
+        instead = (
+            f"that is run_{meant}.py" if meant else f"the scripts are {', '.join(f'run_{name}.py' for name in STAGES)}"
+        )
         raise cannot(name, value, instead)
 
     return each(one)

@@ -10,11 +10,12 @@ import pytest
 
 from hftune import logging
 from hftune.arguments.merging import MERGE_ALIASES, MergeArguments
-from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, STAGES, WORKS, Ask, Row
+from hftune.arguments.names.row import ALIAS, NO_EFFECT, OFF, REFUSED, WORKS, Ask, Row
 from hftune.arguments.names.table import read_row, table, tools, topics
 from hftune.arguments.names.translators import models
 from hftune.arguments.parser import HftuneParser
 from hftune.arguments.special_fields import DONE_BY_HFTUNE
+from hftune.arguments.stage_table import STAGES
 from hftune.arguments.stages import stage_parser
 from hftune.errors import ArgumentError
 from hftune.secret_names import says_secret

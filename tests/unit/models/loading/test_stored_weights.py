@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
 
 from hftune.arguments.entry import parse_arguments
-from hftune.arguments.export import GgufArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.layer_numbers import beyond_last, check_layers, layer_count, missing_layers
@@ -20,6 +19,7 @@ from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
 from hftune.models.loading.tokenizer import load_tokenizer
 from hftune.preflight.checks import check_run
+from hftune.tools.export.arguments import GgufArguments
 from hftune.tools.export.run import check_export
 from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
 from hftune.weight_files import weight_shapes

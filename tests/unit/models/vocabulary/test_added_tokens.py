@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from hftune.arguments.vocabulary import GrowthArguments
+from hftune.arguments.model import GrowthArguments
 from hftune.errors import ArgumentError
 from hftune.models.vocabulary.added_tokens import add_named_tokens, named_tokens
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hftune.arguments.export import ServedAdapterArguments, ServingArguments
 from hftune.errors import UserError
+from hftune.tools.export.arguments import ServedAdapterArguments, ServingArguments
 from hftune.tools.export.run import export
 from tests.unit.merging.models import ATTENTION, IDS, adapted_logits, load_plain, make_adapter
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hftune.arguments.export import GgufArguments
 from hftune.errors import UserError
+from hftune.tools.export.arguments import GgufArguments
 from hftune.tools.export.gguf_file import write_gguf
 from hftune.tools.export.run import export
 from tests.architectures import make_model

@@ -12,7 +12,10 @@ from huggingface_hub import HfApi
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hftune.arguments.export import (
+from hftune.cli import dispatch
+from hftune.errors import UserError
+from hftune.tools.export import architectures
+from hftune.tools.export.arguments import (
     ExtractArguments,
     GgufArguments,
     HubArguments,
@@ -20,9 +23,6 @@ from hftune.arguments.export import (
     QuantisedArguments,
     ServingArguments,
 )
-from hftune.cli import dispatch
-from hftune.errors import UserError
-from hftune.tools.export import architectures
 from hftune.tools.export.run import export
 from tests.architectures import make_model
 

@@ -184,7 +184,8 @@ def test_what_is_wrong_has_a_line(tmp_path: Path, text: str, line: int, words: s
 
 def test_keys_of_a_stage_are_no_arguments() -> None:
     from hftune.arguments.names.table import table
-    from hftune.arguments.stages import STAGES, stage_parser
+    from hftune.arguments.stage_table import STAGES
+    from hftune.arguments.stages import stage_parser
 
     names = {name for stage in STAGES for name in stage_parser(stage).known} | {*table()}
     assert not {*OF_STAGE} & names

@@ -68,10 +68,8 @@ class UpstreamSymbol:
 def listed() -> tuple[UpstreamSymbol, ...]:
     """All rows, in the order of the file."""
     lines = files(__package__).joinpath("symbols.csv").read_text(encoding="utf-8").splitlines()
-    return tuple(
-        UpstreamSymbol(**{**row, "parameters": _parameters(row["parameters"])})
-        for row in csv.DictReader(lines, strict=True)
-    )
+    rows = csv.DictReader(lines, strict=True)
+    return tuple(UpstreamSymbol(parameters=_parameters(row.pop("parameters")), **row) for row in rows)
 
 
 def _parameters(text: str) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Errors that say, in many words, that another process is gone or cannot be reached."""
+"""Errors of torch.distributed that mean that another process is gone, or was never reached."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 
 from torch.distributed import DistNetworkError, DistStoreError
 
+# By their words: gloo and NCCL raise RuntimeError for this as for anything else (torch 2.11 to 2.13).
 _LOST = re.compile(
     r"gloo[/.]|Connection (closed|reset) by peer|Connection refused|Broken pipe|connectFullMesh"
     r"|Timed out waiting .*(recv|send|barrier)|[Ww]ait timeout|NCCL error|ncclRemoteError|ncclSystemError"
@@ -16,16 +17,16 @@ _NEVER_MET = re.compile(r"client socket has timed out|Timed out after .* waiting
 
 
 def lost_contact(error: BaseException | None) -> bool:
-    """Whether an error of torch.distributed, of any backend, means that others are gone."""
+    """Whether an error, of any backend, means that other processes are gone."""
     if isinstance(error, DistNetworkError | DistStoreError):
         return True
     return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
 
 
 def describe_lost_contact(error: BaseException) -> str:
-    """The message for an error of this kind where nobody knows who is gone."""
+    """The message for such an error where it is not known which process is gone."""
     where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-    first = str(error).strip().splitlines()[0][:300]
+    first = str(error).strip().splitlines()[0][:300]  # the rest is the backend's advice
     if _NEVER_MET.search(str(error)):
         return (
             f"the processes have not met: {os.environ.get('WORLD_SIZE', '?')} were to come to {where}\n"

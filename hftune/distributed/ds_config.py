@@ -24,10 +24,10 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
     """
     config: DsConfig
     if isinstance(value, dict):
-        return copy.deepcopy(value)
+        return copy.deepcopy(value)  # what is resolved later is written into the config
     if value.lstrip().startswith("{"):
         config = parse_json(value, "--deepspeed", error=ArgumentError, fix=_FIX)
-        learn_config(config)
+        learn_config(config)  # its secrets, before a message can quote them
         return config
     path = Path(value)
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}

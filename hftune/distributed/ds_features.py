@@ -1,4 +1,4 @@
-"""What the further features of DeepSpeed need, and what they exclude: pure functions on dicts, a rule each.
+"""What the features of DeepSpeed beyond ZeRO need, and what they exclude: pure functions on dicts, a rule each.
 
 DeepSpeed 0.19 meets most of these after the model has loaded: by an assertion, by a hang, or by doing less than was
 asked for without a word.
@@ -52,12 +52,13 @@ def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError
     if not isinstance(zero, Mapping) or not isinstance(zero.get("stage", 0), int):
         zero = {}  # said by ds_keys
     yield from _refused_blocks(config, zero)
-    yield from _groups(zero, setting)
+    yield from _hpz(zero, setting)
     yield from _quantised(zero, setting)
     yield from _nvme(zero, setting)
     yield from _low_states(config, zero, setting)
     yield from _super_offload(zero, setting)
     yield from _deepcompile(config, zero, setting)
+    # Last: a refusal of the feature itself is more use than one of its operator.
     yield from _operators(config, setting)
 
 
@@ -123,7 +124,7 @@ def _refused_blocks(config: DsConfig, zero: Mapping[str, Any]) -> Iterator[Argum
         )
 
 
-def _groups(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
+def _hpz(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
     key, group = "zero_optimization.zero_hpz_partition_size", zero.get("zero_hpz_partition_size", 1)
     if group == 1:
         return
@@ -166,12 +167,14 @@ def _nvme(zero: Mapping[str, Any], setting: Setting) -> Iterator[ArgumentError]:
                 fix="add --deepspeed zero3_nvme, or leave it out",
             )
         return
+    # DeepSpeed 0.19 takes NVMe for the CPU's memory there, without a word.
     if zero.get("stage", 0) in (1, 2) and "offload_optimizer" in blocks:
         yield _error(
             f"ZeRO stage {zero['stage']} would keep the optimizer in the CPU's memory instead of on NVMe",
             "zero_optimization.offload_optimizer.device",
             'set "stage": 3, or "device": "cpu"',
         )
+    # They are compiled as the engine is made, which would fail after the model has loaded.
     if not setting.has_aio:
         yield _error(
             "DeepSpeed's asynchronous files need a C++ compiler and libaio with its headers, which are not here",
@@ -202,7 +205,7 @@ def _folder(block: str, written: Any, given: str | None) -> Iterator[ArgumentErr
 
 
 def _takes_files(folder: str) -> bool:
-    try:
+    try:  # permissions say nothing of disks that are full or mounted read-only
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:

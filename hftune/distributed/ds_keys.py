@@ -93,6 +93,7 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
         yield ArgumentError(
             f"there is no ZeRO stage {stage!r}", place="--deepspeed: zero_optimization.stage", fix="use 0, 1, 2 or 3"
         )
+    # "auto" for both is usual: the Trainer fills in what --bf16 and --fp16 say.
     both = [key for key in ("fp16", "bf16") if isinstance(config.get(key), dict) and config[key].get("enabled") is True]
     if len(both) == 2:
         yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
@@ -145,7 +146,7 @@ def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterat
 
 
 def _zero_fields() -> frozenset[str]:
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # heavy, and only needed with a config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # takes seconds, and only a config needs it
 
     fields = DeepSpeedZeroConfig.model_fields
     return frozenset([*fields, *(str(field.alias) for field in fields.values() if field.alias)])
@@ -155,6 +156,7 @@ def _zero_types(zero: dict[str, Any]) -> Iterator[ArgumentError]:
     import pydantic
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
+    # The model forbids keys that it does not know, which check_keys has said better; "auto" is the Trainer's.
     known = _zero_fields()
     given = _without_auto({key: value for key, value in zero.items() if key in known and key not in REMOVED_KEYS})
     if given.get("stage") not in (None, 0, 1, 2, 3) and isinstance(given.get("stage"), int):

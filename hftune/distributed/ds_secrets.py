@@ -1,4 +1,4 @@
-"""Secrets in a DeepSpeed config: they reach their tracker through the environment, and nothing else."""
+"""Secrets in a DeepSpeed config: they reach their tracker through the environment, and no file or log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
     Left out is whatever stands under a key that says so, at any depth and of any type; in other texts, such as URLs,
     secrets become `***`. DeepSpeed writes its config into every checkpoint and into its log.
     """
-    learn_config(config)
+    learn_config(config)  # so that `redact` knows them wherever they are quoted, here and later
     said = list[str]()
     return dict(_kept(config, (), said)), said
 
@@ -28,18 +28,19 @@ def remove_secrets(config: DsConfig) -> tuple[DsConfig, list[str]]:
 def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[tuple[str, Any]]:
     for name, value in block.items():
         path = (*place, str(name))
-        if says_secret(str(name)) and _tells(value):
+        if says_secret(str(name)) and _is_secret_value(value):
             variable = _VARIABLES.get(path) if isinstance(value, str) else None
             if variable is not None:
                 os.environ[variable] = value
             what = f"kept in {variable}" if variable else "left out, as DeepSpeed does not know it"
             said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")
         else:
+            # A key may quote a secret as well, such as a URL with a password.
             yield (redact(name) if isinstance(name, str) else name), _clean(value, path, said)
 
 
-def _tells(value: Any) -> bool:
-    """Whether there is something in a value: empty ones, None, True and False tell nothing."""
+def _is_secret_value(value: object) -> bool:
+    """Whether a value could be a secret: empty ones, None, True and False give nothing away."""
     return bool(value) and not isinstance(value, bool)
 
 

@@ -60,6 +60,7 @@ def prepare(args: Arguments) -> Prepared:
         ArgumentError: All problems in one message.
     """
     config = read_ds_config(args.deepspeed)
+    # All before the first change: a problem of the result could not be told from one of what was given.
     problems = check_ds_config(config, setting_of(args, config))
     problems += ds_keys.check_against_arguments(config, vars(args), ranks.world_size())
     problems += tensor_parallel.config_problems(config, args.tensor_parallel_size)
@@ -78,6 +79,7 @@ def prepare(args: Arguments) -> Prepared:
     resolved, removed = remove_secrets(resolved)
     for change in (*changes, *fill_in_sizes(resolved), *removed):
         notice(change)
+    # Only now: the block is hftune's own, and `check_ds_config` has refused other settings in it.
     size = max(args.tensor_parallel_size, tensor_parallel.size_in_config(config))
     resolved = tensor_parallel.with_size(resolved, size)
     shown = tensor_parallel.without_block(resolved)
@@ -152,6 +154,7 @@ def resolve_ds_config(
     """
     resolved, changes = copy.deepcopy(config), []
     zero = resolved.setdefault("zero_optimization", {})
+    # accelerate refuses to gather weights for saving without it (`Accelerator.get_state_dict`).
     if zero_stage(resolved) == 3 and not zero.get("stage3_gather_16bit_weights_on_model_save"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
         changes.append("ZeRO-3: stage3_gather_16bit_weights_on_model_save set, or no weights would be saved")

@@ -1,6 +1,6 @@
 """Expert parallelism through DeepSpeed's AutoEP: each process keeps some experts of every layer.
 
-Experts are dealt out here, before the optimizer is made, and not by the engine after it: so parameter groups, decay and
+Experts are sharded here, before the optimizer is made, and not by the engine after it: so parameter groups, decay and
 rates are made of the weights that are trained, and ZeRO finds the marked groups that it asks for.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hftune.compat.installing import replace_method
 from hftune.distributed import zero
 
 FLAG = "--expert_parallel_size"
@@ -47,44 +48,32 @@ def shard_experts(model: nn.Module, size: int, *, grouped: bool) -> None:
     groups._create_expert_and_data_parallel(size, mp_size=1, pp_size=1, mp_mode="sp")
     rank = torch.distributed.get_rank(groups._get_expert_parallel_group(group_name(size)))
     config = parse_autoep_config({"enabled": True, "autoep_size": size, "use_grouped_mm": grouped})
-    dealer = _without_recorders(AutoEP)(model, config)
-    specs = dealer.ep_parser()
+    auto_ep = AutoEP(model, config)
+    # It would point transformers' recorders of router logits at its own layers, and cannot with transformers 5.23
+    # (`_CanRecordRegistry.get()` takes no default). hftune hears routers by hooks and never asks a model for logits.
+    replace_method(auto_ep, "_retarget_transformers_output_recorders", lambda *_: None)
+    specs = auto_ep.ep_parser()
     validate_autoep_post_detection(config, specs)
     # Under ZeRO-3 a process's experts are cut again, over the processes that have the same ones.
-    convert: Any = next(
-        (one.convert_to_zero_parameters for one in model.parameters() if zero.is_partitioned(one)),  # type: ignore[attr-defined]
-        None,
-    )
+    partitioned: list[Any] = [one for one in model.parameters() if zero.is_partitioned(one)]
+    convert = partitioned[0].convert_to_zero_parameters if partitioned else None
 
     def cut(layer: nn.Module) -> None:
         DeepSpeedEngine._partition_autoep_zero3_experts(layer, convert)
 
-    dealer.replace_moe_layers(specs, size, rank, on_moe_layer_replaced=None if convert is None else cut)
-
-
-def _without_recorders(dealer: type) -> type:
-    """AutoEP that leaves transformers' recorders of router logits alone.
-
-    It would point them at its own layers, and cannot with transformers 5.23 (`_CanRecordRegistry.get()` takes no
-    default). hftune hears routers by hooks, and never asks a model for their logits.
-    """
-
-    class Dealer(dealer):  # type: ignore[misc]
-        def _retarget_transformers_output_recorders(self, *_: Any) -> None:
-            return
-
-    return Dealer
+    auto_ep.replace_moe_layers(specs, size, rank, on_moe_layer_replaced=None if convert is None else cut)
 
 
 def expert_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Layers whose experts were dealt out, with their names, in the model's order; none before."""
+    """Layers whose experts are sharded, with their names, in the model's order; none before `shard_experts`."""
     for name, module in model.named_modules():
+        # By name: importing the class would import DeepSpeed, also where no experts are sharded.
         if type(module).__name__ == "AutoEPMoELayer":
             yield name, module
 
 
 def expert_options(model: nn.Module) -> dict[int, dict[str, Any]]:
-    """What DeepSpeed reads of an optimizer's group of dealt-out experts, by the id of each such parameter."""
+    """What DeepSpeed reads of an optimizer's group of sharded experts, by the id of each such parameter."""
     return {
         id(parameter): {"moe": True, "name": layer.ep_group_name}
         for _, layer in expert_layers(model)

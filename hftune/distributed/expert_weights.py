@@ -1,4 +1,4 @@
-"""Weights of a model whose experts are dealt out, gathered on rank 0 under the names that transformers gives them."""
+"""Weights of a model whose experts are sharded, gathered on rank 0 under the names that transformers gives them."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def gathered_weights(model: nn.Module) -> dict[str, Tensor]:
     for name, tensor in _plain_tensors(model, layers):
         with zero.gathered([tensor]):
             if ranks.is_main():
+                # By identity: a tied tensor is copied once, and stays one tensor under its names.
                 if id(tensor) not in taken:
                     taken[id(tensor)] = tensor.detach().to("cpu", copy=True)
                 found[name] = taken[id(tensor)]
     for prefix, layer in layers.items():
         gate, down, up = (_whole(getattr(layer.experts, name), layer) for name in ("w1", "w2", "w3"))
+        # transformers keeps gate and up of all experts in one tensor.
         if gate is not None and up is not None and down is not None:
             found[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
             found[f"{prefix}.experts.down_proj"] = down
@@ -47,6 +49,7 @@ def _plain_tensors(model: nn.Module, layers: dict[str, Any]) -> Iterator[tuple[s
         if inner is None:
             continue
         own = module_name if prefix is None else f"{prefix}.{inner}".rstrip(".")
+        # Not by a state dict: making one would gather the experts of a layer at once.
         tensors = dict(module.named_parameters(recurse=False, remove_duplicate=False))
         lasting = module._buffers.items()
         tensors |= {
@@ -83,6 +86,7 @@ def _whole(weight: nn.Parameter, layer: Any) -> Tensor | None:
             return None
         values, main = weight.detach(), ranks.is_main()
         whole = torch.empty((layer.num_experts, *values.shape[1:]), dtype=values.dtype) if main else None
+        # One expert at a time, so that no process but rank 0 holds more than its own.
         for number in range(layer.num_local_experts):
             mine = values[number].contiguous()
             pieces = [torch.empty_like(mine) for _ in range(size)] if main else None

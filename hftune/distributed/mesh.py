@@ -1,4 +1,4 @@
-"""Which processes work on the same rows, tokens or experts: arithmetic on ranks, no process group.
+"""Which processes share rows, tokens, matrices or experts: arithmetic on ranks, no process group.
 
 Ranks count tensor-parallel neighbours first, then those of a sequence, then data: with 8 processes, tensor 2 and
 sequence 2, rank 5 is tensor 1 of sequence 0 of data 1. That is how DeepSpeed and accelerate lay out their groups.
@@ -40,6 +40,7 @@ class Mesh:
 
     def data_rank(self, rank: int) -> int:
         """Which share of the rows a process sees."""
+        # Neighbours share rows: their exchanges of every layer stay within a machine.
         return rank // self.sharing
 
     def sequence_rank(self, rank: int) -> int:
@@ -57,7 +58,7 @@ class Mesh:
 
 
 def mesh_problems(mesh: Mesh) -> Iterator[ArgumentError]:
-    """Sizes that are none, and sizes for which the processes do not suffice."""
+    """Sizes below one, and sizes into which the processes do not divide."""
     sizes = {
         "tensor_parallel_size": mesh.tensor,
         "sequence_parallel_size": mesh.sequence,
@@ -66,6 +67,7 @@ def mesh_problems(mesh: Mesh) -> Iterator[ArgumentError]:
     wrong = {name: size for name, size in sizes.items() if size < 1}
     for name, size in wrong.items():
         yield ArgumentError(f"{size} processes cannot share anything", place=f"--{name}", fix="give 1 or more")
+    # Experts lie within data: the same ones are in every group of as many processes with rows of their own.
     product = mesh.sharing * mesh.expert
     if not wrong and mesh.world % product:
         asked = {name: size for name, size in sizes.items() if size > 1}

@@ -38,6 +38,7 @@ def is_shared(folder: Path) -> bool:
     remember names that they have not found.
     """
     name = f".hftune-{uuid.uuid4().hex}" if ranks.is_main() else ""
+    # Ranks look only after rank 0 has written: gathering the name below waits for it.
     if ranks.is_main():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -60,6 +61,7 @@ def raise_on_all_ranks(problems: Iterable[UserError]) -> None:
     for name, said in everyone:
         for problem in said:
             where.setdefault(problem, []).append(name)
+    # A problem that all have is raised in its own class; what some have is the same text for everybody.
     try:
         if all(len(found) == len(everyone) for found in where.values()):
             raise_together(own)

@@ -23,7 +23,7 @@ def put_ninja_on_path() -> None:
 
 
 def _ninja_candidates() -> Iterable[Path]:
-    """Where it may be."""
+    """Where ninja may be: next to Python, in its package, or next to that."""
     yield Path(sys.executable).with_name("ninja")
     try:
         package = importlib.metadata.distribution("ninja")
@@ -56,6 +56,7 @@ def missing_operators(operators: Iterable[str]) -> frozenset[str]:
     from deepspeed.git_version_info import installed_ops
     from torch.utils.cpp_extension import CUDA_HOME
 
+    # As torch looks for the toolkit: CUDA_HOME, nvcc on PATH, /usr/local/cuda.
     if CUDA_HOME is not None and can_build_operators():
         return frozenset()
     return frozenset(name for name in wanted if not installed_ops.get(name, False))

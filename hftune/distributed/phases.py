@@ -1,4 +1,4 @@
-"""What this process is doing, written by trainers and read by the watchdog's thread.
+"""What this process is doing: written by trainers, read by the watchdog's thread.
 
 Entering a phase stores one small object: no lock, no system call, well below a microsecond.
 """
@@ -48,18 +48,19 @@ def now() -> Phase:
 
 
 def enter(name: str, step: int | None = None) -> None:
-    """The last phase is over, and another one begins; also the same one again, which is a sign of life.
+    """Begin another phase; also the same one again, which is a sign of life.
 
     Args:
         step: Optimizer steps that are done; left out: as many as before.
     """
     global _now
     before = _now
+    # One assignment of a frozen object: the watchdog's thread sees the old phase or the new one, never a mixture.
     _now = Phase(name, before.step if step is None else step, before.count + 1, time.monotonic(), before.timed)
 
 
 def keep_alive() -> None:
-    """The phase is the same and moves on: its time begins again.
+    """Begin the time of the phase again: it is the same, and it moves.
 
     It does not count as another phase: how often this is called may differ between processes.
     """
@@ -69,7 +70,7 @@ def keep_alive() -> None:
 
 @contextmanager
 def timed(name: str) -> Iterator[None]:
-    """From here on phases are timed; not any more afterwards, also where an error ends it."""
+    """Time phases in the block; not afterwards, also where an error ends it."""
     global _now
     before = _now
     _now = Phase(name, before.step, before.count + 1, time.monotonic(), timed=True)

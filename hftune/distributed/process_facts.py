@@ -48,7 +48,8 @@ def versions() -> dict[str, str]:
     if torch.version.cuda:
         found["CUDA"] = torch.version.cuda
     if torch.cuda.is_available() and dist.is_nccl_available():
-        found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        nccl: Any = torch.cuda.nccl  # torch has no types for it
+        found["NCCL"] = ".".join(map(str, nccl.version()))
     return found
 
 
@@ -59,8 +60,9 @@ def collective_seconds(device: torch.device) -> float:
     best = float("inf")
     for _ in range(_ROUNDS):
         began = time.perf_counter()
-        number = torch.ones(1, device=device)
+        number = torch.ones(1, device=device)  # anew: all_reduce has summed the last one up
         dist.all_reduce(number)
+        # `item` waits for a GPU, so that the time is that of the collective.
         assert int(number.item()) == ranks.world_size(), "every process has added one"
         best = min(best, time.perf_counter() - began)
     return best
@@ -95,10 +97,11 @@ def _commit() -> str | None:
     if not head.is_file():
         return None
     text = head.read_text(encoding="utf-8").strip()
-    if not text.startswith("ref: "):
+    if not text.startswith("ref: "):  # no branch is checked out
         return text[:12]
     common = git / "commondir"
     root = git / common.read_text(encoding="utf-8").strip() if common.is_file() else git
+    # git packs branches from time to time; one that moved since has a file of its own again, which counts.
     loose = root / text[5:]
     if loose.is_file():
         return loose.read_text(encoding="utf-8").strip()[:12]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,10 +40,10 @@ def planned_world() -> PlannedWorld | None:
 
 
 @contextmanager
-def planning_for(processes: PlannedWorld) -> Iterator[None]:
-    """Answer for a while as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
+def planning_for(world: PlannedWorld) -> Iterator[None]:
+    """Answer in the block as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
     global _planned_world
-    before, _planned_world = _planned_world, processes
+    before, _planned_world = _planned_world, world
     try:
         yield
     finally:
@@ -57,6 +57,7 @@ def is_distributed() -> bool:
 
 def rank() -> int:
     """Global rank of this process; 0 without a launcher."""
+    # The group counts where it is alive; before that, the launcher's variables say what it will be.
     return dist.get_rank() if is_distributed() else int(os.environ.get("RANK", "0"))
 
 
@@ -101,7 +102,7 @@ def max_over_ranks(number: int) -> int:
     """The largest of every process's numbers; all must ask."""
     if not is_distributed():
         return number
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL sends nothing from the CPU's memory
     found = torch.tensor(number, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)
@@ -111,6 +112,6 @@ def gathered_objects(value: T) -> list[T]:
     """The value of every process, by rank, on every process; for small things."""
     if not is_distributed():
         return [value]
-    found: list[T | None] = [None] * dist.get_world_size()  # not those of a plan
+    found: list[Any] = [None] * dist.get_world_size()  # of the group: `world_size` may be that of a plan
     dist.all_gather_object(found, value)
-    return found  # type: ignore[return-value]
+    return found

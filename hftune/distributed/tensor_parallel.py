@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import Tensor
-
 from hftune.distributed.ds_config import DsConfig
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -62,7 +60,7 @@ def with_size(config: DsConfig, size: int) -> DsConfig:
     """The config with AutoTP switched on for groups of `size` processes; the same where that is 1."""
     if size == 1:
         return config
-    # transformers has the weights gathered for saving only if this is set, at any stage.
+    # transformers (5.23) has the weights gathered for saving only if this is set, at any stage.
     zero = config.get("zero_optimization", {}) | {"stage3_gather_16bit_weights_on_model_save": True}
     return config | {KEY: {SIZE: size}, "zero_optimization": zero}
 
@@ -84,6 +82,7 @@ def unknown_styles(plan: Mapping[str, str]) -> dict[str, str]:
 def layer_specs(plan: Mapping[str, str]) -> list[dict[str, Any]]:
     """DeepSpeed's `layer_specs` of a plan of `STYLES`. What no spec names stays whole: norms, embeddings, the head."""
     kinds: dict[str, dict[str, Any]] = {
+        # A column split gives each rank some outputs, a row split some inputs: its products are summed over the ranks.
         _COLUMN: {"partition_type": "column"},
         _ROW: {"partition_type": "row"},
         # Norms of single heads: each rank has gradients of its own heads only.
@@ -103,31 +102,13 @@ def without_block(config: DsConfig) -> DsConfig:
 
 
 def write_plan(config: DsConfig, size: int, model_config: Any) -> None:
-    """Write into the config of a run, in place, that and how AutoTP splits this model. Nothing for one process.
+    """Write into the config of a run, in place, that and how AutoTP splits this model.
 
     Args:
         config: The live one, which the engine will read, after the model was loaded.
-        size: Processes that share the matrices of a layer.
+        size: Processes that share the matrices of a layer, more than one.
         model_config: A PreTrainedConfig whose plan was found good in preflight.
     """
-    if size > 1:
-        specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
-        config[KEY] = {SIZE: size, SPECS: specs}
-        notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")
-
-
-def local_shard(parameter: Any, whole: Tensor) -> Tensor:
-    """This rank's part of a whole weight: rows or columns where AutoTP has split the parameter, else all of it.
-
-    Args:
-        parameter: Of a live model.
-        whole: As it is saved.
-    """
-    about = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
-    sizes = (about or {}).get("partition_sizes")
-    if not about or sizes is None:
-        return whole
-    from deepspeed.utils import groups
-
-    rank = groups.get_tensor_model_parallel_rank()
-    return whole.split(list(sizes), dim=about["partition_dim"])[rank]
+    specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
+    config[KEY] = {SIZE: size, SPECS: specs}
+    notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")

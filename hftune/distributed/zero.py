@@ -1,4 +1,4 @@
-"""Where ZeRO keeps a model's parameters: the only place that gathers them, or looks into its optimizers for them."""
+"""Where DeepSpeed keeps a model's parameters: the only place that gathers them, or looks into ZeRO's optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hftune.compat.transformers_patches import no_deepspeed_config
 
 
 def is_partitioned(parameter: torch.Tensor) -> bool:
-    """Whether ZeRO-3 holds this parameter in pieces, so that its `data` is empty here."""
+    """Whether ZeRO-3 partitions this parameter, so that its `data` is empty here."""
     return hasattr(parameter, "ds_id")
 
 
@@ -79,8 +79,26 @@ def _coordinator(engine: Any) -> Any:
 
 
 def local_values(parameter: torch.Tensor) -> torch.Tensor:
-    """The values that this rank holds: all of them, or its piece, flat, of one that ZeRO-3 partitions."""
-    return parameter.ds_tensor.detach() if is_partitioned(parameter) else parameter.detach()  # type: ignore[attr-defined]
+    """The values that this rank holds: all of them, or its share, flat, of one that ZeRO-3 partitions."""
+    values: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
+    return values.detach()
+
+
+def local_shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a whole weight: rows or columns where AutoTP has split the parameter, else all of it.
+
+    Args:
+        parameter: Of a live model.
+        whole: As it is saved.
+    """
+    about = getattr(parameter, "ds_autotp_universal_checkpoint_meta", None)
+    sizes = (about or {}).get("partition_sizes")
+    if not about or sizes is None:
+        return whole
+    from deepspeed.utils import groups
+
+    rank = groups.get_tensor_model_parallel_rank()
+    return whole.split(list(sizes), dim=about["partition_dim"])[rank]
 
 
 def full_numel(parameter: torch.nn.Parameter) -> int:
@@ -106,12 +124,14 @@ def optimizer_members(optimizer: Any) -> list[list[torch.Tensor]]:
         optimizer: A torch optimizer or ZeRO's around one, with accelerate's wrapper or without.
     """
     layers: list[Any] = [optimizer, getattr(optimizer, "optimizer", None)]
+    # The outermost first: a wrapper shows the groups of the optimizer in it, which under ZeRO hold flat shares.
     for layer in layers:
         if hasattr(layer, "sub_group_to_group_id"):  # ZeRO-3 cuts groups into sub-groups
             members: list[list[torch.Tensor]] = [[] for _ in layer.param_groups]
             for number, group in layer.sub_group_to_group_id.items():
                 members[group] += layer.fp16_groups[number]
             return members
+        # Stage 1 and 2, the optimizer of bf16 without ZeRO, and older names of the same.
         for name in ("bit16_groups", "bf16_groups", "fp16_groups"):
             if hasattr(layer, name):
                 return [list(group) for group in getattr(layer, name)]

@@ -24,7 +24,6 @@ from hftune.compat.bitsandbytes_patches import keep_differentiable
 from hftune.constants import STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
-from hftune.distributed.tensor_parallel import write_plan
 from hftune.logging import notice
 from hftune.models.attention.choice import attention_for, report_attention
 from hftune.models.attention.names import registered
@@ -47,8 +46,10 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
     model = build_model(AutoModelForCausalLM, model_args, adapter_args, training_args)
-    # The plan is written into the config that DeepSpeed will read; it needs the model's final config.
-    write_plan(live_config(training_args), training_args.tensor_parallel_size, model.config)
+    size = training_args.tensor_parallel_size
+    if size > 1:
+        # The plan is written into the config that DeepSpeed will read; it needs the model's final config.
+        on_demand("hftune.distributed.tensor_parallel:write_plan")(live_config(training_args), size, model.config)
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     return model
 

@@ -118,7 +118,9 @@ def test_what_is_right_passes(tmp_path: Path) -> None:
 
 def test_the_folder_and_the_group_are_filled_in(tmp_path: Path) -> None:
     config = zero(zero_hpz_partition_size="auto", offload_optimizer={"device": "nvme"}, offload_param=CPU_OFFLOAD)
-    resolved, changes = resolve_ds_config(config, has_compiler=True, on_cpu=False, nvme_path=str(tmp_path), machine=8)
+    resolved, changes = resolve_ds_config(
+        config, has_compiler=True, on_cpu=False, nvme_path=str(tmp_path), local_processes=8
+    )
     assert resolved["zero_optimization"]["offload_optimizer"]["nvme_path"] == str(tmp_path)
     assert "nvme_path" not in resolved["zero_optimization"]["offload_param"]
     assert resolved["zero_optimization"]["zero_hpz_partition_size"] == 8 and any("8 process(es)" in c for c in changes)

@@ -156,7 +156,7 @@ def test_a_plan_is_measured_without_the_token(tmp_path: Path, monkeypatch: pytes
         started.append((command, env))
         return subprocess.CompletedProcess(command, 1, "", "")
 
-    monkeypatch.setattr(planning.children, "run", run)
+    monkeypatch.setattr(planning.child_processes, "run", run)
     (step,) = steps(tmp_path, f"{TOP}stages:\n  sft: {{hub_token: '{HUSH}'}}\n")
     list(planning.measure(step))
     ((command, env),) = started

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import subprocess
 import sys
@@ -55,6 +56,22 @@ def test_imports_on_demand_count(architecture: ModuleType, tmp_path: Path) -> No
 def test_hooks_are_those_of_the_method(architecture: ModuleType) -> None:
     assert architecture.hooks_of("training_step") == ["before_step", "stepping", "after_step"]
     assert architecture.hooks_of("finish_run") == []
+
+
+def test_common_features_are_read_from_their_list(architecture: ModuleType) -> None:
+    common = dict(architecture.common_features())
+    assert common["hftune.trainers.features.speed:Speed"] == "always"
+    assert common["hftune.trainers.features.tiling:Tiling"] == "`args.tiled_mlp`"
+    assert "is_mixture" in common["hftune.trainers.features.router_loss:RouterLoss"], "a variable is spelt out"
+
+
+def test_docstrings_are_found_without_importing(architecture: ModuleType) -> None:
+    from hftune.data.tokenizing.chats import ChatEncoder
+
+    found = architecture.docstring_of("hftune.data.tokenizing.chats", "ChatEncoder.from_arguments")
+    assert found == inspect.getdoc(ChatEncoder.from_arguments)
+    # One of several definitions: the overloads before it have none.
+    assert architecture.docstring_of("hftune.arguments.entry", "parse_arguments")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

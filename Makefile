@@ -25,15 +25,16 @@ $(STAMP): pyproject.toml constraints.txt
 demo: venv ## run every stage on the example data (DEMO_ARGS=... is handed on)
 	$(BIN)/python examples/demo.py $(DEMO_ARGS)
 
+# Tests of one file share fixtures that cost seconds: a worker keeps whole stretches of files (worksteal), or whole files.
 test: venv ## all tests but the slow and the GPU ones; those that start launchers stay with their file, whose runs they share
-	$(BIN)/python -m pytest tests/unit tests/parity tests/security -m "not slow and not gpu" -n 2
+	$(BIN)/python -m pytest tests/unit tests/parity tests/security -m "not slow and not gpu" -n 2 --dist worksteal
 	$(BIN)/python -m pytest tests/integration tests/faults -m "not slow and not gpu" -n 2 --dist loadfile --durations=15
 
 test-all: venv ## all tests but the GPU ones
 	$(BIN)/python -m pytest tests -m "not gpu" --durations=15
 
 check: lint ## lint and the quick unit tests, for before a commit
-	$(BIN)/python -m pytest tests/unit -m "not long and not slow and not gpu" -n 2
+	$(BIN)/python -m pytest tests/unit -m "not long and not slow and not gpu" -n 2 --dist worksteal
 
 lint: venv ## ruff, formatting and types, changing nothing
 	$(BIN)/ruff check .

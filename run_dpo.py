@@ -14,7 +14,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
 
-    from hftune.data.preferences.labelled import preference_encoder
+    from hftune.data.encoders import make_encoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
@@ -28,7 +28,7 @@ def main() -> None:
     run = start_run("dpo", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = preference_encoder(tokenizer, training_args, data_args)  # pairs, or answers with a label
+    encoder = make_encoder("dpo", tokenizer, training_args, data_args)  # pairs, or answers with a label
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)

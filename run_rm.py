@@ -14,7 +14,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("rm")
 
-    from hftune.data.preferences.reward_encoder import RewardEncoder
+    from hftune.data.encoders import make_encoder
     from hftune.data.splits import load_splits
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.reward_model import load_reward_model
@@ -25,7 +25,7 @@ def main() -> None:
     run = start_run("rm", model_args, data_args, adapter_args, training_args)
 
     tokenizer = load_tokenizer(model_args, training_args)
-    encoder = RewardEncoder.from_arguments(tokenizer, training_args)
+    encoder = make_encoder("rm", tokenizer, training_args, data_args)  # pairs, or answers in steps
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
     model = load_reward_model(model_args, adapter_args, training_args, tokenizer)

@@ -13,8 +13,7 @@ def main() -> None:
 
     model_args, data_args, adapter_args, training_args = parse_arguments("sft")
 
-    from hftune.data.splits import load_splits
-    from hftune.data.stream_splits import open_stream
+    from hftune.data.splits import load_data
     from hftune.data.tokenizing.chats import ChatEncoder
     from hftune.models.adapters.preparation import add_adapter
     from hftune.models.loading.causal_lm import load_causal_lm
@@ -26,8 +25,7 @@ def main() -> None:
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = ChatEncoder.from_arguments(tokenizer, training_args)
-    load = open_stream if data_args.streaming else load_splits
-    data = load(encoder, data_args, training_args)  # read, tokenise, pack, count
+    data = load_data(encoder, data_args, training_args)  # read, tokenise, pack, count
 
     model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
     model = add_adapter(model, adapter_args, training_args)

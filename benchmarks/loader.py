@@ -53,7 +53,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler
 
-    from hftune.data.corpus.blocks import BlockDataset, InOrder, Settings
+    from hftune.data.corpus.blocks import BlockDataset, BlockSampler, Settings
     from hftune.data.corpus.documents import Documents
 
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def measure(folder: Path, seconds: float) -> dict[str, float]:
     fresh[len(data) * 3 // 2]
     resumed = time.perf_counter() - began
     # What the Trainer goes through when it goes on in an epoch: numbers of the blocks behind it, dealt out to 8 ranks.
-    dealt = BatchSamplerShard(BatchSampler(InOrder(passed := 1_000_000), 8, False), 8, 0)
+    dealt = BatchSamplerShard(BatchSampler(BlockSampler(passed := 1_000_000), 8, False), 8, 0)
     began = time.perf_counter()
     for _ in dealt:
         pass

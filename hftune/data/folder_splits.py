@@ -14,15 +14,15 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments
 from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.mixing import as_shares
-from hftune.data.corpus.tokenized_folder import INDEX, check_index, held_out_within
+from hftune.data.corpus.schedule import as_shares
 from hftune.data.splits import Splits
+from hftune.data.tokenized_folder import INDEX, check_index, held_out_within
 from hftune.data.tokenizing.encoder import Encoder
 from hftune.errors import ArgumentError, DataError
 from hftune.logging import get_logger, notice
 
+# The file by which a folder of `Dataset.save_to_disk` is known.
 _SAVED = "state.json"
-"""The file by which a folder of `Dataset.save_to_disk` is known."""
 
 
 def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PTArguments) -> Splits:
@@ -38,7 +38,9 @@ def open_tokenized(encoder: Encoder, data_args: DataArguments, training_args: PT
     tokenizer, block_size = encoder.tokenizer, training_args.block_size
     seed = training_args.seed if training_args.data_seed is None else training_args.data_seed
     folders = find_folders(data_args.tokenized_dir, data_args.datasets)
-    check_index(_split(data_args.tokenized_dir), encoder.whole())
+    # Without a limit: blocks are cut while training, so `hftune tokenize` has written whole documents.
+    check_index(_split(data_args.tokenized_dir), encoder.without_limit())
+    # Opened once for all checks; later the workers of the DataLoader map the same files.
     sources = [Documents(folder, name) for name, folder in folders.items()]
     shares = read_weights(data_args.weights, list(folders))
     settings = Settings(seed, data_args.logical_shards, data_args.shuffle_buffer)
@@ -78,7 +80,9 @@ def find_folders(
     else:
         chosen = [folder for root in roots for folder in _below(root, flag)]
     chosen = [folder / split if (folder / INDEX).is_file() else folder for folder in chosen]
+    # Of a folder of `hftune tokenize` the splits are all called train and eval.
     names = [folder.parent.name if (folder.parent / INDEX).is_file() else folder.name for folder in chosen]
+    # The state of a checkpoint knows sources by name; two of one name would share a position.
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ArgumentError(
@@ -157,6 +161,7 @@ def _counts(sources: list[Documents], blocks: int) -> dict[str, Any]:
 
 
 def _describe(train: BlockDataset, sources: list[Documents]) -> dict[str, Any]:
+    # Settings, shares and layouts: all that decides the order of the blocks.
     state = train.state(0)
     fingerprint = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
     return {"fingerprint": fingerprint, "sources": state["sources"], **_counts(sources, train.epoch_blocks)}
@@ -189,6 +194,7 @@ def _without_end(documents: Documents, boundaries: list[int], tokenizer: PreTrai
     Raises:
         DataError: One of them holds a token that the tokenizer does not have: found before the model loads.
     """
+    # The first document of each shard: some thousand from all over the corpus, read in no time.
     looked_at = [document for document in sorted(set(boundaries)) if document < len(documents)]
     lacking = 0
     for document in looked_at:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,8 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune import terminal
 from hftune.constants import IGNORE_INDEX
-from hftune.data.readers.files import read_rows
-from hftune.data.records.schemas import describe_format
 from hftune.data.splits import Splits
 from hftune.visible import visible, whole
 
@@ -52,20 +49,11 @@ def preview(
     console.rule("counts", align="left")
     for name, about in data.about.items():
         console.print(Text(visible(f"{name}: {', '.join(_counts(about))}")))
+    # A stream has no length, so neither has an epoch.
     if hasattr(data.train, "__len__"):
         steps = math.ceil(len(data.train) / rows_per_step)
         console.print(f"an epoch: {len(data.train)} rows, {steps} steps of {rows_per_step}")
     console.print(_legend())
-
-
-def recognised(files: list[Path], script: str, samples: int) -> Iterator[str]:
-    """The first records of some files: where each is, the format it was taken for, and why.
-
-    Args:
-        script: A key of `formats.FORMATS`, or run_rm.py.
-    """
-    for row in read_rows(files, max_samples=samples, on_bad_record="drop"):
-        yield f"{row.origin}: {describe_format(row.value, script)}"
 
 
 def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Text]:
@@ -80,14 +68,14 @@ def describe_example(example: dict[str, Any], tokenizer: PreTrainedTokenizerBase
     else:
         for side in (name for name in _SIDES if name in example):
             ids = example[side]
-            # Only answers beside a prompt of their own are told apart; a reward model reads prompt and answer as one.
+            # Only answers next to a prompt of their own are told apart; a reward model reads prompt and answer as one.
             trained = side != "prompt_ids" and "prompt_ids" in example
             shown = coloured(ids, ids if trained else [IGNORE_INDEX] * len(ids), tokenizer)
             yield Text(f"{side.removesuffix('_ids')} ({len(ids)} tokens): ").append_text(shown)
 
 
-def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
-    """The first training examples as pieces of text and whether each is trained; what is very long loses its end.
+def text_samples(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> list[list[tuple[str, bool]]]:
+    """The first training examples as runs of text and whether each is trained; what is very long loses its end.
 
     An endless dataset is left alone: what is taken from it would not be trained.
     """
@@ -104,7 +92,7 @@ def segments(data: Splits, tokenizer: PreTrainedTokenizerBase, samples: int) -> 
 
 
 def _cut(text: str, trained: list[tuple[int, int]]) -> list[tuple[str, bool]]:
-    """The text in pieces, without the signs around what is trained."""
+    """The text in runs, without the signs around what is trained."""
     pieces, at = [], 0
     for start, end in trained:
         pieces += [(text[at:start], False), (text[start:end], True)]

@@ -11,26 +11,33 @@ from datasets import Dataset
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
-from hftune.data.corpus.mixing import Mixture
-from hftune.data.corpus.sources import (
-    TokenizedSource,
-    first,
-    first_over_all,
-    first_packed_rows,
-    generated_source,
-    join,
-    load_source,
-    packed_source,
-    split_source,
-    take,
-)
-from hftune.data.corpus.tokenized_folder import load_tokenised
-from hftune.data.packing.rows import Packing, packings
+from hftune.data.mixture import Mixture
+from hftune.data.packing.settings import Packing, packing_by_split
 from hftune.data.readers.specs import parse_sources
+from hftune.data.sources import (
+    TokenizedSource,
+    concatenated,
+    draw_records,
+    limit_source,
+    limit_sources,
+    load_source,
+    split_source,
+)
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder, without_counts
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
+from hftune.on_demand import on_demand
+
+# What only some runs need, by the argument that asks for it (blocks: `--tokenized_dir` of run_pt.py).
+_ON_DEMAND = {
+    "streaming": "hftune.data.stream_splits:open_stream",
+    "blocks": "hftune.data.folder_splits:open_tokenized",
+    "tokenized_dir": "hftune.data.tokenized_folder:load_tokenised",
+    "dummy_data": "hftune.data.generated:generated_source",
+    "packing": "hftune.data.packing.sources:packed_source",
+    "count_rows": "hftune.data.packing.sources:limit_packed_rows",
+}
 
 
 @dataclass
@@ -50,6 +57,18 @@ Sources = dict[str, list[TokenizedSource]]
 """The parts of "train" and, where records are held out, of "eval"; one a source."""
 
 
+def load_data(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
+    """What a run trains on: records tokenised ahead, a stream, or the blocks of tokenised folders (pre-training)."""
+    makes_blocks = encoder.row_length == "block_size"
+    if makes_blocks and data_args.tokenized:
+        found: Splits = on_demand(_ON_DEMAND["blocks"])(encoder, data_args, training_args)
+        return found
+    if data_args.streaming:
+        found = on_demand(_ON_DEMAND["streaming"])(encoder, data_args, training_args)
+        return found
+    return load_splits(encoder, data_args, training_args)
+
+
 def load_splits(encoder: Encoder, data_args: DataArguments, training_args: StageArguments) -> Splits:
     """Both splits, as `encoder` makes them, packed where the training arguments say so.
 
@@ -57,30 +76,39 @@ def load_splits(encoder: Encoder, data_args: DataArguments, training_args: Stage
         DataError: A file or record that cannot be used, with file and line; or nothing left.
         ArgumentError: Settings of the two splits that do not go together.
     """
-    packing = packings(training_args, encoder.row_length) if encoder.row_length else {}
-    sources = load_sources(encoders_of(encoder, packing), data_args, training_args.seed)
+    packing = packing_by_split(training_args, encoder.row_length) if encoder.row_length else {}
+    # Tokenised one by one, joined after that: a source keeps its cache entry when another one is added.
+    sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed)
     weights = _weights(data_args)
+    # Packed as one, so that the rows of small sources are filled up by others; by weights each source is drawn alone,
+    # and its rows must hold no other.
     if weights is None:
-        sources = {name: [join(parts)] for name, parts in sources.items()}
+        sources = {name: [concatenated(parts)] for name, parts in sources.items()}
     sources = {name: pack_sources(parts, packing.get(name), data_args) for name, parts in sources.items()}
+    # MedicalGPT's meaning of --max_train_samples in pre-training: blocks, which are known only now.
     if data_args.count_rows:
         limits = {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
         sources = {
-            name: _rows_wanted(parts, limits[name]) if limits[name] > 0 else parts for name, parts in sources.items()
+            name: _rows_wanted(parts, limits[name], packed=name in packing) if limits[name] > 0 else parts
+            for name, parts in sources.items()
         }
     about, built = {}, {}
     for name, parts in sources.items():
-        whole = join(parts)
+        whole = concatenated(parts)
         about[name] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
+        # The Trainer would take `trained` for a column of the model.
         built[name] = without_counts(whole.dataset)
         get_logger().info("%s: %s", name, describe(whole.counts))
     mixture = _mixture([len(part.dataset) for part in sources["train"]], weights, data_args)
     return Splits(built["train"], built.get("eval"), about, mixture)
 
 
-def encoders_of(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Encoder]:
+def encoders_by_split(encoder: Encoder, packing: dict[str, Packing]) -> dict[str, Encoder]:
     """The encoder of each split: what is cut while packing must not be cut before."""
-    return {name: encoder.whole() if name in packing and packing[name].cuts else encoder for name in ("train", "eval")}
+    return {
+        name: encoder.without_limit() if name in packing and packing[name].cuts else encoder
+        for name in ("train", "eval")
+    }
 
 
 def load_sources(
@@ -99,8 +127,8 @@ def load_sources(
     """
     limits = record_limits(data_args)
     if data_args.tokenized_dir:
-        found = load_tokenised(Path(data_args.tokenized_dir), encoders)
-        return {name: [first(part, limits[name])] for name, part in found.items()}
+        found = on_demand(_ON_DEMAND["tokenized_dir"])(Path(data_args.tokenized_dir), encoders)
+        return {name: [limit_source(part, limits[name])] for name, part in found.items()}
     if data_args.validation_file_dir is None and data_args.validation_split_percentage > 0:
         return _drawn(encoders, data_args, seed)
     sources = {}
@@ -115,24 +143,26 @@ def load_sources(
 
 def _drawn(encoders: dict[str, Encoder], data_args: DataArguments, seed: int) -> Sources:
     """Both splits from the training records."""
+    # Both come from one cache entry, which is made by one encoder.
     if encoders["train"].settings() != encoders["eval"].settings():
         raise ArgumentError(
             "held-out records drawn from the training records cannot be cut in another way than those",
             place="--eval_packing",
             fix="leave it out, or give --validation_file_dir in place of --validation_split_percentage",
         )
+    # Limits come after the split: held-out records stay the same whatever the limit of the others is.
     whole = _training_parts(encoders["train"], data_args, seed, -1)
     limits = record_limits(data_args)
     divided = [split_source(part, data_args.validation_split_percentage, seed) for part in whole]
     return {
-        "train": first_over_all([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
-        "eval": first_over_all([held for _, held in divided], limits["eval"]),
+        "train": limit_sources([train for train, _ in divided], limits["train"], data_args.shuffle_seed),
+        "eval": limit_sources([held for _, held in divided], limits["eval"]),
     }
 
 
 def _training_parts(encoder: Encoder, data_args: DataArguments, seed: int, limit: int) -> list[TokenizedSource]:
     if data_args.dummy_data is not None:
-        return first_over_all([generated_source(encoder, data_args)], limit)
+        return limit_sources([on_demand(_ON_DEMAND["dummy_data"])(encoder, data_args)], limit)
     shuffle = data_args.shuffle_seed
     if data_args.dataset_name:
         return _parts(data_args.dataset_name, "--dataset_name", encoder, data_args, seed, limit, shuffle)
@@ -151,10 +181,11 @@ def _parts(
 ) -> list[TokenizedSource]:
     """The parts of a list of sources; with a single one, what lies behind `limit` is not tokenised."""
     specs = parse_sources(given, flag=flag)
+    # With several sources the limit counts over all of them, and how many each has is known only when it is read.
     if len(specs) == 1 and specs[0].take is None:
         return [load_source(specs[0].path, flag, encoder, data_args, limit=limit, seed=shuffle)]
     named = [(spec.take, f"{flag} {spec.path}", load_source(spec.path, flag, encoder, data_args)) for spec in specs]
-    return first_over_all([take(part, number, seed, place) for number, place, part in named], limit, shuffle)
+    return limit_sources([draw_records(part, number, seed, place) for number, place, part in named], limit, shuffle)
 
 
 def record_limits(data_args: DataArguments) -> dict[str, int]:
@@ -164,13 +195,14 @@ def record_limits(data_args: DataArguments) -> dict[str, int]:
     return {"train": data_args.max_train_samples, "eval": data_args.max_eval_samples}
 
 
-def _rows_wanted(parts: list[TokenizedSource], limit: int) -> list[TokenizedSource]:
+def _rows_wanted(parts: list[TokenizedSource], limit: int, *, packed: bool) -> list[TokenizedSource]:
     """At most `limit` rows over all parts, as they are trained."""
+    limited = on_demand(_ON_DEMAND["count_rows"]) if packed else limit_source
     kept: list[TokenizedSource] = []
     for part in parts:
         left = limit - sum(len(other.dataset) for other in kept)
         if left > 0:
-            kept.append(first_packed_rows(part, left))
+            kept.append(limited(part, left))
     return kept
 
 
@@ -178,7 +210,10 @@ def pack_sources(
     parts: list[TokenizedSource], packing: Packing | None, data_args: DataArguments
 ) -> list[TokenizedSource]:
     """Each part in packed rows; as it is without packing."""
-    return parts if packing is None else [packed_source(part, packing, data_args) for part in parts]
+    if packing is None:
+        return parts
+    packed_source = on_demand(_ON_DEMAND["packing"])
+    return [packed_source(part, packing, data_args) for part in parts]
 
 
 def _weights(data_args: DataArguments) -> list[float] | None:
@@ -195,10 +230,12 @@ def _mixture(sizes: Sequence[int], weights: list[float] | None, data_args: DataA
     if weights is None:
         wanted = data_args.num_samples_each_epoch
         return Mixture((sum(sizes),), None, wanted) if wanted else None
+    # `limit_sources` leaves out sources of which nothing is left; weights could not be told apart any more.
     if len(sizes) < len(weights):
         raise ArgumentError(
             "a source has no record left", place="--max_train_samples", fix="raise it, or use --num_samples_each_epoch"
         )
+    # How long an epoch would be in which this source is used up exactly once.
     lengths = [size * sum(weights) / weight for size, weight in zip(sizes, weights, strict=True)]
     length = min(lengths) if data_args.mix_strategy == "under" else max(lengths)
     number = data_args.num_samples_each_epoch or max(1, round(length))

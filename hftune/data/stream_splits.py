@@ -11,14 +11,14 @@ import numpy as np
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
-from hftune.data.corpus.sources import join
 from hftune.data.corpus.streaming import Columns, StreamingDataset, StreamSettings
-from hftune.data.packing.rows import packings
+from hftune.data.packing.settings import packing_by_split
 from hftune.data.readers.columns import apply_columns, parse_columns
-from hftune.data.readers.files import Chunk, Row, chunks
+from hftune.data.readers.files import Row, chunks
 from hftune.data.readers.hub import data_files
 from hftune.data.readers.specs import parse_sources
-from hftune.data.splits import Splits, encoders_of, load_sources, pack_sources
+from hftune.data.sources import concatenated
+from hftune.data.splits import Splits, encoders_by_split, load_sources, pack_sources
 from hftune.data.storage.cache import fingerprint
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import Encoder
@@ -42,6 +42,7 @@ class StreamEncoder:
         made = self.encoder.encode(parsed, counts)
         if counts.bordered:
             _say_once(str(self.encoder.settings()["borders_in_text"]))
+        # Counts such as `length` are for summing up ahead of a run; the trainer takes columns of tokens only.
         names = [name for name, values in made.items() if values and isinstance(values[0], np.ndarray)]
         return [{name: made[name][number] for name in names} for number in range(len(made["input_ids"]))]
 
@@ -67,35 +68,33 @@ def open_stream(encoder: Encoder, data_args: DataArguments, training_args: Stage
         DataError: A source that is not there; a record that cannot be used is found while training.
     """
     assert encoder.row_length is not None, "preflight lets only stages with input_ids stream"
-    packing = packings(training_args, encoder.row_length)
+    packing = packing_by_split(training_args, encoder.row_length)
     flag = "--dataset_name" if data_args.dataset_name else "--train_file_dir"
     specs = parse_sources(str(data_args.dataset_name or data_args.train_file_dir), flag=flag)
     files = [file for spec in specs for file in data_files(spec.path, flag)]
     drop = data_args.on_bad_record == "drop"
     # Blocks are joined from whole documents where packing may cut them.
-    used = encoder.whole() if "train" in packing and packing["train"].cuts else encoder
+    used = encoder.without_limit() if "train" in packing and packing["train"].cuts else encoder
     settings = StreamSettings(
         data=fingerprint(files, encoder.tokenizer, encoder=used.settings(), drop=drop, columns=data_args.columns),
         seed=training_args.seed if training_args.data_seed is None else training_args.data_seed,
         block_size=packing["train"].max_length if "train" in packing else None,
     )
     train = StreamingDataset(
-        partial(_chunks, files),
+        partial(chunks, files),
         StreamEncoder(used, parse_columns(data_args.columns), drop),
         settings,
+        # Processes that share one row (tensor, sequence parallel) must read the same part of the stream.
         rank=training_args.mesh.data_rank(ranks.rank()),
         world=training_args.data_parallel_size,
         drop_bad_records=drop,
     )
     about = {"train": {"files": [str(file) for file in files], "fingerprint": settings.data[:16], "streamed": True}}
+    # Held-out records are evaluated again and again, and need a length: they are tokenised ahead and cached.
     held_out = None
     if data_args.validation_file_dir:
-        sources = load_sources(encoders_of(encoder, packing), data_args, training_args.seed, only="eval")
-        whole = join(pack_sources(sources["eval"], packing.get("eval"), data_args))
+        sources = load_sources(encoders_by_split(encoder, packing), data_args, training_args.seed, only="eval")
+        whole = concatenated(pack_sources(sources["eval"], packing.get("eval"), data_args))
         about["eval"] = {"files": whole.files, "fingerprint": whole.key[:16], **whole.counts.to_dict()}
         held_out = whole.dataset
     return Splits(train, held_out, about)  # type: ignore[arg-type]
-
-
-def _chunks(files: list[Any]) -> Iterator[Chunk]:
-    return chunks(files)

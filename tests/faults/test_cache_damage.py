@@ -21,14 +21,14 @@ from datasets import Dataset, Features, List, Value
 
 from hftune import digests, user_cache
 from hftune.arguments.data import DataArguments
-from hftune.data.corpus import sources as parts
+from hftune.data import sources as parts
 from hftune.data.corpus.blocks import BlockDataset
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.sources import TokenizedSource, load_source
-from hftune.data.corpus.tokenized_folder import load_tokenised, save_tokenised
+from hftune.data.sources import TokenizedSource, load_source
 from hftune.data.storage import cache
 from hftune.data.storage.cache import cached
-from hftune.data.storage.work_folder import WorkFolder
+from hftune.data.storage.work_folder import work_folder
+from hftune.data.tokenized_folder import load_tokenised, save_tokenised
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import write_batches
@@ -420,11 +420,11 @@ def test_processes_that_saw_different_data_stop(tmp_path: Path, monkeypatch: pyt
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from hftune.data.storage.work_folder import WorkFolder
-work = WorkFolder(Path(sys.argv[1]), sys.argv[2])
-(work.path / "half").write_bytes(bytes(1000))
-print("ready", flush=True)
-signal.pause()
+from hftune.data.storage.work_folder import work_folder
+with work_folder(Path(sys.argv[1]), sys.argv[2]) as work:
+    (work / "half").write_bytes(bytes(1000))
+    print("ready", flush=True)
+    signal.pause()
 """
 
 
@@ -449,23 +449,23 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     dead.send_signal(signal.SIGKILL)
     dead.wait()
     try:
-        work = WorkFolder(tmp_path, "packing-")
-        left = {entry.name for entry in tmp_path.iterdir() if entry.is_dir()}
-        assert {*others} <= left and work.path.name in left
-        (living,) = left - {*others, work.path.name}
-        assert (tmp_path / living / "half").stat().st_size == 1000
-        work.remove()
+        with work_folder(tmp_path, "packing-") as work:
+            left = {entry.name for entry in tmp_path.iterdir() if entry.is_dir()}
+            assert {*others} <= left and work.name in left
+            (living,) = left - {*others, work.name}
+            assert (tmp_path / living / "half").stat().st_size == 1000
     finally:
         alive.kill()
         alive.wait()
-    WorkFolder(tmp_path, "packing-").remove()
+    with work_folder(tmp_path, "packing-"):
+        pass
     assert {entry.name for entry in tmp_path.iterdir()} == {*others}
 
 
 WORKERS = """
 import time
-from hftune.data.tokenizing.workers import in_order
-for number in in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
+from hftune.data.tokenizing.workers import map_in_order
+for number in map_in_order(lambda item: (time.sleep(0.02), item)[1], iter(range(100_000)), 2):
     print(number, flush=True)
 """
 
@@ -498,12 +498,12 @@ def test_a_killed_entry_is_removed_by_the_next_of_its_key(tmp_path: Path) -> Non
 def test_a_folder_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("x")
-    work = WorkFolder(tmp_path, "packing-")
-    name = work.path.name
-    work.remove()
+    with work_folder(tmp_path, "packing-") as work:
+        name = work.name
     (tmp_path / name).symlink_to(tmp_path / "precious")
     (tmp_path / f"{name}.lock").touch()
-    WorkFolder(tmp_path, "packing-").remove()
+    with work_folder(tmp_path, "packing-"):
+        pass
     assert (tmp_path / "precious" / "file").read_text() == "x"
 
 

@@ -10,10 +10,9 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from hftune.data.batches.collators import CausalCollator, FlatCollator
-from hftune.data.packing.rows import pack
 from hftune.models.attention.isolation import causal_class
 from hftune.models.attention.segments import SEGMENTS
-from tests.unit.data.helpers import to_dataset
+from tests.unit.data.helpers import pack, to_dataset
 
 VOCABULARY = 97
 SMALL: dict[str, Any] = {

@@ -11,13 +11,12 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.packing.rows import pack
 from hftune.data.splits import Splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.sft import SFTTrainer
-from tests.unit.data.helpers import to_dataset
+from tests.unit.data.helpers import pack, to_dataset
 
 LENGTHS = [9, 7, 12, 4, 10, 6, 14, 2]
 """8 documents of 64 tokens, which fill 4 rows of 16."""

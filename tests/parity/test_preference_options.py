@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.preference import LOSS_TYPES
-from hftune.data.preferences.labelled import preference_encoder
+from hftune.data.encoders import make_encoder
 from hftune.data.splits import load_splits
 from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
@@ -64,7 +64,7 @@ def trained(model: Path, data: Path, out: Path, flags: str) -> dict[str, Any]:
     settle_rows(model_args, args)
     assert list(check_preferences(model_args, args)) == []
     tokenizer = AutoTokenizer.from_pretrained(model)
-    splits = load_splits(preference_encoder(tokenizer, args, data_args), data_args, args)
+    splits = load_splits(make_encoder("dpo", tokenizer, args, data_args), data_args, args)
     loaded = add_adapter(load_causal_lm(model_args, adapter_args, args, tokenizer), adapter_args, args)
     reference = load_reference(model_args, adapter_args, args, tokenizer)
     trainer = DPOTrainer(loaded, args, tokenizer, splits, ref_model=reference, starts_as_base=True)

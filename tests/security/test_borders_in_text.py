@@ -19,13 +19,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.data import DataArguments
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.sources import load_source
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.readers.files import Row, chunks
-from hftune.data.records.schemas import Prompt
+from hftune.data.records.prompts import Prompt
+from hftune.data.sources import load_source
 from hftune.data.stream_splits import StreamEncoder
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.encoder import write_tokenised

@@ -16,9 +16,9 @@ from datasets import Dataset
 from hftune.arguments.asking import AskArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.merging import MergeArguments
-from hftune.data.corpus import sources as parts
-from hftune.data.corpus.sources import TokenizedSource, take
+from hftune.data import sources as parts
 from hftune.data.readers.specs import parse_sources
+from hftune.data.sources import TokenizedSource, draw_records
 from hftune.data.tokenizing.counts import Counts
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_config, read_inputs
@@ -146,28 +146,28 @@ def part(records: int) -> TokenizedSource:
 @pytest.mark.parametrize("number", [999_999_999, 10**11, 3_001, 10**8 + 1])
 def test_records_taken_by_the_billion(number: int) -> None:
     with pytest.raises(DataError) as error:
-        take(part(3), number, 0, "--train_file_dir a.jsonl")
+        draw_records(part(3), number, 0, "--train_file_dir a.jsonl")
     assert f"--train_file_dir a.jsonl#{number}" in str(error.value) and "times an epoch" in str(error.value)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 7, 3_000])
 def test_records_taken_as_before(number: int) -> None:
-    found = take(part(3), number, 0)
+    found = draw_records(part(3), number, 0)
     assert len(found.dataset) == number and found.counts.tokens == (2 * number if number != 3 else 0)
-    assert take(part(3), number, 0).key == found.key
+    assert draw_records(part(3), number, 0).key == found.key
 
 
 def test_the_same_records_are_drawn_as_ever() -> None:
     data = Dataset.from_dict({"n": [*range(5)]})
-    found = take(TokenizedSource(data, Counts(), [], "k"), 12, 3)
+    found = draw_records(TokenizedSource(data, Counts(), [], "k"), 12, 3)
     assert found.dataset["n"][:] == [*range(5), *range(5), *sorted(random.Random(3).sample(range(5), 2))]
 
 
 def test_nothing_is_repeated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "MOST_REPEATED", 10)
-    assert len(take(part(20), 15, 0).dataset) == 15, "fewer than there are repeat nothing"
+    assert len(draw_records(part(20), 15, 0).dataset) == 15, "fewer than there are repeat nothing"
     with pytest.raises(DataError):
-        take(part(5), 11, 0)
+        draw_records(part(5), 11, 0)
 
 
 @pytest.mark.parametrize("digits", ["9" * 13, "9" * 5_000, "0", "-1", "1e9", "٣" * 20, ""])

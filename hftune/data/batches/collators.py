@@ -29,8 +29,9 @@ class CausalCollator:
             LongTensors of shape (batch, length), length being that of the longest example, rounded up; and, where
             examples have them, loss_weights (batch, length), float32, 0 for padding.
         """
-        apart = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
-        assert apart, "rows of several documents go through FlatCollator"
+        single = all(len(feature.get("seq_lengths", ())) < 2 for feature in features)
+        assert single, "rows of several documents go through FlatCollator"
+        # The batch is as long as its own longest example, not as the data set's: padding is computed like any token.
         longest = max(len(feature["input_ids"]) for feature in features)
         length = -(-longest // self.multiple) * self.multiple
         lengths = torch.tensor([[len(feature["input_ids"])] for feature in features])
@@ -64,6 +65,8 @@ class FlatCollator:
         lengths = torch.tensor([length for feature in features for length in _documents(feature)])
         boundaries = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
         labels = _joined(features, "labels")
+        # Again here, although packed rows have it already: examples that are joined only now have a trained first
+        # token.
         labels[0, boundaries[:-1]] = IGNORE_INDEX
         starts = torch.repeat_interleave(boundaries[:-1], lengths)
         batch: dict[str, torch.Tensor | int] = {
@@ -74,6 +77,8 @@ class FlatCollator:
         }
         if "loss_weights" in features[0]:
             batch["loss_weights"] = torch.tensor([[weight for each in features for weight in each["loss_weights"]]])
+        # transformers hands these four to FlashAttention's varlen kernels as they are; queries and keys are the same
+        # row.
         for side in ("q", "k"):
             batch[f"cu_seq_lens_{side}"] = boundaries.int()
             batch[f"max_length_{side}"] = int(lengths.max())
@@ -92,6 +97,7 @@ def _documents(feature: dict[str, Any]) -> list[int]:
 def _joined(features: list[dict[str, Any]], name: str) -> torch.Tensor:
     """(1, tokens)"""
     values = [feature[name] for feature in features]
+    # Blocks of pre-training come as tensors; a list of Python integers is made of records of `datasets`.
     if isinstance(values[0], torch.Tensor):
         return torch.cat(values).long()[None]
     return torch.tensor(list(chain.from_iterable(values)), dtype=torch.long)[None]
@@ -103,3 +109,8 @@ def _padded(values: list[Any], length: int, filler: int, dtype: torch.dtype = to
     for row, value in zip(batch, values, strict=True):
         row[: len(value)] = torch.as_tensor(value, dtype=dtype)
     return batch
+
+
+def causal_collator(pad_token_id: int, *, flat: bool) -> CausalCollator | FlatCollator:
+    """The collator of PT and SFT: documents end to end in one row, or padded."""
+    return FlatCollator() if flat else CausalCollator(pad_token_id)

@@ -37,7 +37,9 @@ class FlatPairCollator:
             ends: LongTensor (2 * pairs,), where in the row a conversation's score is read.
             margin, index: (pairs,), where known.
         """
+        # All chosen ones first, as TRL's collator has them: the loss halves the scores in the middle.
         sides = [example[name] for name in ("chosen_ids", "rejected_ids") for example in examples]
+        # Labels are asked for by the flat row alone; a reward model has none.
         batch = self.flat([{"input_ids": ids, "labels": ids} for ids in sides])
         del batch["labels"]
         boundaries = batch["cu_seq_lens_q"]
@@ -48,6 +50,7 @@ class FlatPairCollator:
         return batch | {"ends": torch.tensor(ends)} | _numbers(examples)
 
     def _last(self, ids: list[int]) -> int:
+        # Not simply the last token: EOS is often the pad token, and transformers reads the score before it.
         said = np.flatnonzero(np.asarray(ids) != self.pad_token_id)
         return int(said[-1]) if len(said) else 0
 

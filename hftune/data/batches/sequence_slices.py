@@ -33,6 +33,7 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
     assert batch["input_ids"].shape[0] == 1 and "cu_seq_lens_q" in batch, "a row from FlatCollator"
     batch = _filled(batch, processes)
     part = slice_of(batch["input_ids"].shape[1])
+    # Shifted before slicing: a slice's last token predicts the first one of the next slice, which its process lacks.
     labels = shifted(batch["labels"], IGNORE_INDEX)[:, part].contiguous()
     own: Batch = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
     if "loss_weights" in batch:
@@ -42,6 +43,7 @@ def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Ba
 
 def _filled(batch: Batch, least: int) -> Batch:
     """With one more document of nothing to train, where the row is shorter than `least`."""
+    # An empty slice would leave a process without a loss to reduce, while the others wait for it.
     missing = least - batch["input_ids"].shape[1]
     if missing <= 0:
         return batch

@@ -34,6 +34,7 @@ class StepCollator:
         batch = self.rows([{"input_ids": each["input_ids"], "labels": each["input_ids"]} for each in examples])
         del batch["labels"]
         width = batch["input_ids"].shape[1]
+        # Scores are picked from the logits laid out one row after the other, padding included; a single row has none.
         if len(batch["input_ids"]) > 1:
             starts = [number * width for number in range(len(examples))]
         else:

@@ -1,7 +1,7 @@
 """Blocks of tokens for pre-training, from tokenised folders, by number: one dataset for any world.
 
-`BlockDataset[i]` is the i-th block of the whole run, whoever asks. The DataLoader's usual batch sampler deals the
-numbers out to ranks and workers, so that
+`BlockDataset[i]` is the i-th block of the whole run, whoever asks. The DataLoader's usual batch sampler shards the
+numbers over ranks and workers, so that
 
 - the blocks of a step are the same for every number of processes, workers and accumulation steps at the same global
   batch size, and across an interruption;
@@ -9,7 +9,7 @@ numbers out to ranks and workers, so that
 - what has been trained is a number (steps times global batch), not what was fetched ahead.
 
 With several sources the order depends on the weights, so a change of weights (or of the block size) on resuming
-changes the blocks from there on; each source still goes on at its own position, without a repeated or a lost token.
+changes the blocks from there on; each source still continues at its own position, without a repeated or a lost token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 
 from hftune.constants import IGNORE_INDEX
 from hftune.data.corpus.documents import Documents
-from hftune.data.corpus.mixing import Schedule
 from hftune.data.corpus.order import Segment, SourceOrder
+from hftune.data.corpus.schedule import Schedule
 from hftune.errors import DataError
 
 LOGICAL_SHARDS = 2048
@@ -40,7 +40,7 @@ Example = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What, beside its documents, decides the order of a source. Must not change while a source is in use."""
+    """What, apart from its documents, decides the order of a source. Must not change while a source is in use."""
 
     seed: int = 42
     logical_shards: int = LOGICAL_SHARDS
@@ -93,8 +93,10 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         ]
         self.names = [source.name for source in sources]
         self.schedule = Schedule(shares or [source.tokens for source in sources])
+        # Positions are tokens, not blocks, so that a run may resume with another block size.
         self.phase = SchedulePhase(0, dict.fromkeys(self.names, 0))
         self._left_out: dict[str, dict[str, Any]] = {}
+        # Rounded up: the block after the last of an epoch begins with what was left over.
         self.epoch_blocks = epoch_blocks or -(-self.tokens // block_size)
         self.length = self.epoch_blocks
 
@@ -106,14 +108,15 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
     def __len__(self) -> int:
         return self.length
 
-    def fill_steps(self, blocks_per_step: int) -> None:
+    def round_to_steps(self, blocks_per_step: int) -> None:
         """Round `len` up to whole steps; the last step of an epoch begins the next one instead of being short."""
+        # Otherwise the last step of an epoch would be short, and which blocks share a step would depend on the world.
         self.length = -(-self.epoch_blocks // blocks_per_step) * blocks_per_step
 
     def __getitem__(self, block: int) -> Example:
-        """Block `block` of the run, as `join` returns it."""
+        """Block `block` of the run, as `join_pieces` returns it."""
         source, segments = self.segments(block)
-        return join(self.sources[source].documents, segments, self.vocabulary)
+        return join_pieces(self.sources[source].documents, segments, self.vocabulary)
 
     def segments(self, block: int) -> tuple[int, list[Segment]]:
         """The source of a block, and the pieces of its documents that make it up."""
@@ -143,6 +146,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
             "blocks": blocks,
             "block_size": self.block_size,
             "settings": vars(self.settings),
+            # Under the name of the first version of this state, which older checkpoints have.
             "segment": {"first_block": self.phase.first_block, "positions": self.phase.positions},
             "sources": self._left_out
             | {
@@ -152,7 +156,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         }
 
     def resume(self, state: dict[str, Any]) -> list[str]:
-        """Go on where `state` was taken; the next block is number `state["blocks"]`.
+        """Resume where `state` was taken; the next block is number `state["blocks"]`.
 
         Returns:
             What has changed since, a line each, for the user to see. Shares, block size and the set of sources may.
@@ -166,6 +170,7 @@ class BlockDataset(torch.utils.data.Dataset[Example]):
         # Where a source was when it was left out is kept, for the day it comes back.
         self._left_out = {name: about | {"share": 0} for name, about in before.items() if name not in now}
         same_mix = now == {name: about["share"] for name, about in before.items() if about["share"]}
+        # The old phase goes on: starting a new one would shift the schedule by the rounding of its first stretch.
         if same_mix and self.block_size == state["block_size"]:
             self.phase = SchedulePhase(**state["segment"])
             return []
@@ -218,15 +223,15 @@ class HeldOutBlocks(torch.utils.data.Dataset[Example]):
         return -(-self.order.tokens // self.block_size)
 
     def __getitem__(self, block: int) -> Example:
-        """Block `block`, as `join` returns it."""
+        """Block `block`, as `join_pieces` returns it."""
         if not 0 <= block < len(self):
             raise IndexError(block)
         start = block * self.block_size
         segments = self.order.segments(start, min(self.block_size, self.order.tokens - start))
-        return join(self.order.documents, segments, self.vocabulary)
+        return join_pieces(self.order.documents, segments, self.vocabulary)
 
 
-def join(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
+def join_pieces(documents: Documents, segments: list[Segment], vocabulary: int | None = None) -> Example:
     """Pieces of documents as one example, in which nothing needs to be seen or predicted across a boundary.
 
     Args:
@@ -241,12 +246,15 @@ def join(documents: Documents, segments: list[Segment], vocabulary: int | None =
     """
     parts = [documents.read(*segment) for segment in segments]
     ids = np.concatenate(parts)
+    # The embedding would read outside of its table: on a GPU an assertion without a name, on a CPU an IndexError.
     if vocabulary is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
         raise _unknown_token(documents, segments, parts, vocabulary)
     ids = ids.astype(np.int32, copy=False)
+    # int32 is what the attention kernels take; a block has far fewer than 2**31 tokens.
     lengths = np.fromiter(map(len, parts), dtype=np.int32, count=len(parts))
     starts = np.cumsum(lengths, dtype=np.int32) - lengths
     labels = ids.copy()
+    # A document's continuation in the next block loses its first target, too: its context is in another row.
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, lengths)
     columns = {"input_ids": ids, "labels": labels, "position_ids": positions, "seq_lengths": lengths}
@@ -269,7 +277,7 @@ def _unknown_token(
     )
 
 
-class InOrder(torch.utils.data.Sampler[int]):
+class BlockSampler(torch.utils.data.Sampler[int]):
     """Numbers of the blocks of an epoch, in order.
 
     Args:
@@ -278,6 +286,7 @@ class InOrder(torch.utils.data.Sampler[int]):
     """
 
     def __init__(self, length: int, origin: int = 0) -> None:
+        # The Trainer resumes by epoch and step of an epoch; the origin turns these numbers into blocks of the run.
         self.length, self.origin, self.epoch = length, origin, 0
 
     def set_epoch(self, epoch: int) -> None:

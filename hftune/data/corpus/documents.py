@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from hftune.data.corpus.tokenized_folder import open_split
 from hftune.data.storage.arrow_folder import STATE, is_int_list, open_folder
+from hftune.data.tokenized_folder import open_split
 from hftune.errors import DataError
 
 COLUMNS = ("input_ids", "tokens")
 """Names of the column of token ids: Hugging Face's, and fms-fsdp's."""
 
+# Views that are kept. They are cheap to make again, and a corpus may have millions of Arrow chunks.
 _OPEN_CHUNKS = 4096
-"""Views that are kept. They are cheap to make anew, and a corpus may have millions of Arrow chunks."""
 
 _MAKE_AGAIN = "Give a folder made by `hftune tokenize` or by `Dataset.save_to_disk`."
 
@@ -37,6 +37,8 @@ class Documents:
         self.folder, self._checked = Path(folder), checked
         self.name = name or self.folder.name
         self._chunks = self._open()
+        # Sums of the chunks are enough to find any document; offsets of single documents stay on the disk until asked
+        # for.
         rows = [len(chunk) for chunk in self._chunks]
         sizes = [_token_count(chunk) for chunk in self._chunks]
         self._first_document = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
@@ -74,6 +76,7 @@ class Documents:
         for chunk in range(self._place(first)[0], self._place(last - 1)[0] + 1):
             start = int(self._first_document[chunk])
             offsets, _ = self._view(chunk)
+            # A slice of the mapped offsets: lengths of documents outside of it are not read.
             parts.append(np.diff(offsets[max(first - start, 0) : last - start + 1]))
         return np.concatenate(parts).astype(np.int64, copy=False)
 
@@ -102,15 +105,18 @@ class Documents:
 
     def __getstate__(self) -> dict[str, Any]:
         """To a spawned worker goes the path; it maps the files itself."""
+        # Mapped files cannot be pickled, and sending their contents would copy the corpus to each worker.
         return {"folder": self.folder, "name": self.name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        # `checked`: the parent has compared the digests; each worker reading the corpus would take as long as
+        # training.
         Documents.__init__(self, state["folder"], state["name"], checked=True)
 
     def layout(self, boundaries: np.ndarray) -> str:
         """A short digest over the number of documents and the tokens up to each boundary (document numbers).
 
-        Files that were made anew with another tokenizer, other records or another order give another digest.
+        Files that were made again with another tokenizer, other records or another order give another digest.
         """
         counted = [len(self), *(self.tokens_before(int(boundary)) for boundary in boundaries)]
         return hashlib.sha256(np.asarray(counted, dtype=np.int64).tobytes()).hexdigest()[:16]
@@ -123,6 +129,7 @@ def _token_chunks(folder: Path, checked: bool) -> list[Any]:
         if parts:
             raise DataError(f"{folder} holds several splits", fix=f"Name one of them: {', '.join(parts)}.")
         raise DataError(f"{folder} is no tokenised folder: it has no {STATE}", fix=_MAKE_AGAIN)
+    # Checking reads every byte once a machine; see `open_split`.
     dataset = open_folder(folder) if checked else open_split(folder)
     column = next((name for name in COLUMNS if name in dataset.column_names), None)
     if column is None:
@@ -131,6 +138,7 @@ def _token_chunks(folder: Path, checked: bool) -> list[Any]:
     array = dataset.data.column(column)
     if not is_int_list(array.type):
         raise DataError(f"{column} of {folder} is {array.type}, not lists of integers", fix=_MAKE_AGAIN)
+    # `searchsorted` over first documents would find an empty chunk in place of the one behind it.
     chunks = [chunk for chunk in array.chunks if len(chunk)]
     if any(chunk.null_count or chunk.values.null_count for chunk in chunks):
         raise DataError(f"{column} of {folder} holds nulls", fix=_MAKE_AGAIN)

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hftune.data.corpus.documents import Documents
+from hftune.data.permutation import permutation
 
 
 class Segment(NamedTuple):
@@ -38,17 +39,6 @@ class _Window(NamedTuple):
 
     documents: np.ndarray
     starts: np.ndarray
-
-
-def permutation(count: int, *key: int) -> np.ndarray:
-    """A random order of 0 to `count` - 1 (int64) that depends on the key alone.
-
-    Sorted raw bits, because numpy promises those for good; what its `permutation` returns may change with a version,
-    and a run that goes on after an upgrade would repeat documents.
-    """
-    # The length comes first: to SeedSequence, keys that differ only in zeros at the end are the same.
-    bits = np.random.PCG64(np.random.SeedSequence((len(key), *key))).random_raw(count)
-    return np.argsort(bits, kind="stable")
 
 
 class SourceOrder:
@@ -67,9 +57,12 @@ class SourceOrder:
     def __init__(self, documents: Documents, *, seed: int, shards: int, buffer: int) -> None:
         self.documents = documents
         self.shuffled = buffer > 0
+        # With the name of the source, so that two sources of one length do not have the same order; crc32, since
+        # Python's hash of a text changes from process to process.
         self._key = (seed & 0xFFFFFFFF, zlib.crc32(documents.name.encode()))
         self.boundaries = np.arange(shards + 1, dtype=np.int64) * len(documents) // shards
         self._shard_tokens = np.diff([documents.tokens_before(int(boundary)) for boundary in self.boundaries])
+        # A source may have fewer documents than logical shards; most of them are empty then.
         per_shard = max(len(documents) / shards, 1e-9)
         self._window = min(max(1, -int(-buffer // per_shard)), shards)
         self._epochs: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -88,6 +81,7 @@ class SourceOrder:
         found: list[Segment] = []
         while count > 0:
             epoch, within = divmod(position, self.tokens)
+            # By position alone: no document in front of it is looked at.
             _, starts = self._epoch(epoch)
             number = int(np.searchsorted(starts, within, side="right")) - 1
             window = self._load(epoch, number)
@@ -101,6 +95,7 @@ class SourceOrder:
         if epoch not in self._epochs:
             _make_room(self._epochs, self._KEPT)
             shards = len(self._shard_tokens)
+            # A buffer of 0 asks for the order of the files, which held-out blocks have.
             order = permutation(shards, *self._key, epoch) if self.shuffled else np.arange(shards)
             sums = np.add.reduceat(self._shard_tokens[order], np.arange(0, shards, self._window))
             self._epochs[epoch] = order, np.concatenate([[0], np.cumsum(sums)])
@@ -136,5 +131,6 @@ def _cut(window: _Window, position: int, count: int) -> Iterator[Segment]:
 
 def _make_room(cache: dict, kept: int) -> None:
     """Drop the oldest entry of a full cache; dictionaries keep the order of insertion."""
+    # Not an lru_cache: the entries belong to this object and go to workers with it.
     while len(cache) >= kept:
         del cache[next(iter(cache))]

@@ -47,9 +47,11 @@ class Progress:
             self.tokens += origin.tokens
             if origin.last:
                 self.done.setdefault(origin.epoch, set()).add(origin.portion)
+                # What is done need not be known as begun, too: the state's size must not grow with the data.
                 self.begun.pop(place, None)
                 self.dropped += origin.dropped
             else:
+                # Examples of a portion come in order, so one number says which were trained.
                 self.begun[place] = origin.example + 1
 
     def is_done(self, epoch: int, portion: int) -> bool:
@@ -65,6 +67,7 @@ class Progress:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with the numbers of the portions as ranges, so that the size does not grow with the data."""
+        # JSON has no keys but texts.
         done = {str(epoch): _ranges(portions) for epoch, portions in sorted(self.done.items())}
         begun = [[epoch, portion, examples] for (epoch, portion), examples in sorted(self.begun.items())]
         return {"done": done, "begun": begun, "totals": self.totals()}
@@ -83,6 +86,7 @@ def from_dict(state: dict[str, Any]) -> Progress:
 def merged(ranks: list[Progress]) -> Progress:
     """What several ranks trained since they began with the same state, together."""
     together = Progress()
+    # Every rank has resumed from the same state; adding these up would count it once a rank.
     together.resumed = ranks[0].resumed
     for progress in ranks:
         together.dropped += progress.dropped

@@ -3,8 +3,8 @@
 Files are cut into portions of neighbouring records. What becomes of a portion (tokenised, shuffled, joined into blocks
 where asked) depends on its number and epoch alone, so that any worker of any rank may do it, and the place of an
 example is three numbers: epoch, portion, example. Each example carries them, and the trainer writes down those that
-were *trained*, not those that were fetched. On going on, in any world, the portions that are not done are dealt out
-anew; only the portions in hand are tokenised once more.
+were *trained*, not those that were fetched. On resuming, in any world, the portions that are not done are
+assigned again; only the portions under way are tokenised once more.
 
 Against tokenised folders (`blocks.py`) it costs the tokenising while training, mixes only records of one portion,
 leaves a short block at the end of each portion, knows no length, and which examples share a step depends on the
@@ -16,16 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.order import permutation
 from hftune.data.corpus.progress import Origin, Progress, from_dict
-from hftune.data.readers.files import Row
+from hftune.data.permutation import permutation
+from hftune.data.readers.base import Chunk, Row
 from hftune.errors import DataError
 
 ORIGIN = "stream_origin"
@@ -36,17 +36,9 @@ STATE_KIND = "stream"
 Columns = dict[str, np.ndarray]
 
 
-class Chunk(Protocol):
-    """Some neighbouring records of a file, parsed on demand."""
-
-    def rows(self) -> Iterator[Row | DataError]:
-        """The records in order; in place of a bad one, its error."""
-        ...
-
-
 @dataclass(frozen=True)
 class StreamSettings:
-    """What decides which examples a portion gives. Must not change when a run goes on.
+    """What decides which examples a portion gives. Must not change when a run resumes.
 
     Attributes:
         data: A fingerprint of the files, the tokenizer and all that `encode` depends on.
@@ -72,7 +64,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         settings: See there.
         rank: Of this process.
         world: Number of processes.
-        drop_bad_records: Count bad records and go on; otherwise the first one ends the run.
+        drop_bad_records: Count bad records and continue; otherwise the first one ends the run.
     """
 
     def __init__(
@@ -96,24 +88,29 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         Raises:
             DataError: A bad record, or no example in all that this worker was given.
         """
+        # The DataLoader has no sampler for endless data; each worker of each rank takes its share by counting.
         worker = get_worker_info()
         workers = 1 if worker is None else worker.num_workers
         share, shares = self.rank * workers + (0 if worker is None else worker.id), self.world * workers
-        dealt, fruitless, dropped = 0, 0, 0
+        assigned, fruitless, dropped = 0, 0, 0
         for epoch in count(self._first_epoch()):
             portions = 0
             for number, portion in enumerate(self._portions()):
                 portions += 1
+                # Before counting, so that after resuming in another world the rest is shared evenly.
                 if self.progress.is_done(epoch, number):
                     continue
-                dealt += 1
-                # Dealt on over the ends of epochs: with fewer portions than workers none of them waits for ever.
-                if (dealt - 1) % shares != share:
+                assigned += 1
+                # Assigned across the ends of epochs: with fewer portions than workers none of them waits for ever.
+                if (assigned - 1) % shares != share:
                     continue
                 examples, lost = self._examples(epoch, number, portion)
                 dropped += lost
                 yield from self._with_origins(examples, epoch, number, dropped)
+                # Rows dropped since the last example travel with the next one, so that a portion without any is
+                # counted as well.
                 fruitless, dropped = (0, 0) if examples else (fruitless + 1, dropped)
+            # A whole epoch without an example would repeat for ever, without a step and without a word.
             if portions == 0 or fruitless >= portions:
                 raise DataError(
                     f"no record of the data gives an example ({dropped} rows were dropped)" if portions else "no data",
@@ -130,7 +127,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         return {"kind": STATE_KIND, "settings": asdict(self.settings), **progress.to_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on with what was not trained when `state` was taken.
+        """Resume with what was not trained when `state` was taken.
 
         Raises:
             DataError: The data, or what is made of them, have changed.
@@ -167,8 +164,10 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
         examples = self.encode(rows) if rows else []
         dropped = bad + len(rows) - len(examples)
         if self.settings.seed is not None:
+            # SeedSequence takes no negative numbers.
             seed = self.settings.seed & 0xFFFFFFFF
             examples = [examples[place] for place in permutation(len(examples), seed, epoch, number)]
+        # After shuffling: blocks hold documents of the whole portion then, not neighbours in the file.
         if self.settings.block_size is not None:
             examples = join_examples(examples, self.settings.block_size)
         return examples, dropped
@@ -182,6 +181,7 @@ class StreamingDataset(torch.utils.data.IterableDataset[dict[str, Any]]):
             # The first label is never trained: nothing comes before it.
             tokens = int((example["labels"][1:] != IGNORE_INDEX).sum())
             origin = Origin(epoch, portion, number, last, dropped, tokens)
+            # A copy: the arrays are views of a batch, which a worker's shared memory would carry along as a whole.
             columns = {name: torch.tensor(np.asarray(column)) for name, column in example.items()}
             yield {**columns, ORIGIN: origin}
 
@@ -203,6 +203,7 @@ def join_examples(examples: list[Columns], block_size: int) -> list[Columns]:
     ids = np.concatenate([example["input_ids"] for example in filled]).astype(np.int32, copy=False)
     labels = np.concatenate([example["labels"] for example in filled]).astype(np.int32, copy=False)
     lengths = [len(example["input_ids"]) for example in filled]
+    # Where a document begins, and where a block cuts one: in both places nothing before it is seen.
     starts = np.union1d(np.cumsum([0, *lengths[:-1]]), np.arange(0, len(ids), block_size))
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids), dtype=np.int32) - np.repeat(starts, np.diff([*starts, len(ids)])).astype(np.int32)

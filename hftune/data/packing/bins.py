@@ -1,7 +1,7 @@
 """Which documents share a row: pure functions on lengths, which never see a token.
 
-A document is taken whole or in pieces, and pieces go into bins. All of it is numpy, so that millions of documents take
-seconds, and all of it is deterministic.
+A document is one segment or is cut into several, and segments go into bins. All of it is numpy, so that millions of
+documents take seconds, and all of it is deterministic.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ IntArray = np.ndarray
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of tokens, in the order of their documents; each array has one entry a piece.
+    """Runs of tokens, in the order of their documents; each array has one entry a segment.
 
     Args:
         document: Index of the document.
-        start: First token of the piece, counted within the document.
+        start: First token of the segment, counted within the document.
         length: Tokens, 1 or more.
     """
 
@@ -31,20 +31,21 @@ class Segments:
 
 @dataclass(frozen=True)
 class Bins:
-    """Bin number b holds the pieces `pieces[offsets[b]:offsets[b + 1]]`, indices in ascending order."""
+    """Bin number b holds the segments `segments[offsets[b]:offsets[b + 1]]`, indices in ascending order."""
 
     segments: IntArray
     offsets: IntArray
 
 
 def whole_documents(lengths: IntArray) -> Segments:
-    """One piece a document; empty documents have none."""
+    """One segment a document; empty documents have none."""
     kept = np.flatnonzero(lengths)
     return Segments(kept, np.zeros_like(kept), lengths[kept])
 
 
 def split_overlong(lengths: IntArray, capacity: int) -> Segments:
-    """As `whole_documents`, but documents above `capacity` tokens in pieces of `capacity` and a rest."""
+    """As `whole_documents`, but documents above `capacity` tokens in segments of `capacity` and a rest."""
+    # Rounded up; an empty document gets no segment.
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -56,6 +57,7 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
     """All documents as one stream of tokens, cut every `capacity` tokens; only the last bin is not full."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
+    # A segment begins where a document does, or where a bin is full.
     start = np.union1d(ends[ends < total], np.arange(0, total, capacity)).astype(np.int64)
     document = np.searchsorted(ends, start, side="right")
     before = ends[document] - lengths[document]
@@ -67,12 +69,12 @@ def cut_stream(lengths: IntArray, capacity: int) -> tuple[Segments, Bins]:
 def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     """Longest first, each into the fullest bin that still has room for it, else into a new one.
 
-    Bins are numbered by their first piece, so that the order of the data survives as far as it can. A length is placed
-    in all bins of one room at a time, which costs time in the number of different lengths and not of documents (but for
-    sorting): a bin that took one piece is the fullest with room for the next one of that length, too.
+    Bins are numbered by their first segment, so that the order of the data survives as far as it can. A length goes
+    into all bins of one room at a time, which costs time in the number of different lengths and not of documents (but
+    for sorting): a bin that took one segment is the fullest with room for the next one of that length, too.
 
     Args:
-        lengths: int64, shape (pieces,), each from 1 to `capacity`.
+        lengths: int64, shape (segments,), each from 1 to `capacity`.
         capacity: Tokens a bin.
     """
     assert len(lengths) == 0 or (lengths.min() >= 1 and lengths.max() <= capacity), "lengths from 1 to capacity"
@@ -85,6 +87,7 @@ def best_fit_decreasing(lengths: IntArray, capacity: int) -> Bins:
     for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
         end = placed + count
         while placed < end:
+            # Best fit: the fullest bin that has room. All bins of this room take as many as they can hold at once.
             room = rooms.smallest(size)
             each = room // size
             bins = rooms.take(room, -(-(end - placed) // each))
@@ -110,6 +113,7 @@ class _Rooms:
 
     def smallest(self, size: int) -> int:
         """The least room that holds `size`; that of an empty bin where no open one does."""
+        # Lowest set bit of the rooms that are large enough: a Python integer of `capacity` bits as a sorted set.
         fitting = self.bits >> size
         return size + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
 
@@ -131,7 +135,8 @@ class _Rooms:
 
 
 def _in_order(bin_of: IntArray) -> Bins:
-    """Bins numbered by their first piece, from the bin of each piece."""
+    """Bins numbered by their first segment, from the bin of each segment."""
+    # The order in which bins were opened follows lengths; that of the data is what shuffling seeds expect.
     _, first, renumbered = np.unique(bin_of, return_index=True, return_inverse=True)
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))

@@ -1,9 +1,8 @@
-"""Lists of integers in Arrow's buffers: read where they lie, and written without a Python object a token."""
+"""Lists of integers in Arrow's buffers, read where they lie, without a Python object a token."""
 
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 from datasets import Dataset
 
 from hftune.data.packing.bins import IntArray
@@ -18,6 +17,7 @@ class IntColumn:
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         chunks = dataset.data.column(name).chunks
+        # Arrow's offsets are int32 within a chunk; sums over chunks need 64 bits.
         offsets = [chunk.offsets.to_numpy().astype(np.int64) for chunk in chunks]
         self.values: list[np.ndarray] = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
         self.lengths: IntArray = _joined([np.diff(part) for part in offsets])
@@ -26,11 +26,12 @@ class IntColumn:
         self.begin: IntArray = _joined([part[:-1] for part in offsets])
 
     def gather(self, documents: IntArray, starts: IntArray, lengths: IntArray) -> np.ndarray:
-        """The tokens of pieces, one after the other, int32."""
+        """The tokens of segments, one after the other, int32."""
         out = np.empty(int(lengths.sum()), dtype=np.int32)
         at = 0
         begins = (self.begin[documents] + starts).tolist()
         for chunk, begin, length in zip(self.chunk[documents].tolist(), begins, lengths.tolist(), strict=True):
+            # Segment by segment: one fancy index over all tokens would need eight bytes for each of them.
             out[at : at + length] = self.values[chunk][begin : begin + length]
             at += length
         return out
@@ -38,9 +39,3 @@ class IntColumn:
 
 def _joined(parts: list[IntArray]) -> IntArray:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
-def int_lists(values: np.ndarray, sizes: IntArray) -> pa.ListArray:
-    """Values one after the other as lists of int32, of these sizes."""
-    offsets = np.append(0, np.cumsum(sizes)).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, values.astype(np.int32, copy=False))

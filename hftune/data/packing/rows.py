@@ -6,20 +6,15 @@ first label of each is masked. The collator hands the boundaries to the attentio
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pyarrow as pa
-import xxhash
 from datasets import Dataset, Features, List, Value
 
-from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing.bins import (
     Bins,
@@ -30,42 +25,16 @@ from hftune.data.packing.bins import (
     split_overlong,
     whole_documents,
 )
-from hftune.data.packing.int_columns import IntColumn, int_lists
-from hftune.data.storage.cache import cached
-from hftune.data.storage.work_folder import WorkFolder
-from hftune.data.tokenizing.counts import Counts, check_length
-from hftune.data.tokenizing.encoder import write_batches
-from hftune.errors import ArgumentError, DataError
-from hftune.logging import notice
-
-STRATEGIES = ("bfd", "bfd_split", "wrapped")
+from hftune.data.packing.int_columns import IntColumn
+from hftune.data.packing.settings import STRATEGIES, Packing
+from hftune.data.tokenizing.encoder import lists_of, write_batches
+from hftune.errors import DataError
 
 FEATURES = Features({name: List(Value("int32")) for name in ("input_ids", "labels", "position_ids", "seq_lengths")})
 """Columns of a packed dataset."""
 
 TOKENS_AT_ONCE = 1 << 20
 """Tokens that are held in memory while writing."""
-
-
-@dataclass(frozen=True)
-class Packing:
-    """How documents are packed.
-
-    Args:
-        max_length: Tokens a row, at most.
-        strategy: `bfd` keeps documents whole (best fit, decreasing); `bfd_split` does so for pieces of at most
-            `max_length`; `wrapped` cuts one stream of all documents, in their order, every `max_length` tokens.
-        cross_document_attention: Each row counts as one document: its tokens see all before them.
-    """
-
-    max_length: int
-    strategy: str = "bfd"
-    cross_document_attention: bool = False
-
-    @property
-    def cuts(self) -> bool:
-        """Whether documents may be cut while packing, and so must not be before."""
-        return self.strategy != "bfd"
 
 
 @dataclass
@@ -94,33 +63,6 @@ class PackStats:
         return {**asdict(self), "fill": round(self.fill, 4)}
 
 
-def pack(
-    dataset: Dataset, max_length: int, strategy: str = "bfd", *, cross_document_attention: bool = False
-) -> tuple[Dataset, PackStats]:
-    """Pack documents into rows; see `Packing` for the settings.
-
-    Args:
-        dataset: Columns input_ids and labels, lists of integers, one row a document.
-
-    Returns:
-        Columns input_ids, labels, position_ids and seq_lengths, lists of int32, one row a pack. Their file lies in the
-        cache of `datasets`, and goes when the dataset does.
-
-    Raises:
-        DataError: A document longer than `max_length` with `bfd`, or no token to train.
-    """
-    folder = Path(datasets.config.HF_DATASETS_CACHE)
-    folder.mkdir(parents=True, exist_ok=True)
-    work = WorkFolder(folder, "packing-")
-    with ExitStack() as undo:
-        undo.callback(work.remove)
-        stats = pack_into(work.path, dataset, Packing(max_length, strategy, cross_document_attention))
-        rows = datasets.load_from_disk(str(work.path))
-        undo.pop_all()
-    weakref.finalize(rows, work.remove)
-    return rows, stats
-
-
 def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     """Write packed rows into an empty folder, as `Dataset.save_to_disk` would.
 
@@ -135,6 +77,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
     dataset = dataset if dataset._indices is None else dataset.flatten_indices()
     columns = {name: IntColumn(dataset, name) for name in ("input_ids", "labels")}
     segments, bins = plan(columns["input_ids"].lengths, packing.max_length, packing.strategy)
+    # Without empty documents, which have no segment.
     documents, segments_each = np.unique(segments.document, return_counts=True)
     stats = PackStats(packing.max_length, documents=len(documents), split_documents=int((segments_each > 1).sum()))
     rows = (
@@ -148,7 +91,7 @@ def pack_into(folder: Path, dataset: Dataset, packing: Packing) -> PackStats:
 
 
 def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, Bins]:
-    """The pieces of documents of these lengths, and which of them share a row.
+    """The segments of documents of these lengths, and which of them share a row.
 
     Raises:
         DataError: A document longer than `max_length` with `bfd`.
@@ -157,6 +100,7 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
         return cut_stream(lengths, max_length)
     if strategy == "bfd_split":
         segments = split_overlong(lengths, max_length)
+    # An encoder with the same limit has cut them; this is for data of others.
     elif len(lengths) and lengths.max() > max_length:
         raise DataError(
             f"a document of {lengths.max()} tokens does not fit into rows of {max_length}",
@@ -168,67 +112,9 @@ def plan(lengths: IntArray, max_length: int, strategy: str) -> tuple[Segments, B
     return segments, best_fit_decreasing(segments.length, max_length)
 
 
-def packed(
-    dataset: Dataset,
-    counts: Counts,
-    packing: Packing,
-    key: str,
-    *,
-    cache_dir: str | None = None,
-    overwrite: bool = False,
-) -> tuple[Dataset, Counts]:
-    """`pack` through the cache, under the fingerprint `key` of the documents and the settings.
-
-    Returns:
-        The packed dataset, and the counts with tokens as packed and `packing` filled in.
-    """
-
-    def write(folder: Path) -> Counts:
-        stats = pack_into(folder, dataset, packing)
-        about = {"strategy": packing.strategy, **stats.to_dict()}
-        return replace(counts, tokens=stats.tokens, trained_tokens=stats.trained_tokens, packing=about)
-
-    own_key = xxhash.xxh3_128(f"{key} {packing}".encode()).hexdigest()
-    return cached(own_key, write, cache_dir=cache_dir, overwrite=overwrite)
-
-
-def _say_what_has_no_effect(training_args: StageArguments, some: bool, every: bool) -> None:
-    """Settings of what is not done."""
-    defaults = {field.name: field.default for field in fields(training_args)}
-    for name in ("packing_strategy", "cross_document_attention"):
-        if not some and getattr(training_args, name, None) != defaults.get(name):
-            notice(f"--{name} has no effect without --packing")
-    if every and training_args.padding_free:
-        notice("--padding_free has no effect: packed rows have no padding")
-
-
-def packings(training_args: StageArguments, length: str) -> dict[str, Packing]:
-    """How the splits "train" and "eval" are packed; those that are not are left out.
-
-    Args:
-        length: Name of the argument that is the length of a row, of the arguments and of the function that tokenises.
-
-    Raises:
-        ArgumentError: No such length.
-    """
-    train = bool(training_args.packing)
-    chosen = {"train": train, "eval": train if training_args.eval_packing is None else training_args.eval_packing}
-    _say_what_has_no_effect(training_args, any(chosen.values()), all(chosen.values()))
-    if not any(chosen.values()):
-        return {}
-    check_length(getattr(training_args, length), f"--{length}")
-    if getattr(training_args, length) is None:
-        raise ArgumentError("packing needs to know how long rows are", place=f"--{length}", fix="Give a length.")
-    packing = Packing(
-        getattr(training_args, length),
-        training_args.packing_strategy,
-        getattr(training_args, "cross_document_attention", False),
-    )
-    return {name: packing for name, packs in chosen.items() if packs}
-
-
 def _portions(segments: Segments, bins: Bins) -> Iterator[tuple[int, int]]:
     """Ranges of bins with about `TOKENS_AT_ONCE` tokens each."""
+    # Written in portions: memory stays flat, and each portion is one record batch of the file.
     tokens = np.append(0, np.cumsum(segments.length[bins.segments]))[bins.offsets]
     first, count = 0, len(bins.offsets) - 1
     while first < count:
@@ -255,6 +141,7 @@ def _packs(
         columns[name].gather(segments.document[chosen], segments.start[chosen], lengths)
         for name in ("input_ids", "labels")
     )
+    # Tokens of each row; `reduceat` takes where each row's first segment is.
     sizes = np.add.reduceat(lengths, np.cumsum(per_pack) - per_pack)
     if cross_document_attention:
         lengths, per_pack = sizes, np.ones_like(sizes)
@@ -263,11 +150,12 @@ def _packs(
     labels[starts] = IGNORE_INDEX
     positions = np.arange(len(ids)) - np.repeat(starts, lengths)
     trained = np.add.reduceat(labels != IGNORE_INDEX, np.cumsum(sizes) - sizes, dtype=np.int64)
+    # A row without a target gives a loss of 0 / 0 in a micro batch of its own.
     kept = trained > 0
     stats.packs += int(kept.sum())
     stats.tokens += int(sizes[kept].sum())
     stats.untrained_tokens += int(sizes[~kept].sum())
     stats.trained_tokens += int(trained.sum())
-    arrays = [int_lists(values, sizes) for values in (ids, labels, positions)] + [int_lists(lengths, per_pack)]
+    arrays = [lists_of(values, sizes) for values in (ids, labels, positions)] + [lists_of(lengths, per_pack)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=FEATURES.arrow_schema)
     return batch if kept.all() else batch.filter(pa.array(kept))

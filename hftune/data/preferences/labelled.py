@@ -11,22 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
 
-from hftune.arguments.data import DataArguments
-from hftune.arguments.preference import DPOArguments
 from hftune.data.preferences.pairs import PairEncoder, answer_characters, answer_text
 from hftune.data.preferences.truncation import Pair, truncated_pair
-from hftune.data.readers.files import Row, chunks
-from hftune.data.readers.hub import data_files
-from hftune.data.readers.specs import parse_sources
-from hftune.data.records.schemas import to_labelled
+from hftune.data.readers.files import Row
+from hftune.data.records.labelled import to_labelled
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS
 from hftune.logging import notice
-
-LABELS = ("label", "kto_tag")
 
 
 @dataclass(slots=True)
@@ -69,6 +62,7 @@ class LabelledEncoder(PairEncoder):
         for one, (encoding, _) in zip(parsed, self.encodings([one.said.text for one in parsed]), strict=True):
             counts.note_texts([one.said.text])
             ids, first = self._divide(encoding, one.said)
+            # As a pair of two equal answers, so that there is one way to cut.
             whole = Pair(ids[:first], ids[first:], ids[first:], None)
             found = truncated_pair(whole, self.limits, one.characters, counts)
             if found is None:
@@ -99,29 +93,11 @@ def with_mismatches(dataset: Dataset, columns: tuple[str, ...], longest: int) ->
     number = len(dataset)
     answers = [dataset[column][:] for column in columns]
     prompts = dataset["prompt_ids"][:]
+    # Half the data set, not the neighbour: neighbours often answer the same question.
     away = max(1, number // 2)
     found = [
+        # Alternating, so that as many good answers as bad ones stand in the KL term.
         answers[place % len(columns)][(place + away) % number][: max(1, longest - len(prompts[place]))]
         for place in range(number)
     ]
     return dataset.add_column("kl_ids", found, feature=dataset.features["prompt_ids"])
-
-
-def preference_encoder(tokenizer: PreTrainedTokenizerBase, args: DPOArguments, data_args: DataArguments) -> PairEncoder:
-    """The encoder that losses and records ask for: pairs, or for KTO alone answers with a label."""
-    if args.unpaired and _has_labels(data_args):
-        return LabelledEncoder.from_arguments(tokenizer, args)
-    if "kto" in args.loss_type:
-        return MismatchedPairEncoder.from_arguments(tokenizer, args)
-    return PairEncoder.from_arguments(tokenizer, args)
-
-
-def _has_labels(data_args: DataArguments) -> bool:
-    """Whether the first record of the training data is an answer with a label."""
-    given = data_args.train_file_dir or data_args.dataset_name
-    if not given:
-        return False
-    (spec, *_) = parse_sources(given, flag="--train_file_dir")
-    rows = (row for chunk in chunks(data_files(spec.path, "--train_file_dir")) for row in chunk.rows())
-    first = next((row for row in rows if isinstance(row, Row)), None)
-    return first is not None and any(name in first.value for name in LABELS)

@@ -19,9 +19,10 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.lengths import CUT
 from hftune.data.preferences.truncation import Limits, Pair, limits_of, truncated_pair
 from hftune.data.readers.files import Row
+from hftune.data.records.labelled import Labelled
 from hftune.data.records.messages import Message
-from hftune.data.records.schemas import Labelled, Preference, to_preference
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.records.preferences import Preference, to_preference
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, require_fast
@@ -87,6 +88,7 @@ class PairEncoder(Encoder):
     ) -> None:
         self.tokenizer, self.offset = tokenizer, offset
         if offset:
+            # On the instance: the class's schema is shared by encoders without offsets.
             self.schema = self.schema.append(pa.field("margin", pa.float32()))
         self.limits = Limits(max_length, max_prompt_length, max_completion_length, too_long, max_characters)
         require_fast(tokenizer)
@@ -96,7 +98,7 @@ class PairEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> PairEncoder:
-        """As the flags of run_rm.py and run_dpo.py say."""
+        """The encoder that the flags of run_rm.py and run_dpo.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),
@@ -128,6 +130,7 @@ class PairEncoder(Encoder):
 
     def pair_of(self, preference: Preference, chosen: SpannedText, rejected: SpannedText) -> PairText:
         """Both texts, if they write the prompt in the same way."""
+        # Both sides are conditioned on one prompt; a template that adds a line for calls to one of them breaks that.
         prompt, other = (said.text[: said.spans[0].start] for said in (chosen, rejected))
         if prompt != other:
             raise DataError(
@@ -177,10 +180,13 @@ class PairEncoder(Encoder):
             counts.note_texts([text.chosen.text, text.rejected.text])
             chosen, first = self._divide(left, text.chosen)
             rejected, second = self._divide(right, text.rejected)
+            # A token may reach from the prompt into the answer, and is another one for each answer then.
             shared = _common_length(chosen[:first], rejected[:second])
             pair = Pair(chosen[:shared], chosen[shared:], rejected[shared:], text.margin, text.source)
+            # Counted apart first: a pair that turns out equal must not count as truncated.
             seen = Counts()
             found = truncated_pair(pair, self.limits, text.characters, seen)
+            # Equal after truncation: the loss would be a constant, and its gradient nothing.
             if found is not None and np.array_equal(found.chosen, found.rejected):
                 found, seen = None, Counts(dropped={SAME: 1})
             counts.add(seen)

@@ -11,8 +11,8 @@ from datasets.features.features import generate_from_arrow_type
 from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import Prompt, to_prompt
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.records.prompts import Prompt, to_prompt
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
@@ -63,7 +63,7 @@ class PromptEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: GRPOArguments | RLOOArguments) -> PromptEncoder:
-        """As the flags of run_rl.py say."""
+        """The encoder that the flags of run_rl.py ask for."""
         return cls(
             tokenizer,
             max_prompt_length=args.max_prompt_length,
@@ -84,6 +84,7 @@ class PromptEncoder(Encoder):
         """The prompt of a row, and its text as the model will see it."""
         prompt = to_prompt(row)
         if self.system_prompt is not None and prompt.messages[0]["role"] != "system":
+            # The record's own system text wins.
             prompt.messages.insert(0, {"role": "system", "content": self.system_prompt})
         try:
             return prompt, self.guard.text(self.render, prompt.messages, add_generation_prompt=True)
@@ -96,6 +97,7 @@ class PromptEncoder(Encoder):
         if not parsed:  # a chunk of bad records; transformers does not tokenise no text
             return columns
         texts = [text for _, text in parsed]
+        # Only their number counts; the trainer tokenises prompts itself, when answers are drawn.
         encoded = token_ids(self.tokenizer, texts, add_special_tokens=False)
         for (prompt, text), ids in zip(parsed, encoded, strict=True):
             counts.note_texts([text])
@@ -105,6 +107,7 @@ class PromptEncoder(Encoder):
                 continue
             counts.used += 1
             counts.tokens += len(ids)
+            # `default=str`: dates of Parquet files have no form in JSON.
             columns["record"].append(json.dumps([prompt.messages, prompt.extra], ensure_ascii=False, default=str))
             columns["origin"].append(prompt.origin)
         return columns

@@ -15,7 +15,7 @@ from hftune.data.preferences.pairs import COUNT_COLUMNS, PairEncoder, PairText, 
 from hftune.data.preferences.truncation import limits_of
 from hftune.data.readers.files import Row
 from hftune.data.records.messages import Message, without_weight
-from hftune.data.records.schemas import Preference, to_preference
+from hftune.data.records.preferences import Preference, to_preference
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts
@@ -54,7 +54,7 @@ class RewardPairEncoder(PairEncoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments | DPOArguments) -> RewardPairEncoder:
-        """As the flags of run_rm.py say."""
+        """The encoder that the flags of run_rm.py ask for."""
         return cls(
             tokenizer,
             **limits_of(args),
@@ -85,11 +85,14 @@ class RewardPairEncoder(PairEncoder):
         """The text of prompt and answer, whose one span is the answer: from its first turn to its last."""
         if len(answer) == 1:
             return answer_text(preference, answer, self.finder)
+        # The weights of earlier turns are for SFT; with a weight of 0 a turn would be no span and shift the count
+        # below.
         before = [without_weight(message) for message in preference.prompt]
         try:
             found = self.all_turns(before + answer, preference.tools)
         except DataError as error:
             raise error.at(preference.origin) from error
+        # The first span behind those of the prompt's own turns.
         first = sum(message["role"] == "assistant" for message in before)
         return SpannedText(found.text, [Span(found.spans[first].start, found.spans[-1].end)])
 
@@ -115,6 +118,7 @@ class RewardPairEncoder(PairEncoder):
             notice(f"in {wrong} of {len(margins)} pairs the better answer has the lower score")
         if len(known) == len(margins):
             return dataset
+        # As a margin 0 changes nothing; as a weight the mean does not change the size of the loss.
         filler = 0.0 if self.score_difference == "margin" else sum(known) / len(known)
         notice(f"{len(margins) - len(known)} of {len(margins)} pairs have no margin; {filler:g} is used for them")
         filled = np.array([filler if margin is None else margin for margin in margins], dtype=np.float32)
@@ -122,7 +126,7 @@ class RewardPairEncoder(PairEncoder):
 
 
 def source_of(row: Row) -> str:
-    """Where a record comes from, as figures are told apart: its `source` or `data_source`, else its file's name."""
+    """Where a record comes from, by which figures are grouped: its `source` or `data_source`, else its file's name."""
     for name in ("source", "data_source"):
         if isinstance(row.value.get(name), str) and row.value[name]:
             return str(row.value[name])

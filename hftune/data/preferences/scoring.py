@@ -9,18 +9,19 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.preferences.step_encoder import StepEncoder, last_tokens
 from hftune.data.readers.base import Row
+from hftune.data.records.conversations import to_conversation
 from hftune.data.records.formats import pair_format
 from hftune.data.records.messages import Message, without_weight
-from hftune.data.records.schemas import to_conversation, to_preference
+from hftune.data.records.preferences import to_preference
 from hftune.data.records.solutions import Solution, is_stepwise, to_solutions
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids, turn_tokens_in
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.tokenizing.counts import require_fast
 from hftune.errors import DataError
 
-CHOSEN, REJECTED, ONLY = "_chosen", "_rejected", ""
+CHOSEN, REJECTED, SINGLE = "_chosen", "_rejected", ""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Scored:
     turn_tokens: tuple[str, ...] = ()
 
 
-class Conversations:
+class ScoringEncoder:
     """Makes conversations of records.
 
     Args:
@@ -92,11 +93,12 @@ class Conversations:
             answers = ((CHOSEN, pair.chosen), (REJECTED, pair.rejected))
             return [self._one(name, pair.prompt, answer, pair.tools, row.origin) for name, answer in answers]
         if is_stepwise(row.value):
-            return [self.solution(ONLY, solution) for solution in to_solutions(row)[-1:]]
+            # PRM800K gives one for each alternative; the last is the path that was gone.
+            return [self.solution(SINGLE, solution) for solution in to_solutions(row)[-1:]]
         said = to_conversation(row)
         messages = list(said.messages)
         last = max(number for number, message in enumerate(messages) if message["role"] == "assistant")
-        return [self._one(ONLY, messages[:last], messages[last:], said.tools, row.origin)]
+        return [self._one(SINGLE, messages[:last], messages[last:], said.tools, row.origin)]
 
     def _one(self, name: str, prompt: list[Message], answer: list[Message], tools: Any, origin: str) -> Scored:
         if self.steps:
@@ -124,6 +126,7 @@ class Conversations:
 
     def _cut(self, one: Scored) -> Scored:
         """Without its beginning, where it is too long; steps in there have no score of their own."""
+        # The end stays, where the score is read.
         over = len(one.ids) - self.max_length if self.max_length else 0
         if over <= 0:
             return one

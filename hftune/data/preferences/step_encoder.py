@@ -15,7 +15,7 @@ from hftune.data.preferences.pairs import COUNT_COLUMNS
 from hftune.data.preferences.reward_pairs import source_of
 from hftune.data.readers.files import Row
 from hftune.data.records.solutions import Solution, to_solutions
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
@@ -76,7 +76,7 @@ class StepEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: RMArguments) -> StepEncoder:
-        """As the flags of run_rm.py say."""
+        """The encoder that the flags of run_rm.py ask for."""
         return cls(
             tokenizer,
             max_length=args.max_length,
@@ -101,6 +101,7 @@ class StepEncoder(Encoder):
 
     def text_of(self, solution: Solution, source: str) -> StepText:
         """A solution as text, and where the steps that count end in it."""
+        # One turn: what a template writes around it stands once, at its ends.
         answer = {"role": "assistant", "content": self.separator.join(solution.steps)}
         try:
             found = self.finder([*solution.prompt, answer], solution.tools)
@@ -137,6 +138,7 @@ class StepEncoder(Encoder):
     def _row(self, text: StepText, encoding: Any, counts: Counts) -> dict[str, Any] | None:
         ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
         ends = last_tokens(encoding, text.said)
+        # A step that is cut has no end to be scored at.
         inside = [number for number, end in enumerate(ends) if end < len(ids)]
         if not inside:
             return None
@@ -158,6 +160,7 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
     (turn,) = found.spans
     steps, at = [], turn.start
     for step in solution.steps:
+        # From where the last one ended: equal steps follow each other.
         start = found.text.find(step, at, turn.end)
         if start < 0:
             raise DataError(
@@ -174,4 +177,5 @@ def _located(solution: Solution, found: SpannedText) -> list[Span]:
 def last_tokens(encoding: Encoding, said: SpannedText) -> list[int]:
     """The token that holds the last character of each span; of several (bytes), the last, which makes it whole."""
     covered = len(said.text)
+    # Not the separator behind it: some tokenizers join it with the next step's first character.
     return [tokens_of(encoding, Span(step.end - 1, step.end), covered)[1] - 1 for step in said.spans]

@@ -104,11 +104,13 @@ def _cut(pair: Pair, limits: Limits) -> Pair:
     answer = _at_most(pair.answer, limits.completion)
     # At least one token of the prompt stays: the first token of an answer needs one before it to be predicted.
     least = max(1, limits.total // 2)
+    # What the answers leave, but at least half.
     kept = min(prompt, max(least, limits.total - answer))
     return _with(pair, kept, min(answer, limits.total - kept))
 
 
 def _cut_prompt(pair: Pair, limits: Limits) -> Pair | None:
+    # One token of the prompt must stay: the first token of an answer needs one before it.
     if pair.answer > _at_most(limits.total - 1, limits.completion):
         return None
     return _with(pair, min(_at_most(len(pair.prompt), limits.prompt), limits.total - pair.answer), pair.answer)
@@ -138,5 +140,6 @@ def _at_most(number: int, limit: int | None) -> int:
 
 def _with(pair: Pair, prompt: int, answer: int) -> Pair:
     """The end of the prompt and the start of both answers, so many tokens of each."""
+    # A prompt loses its beginning: its end is the question.
     kept = pair.prompt[len(pair.prompt) - prompt :]
     return Pair(kept, pair.chosen[:answer], pair.rejected[:answer], pair.margin, pair.source)

@@ -59,20 +59,23 @@ def check_arrow(stream: BinaryIO, is_file: bool, file_size: int) -> int:
     """Bytes of the largest batch that is not compressed.
 
     Raises:
-        Unbounded: A batch, or all dictionaries together, would take more memory than they may, by the sizes that
+        TooMuchMemory: A batch, or all dictionaries together, would take more memory than they may, by the sizes that
             compressed buffers say they have; or a batch has too many rows.
     """
     largest = dictionaries = 0
     try:
+        # Files name their batches in a footer; streams have to be walked from message to message.
         for place in _blocks(stream, file_size) if is_file else _messages(stream):
             batch, is_dictionary, body = _batch(stream, place)
             if batch is None:
                 continue
             check_rows(batch.number(0, "<q"), file_size)
             size = _buffers(stream, batch, body)
+            # Not compressed: the file has as many bytes as the batch takes, and a memory map holds them for nothing.
             if batch.child(3) is None and not is_dictionary:
                 largest = max(largest, size)
                 continue
+            # All of them are kept to the end; batches go one by one.
             dictionaries += size if is_dictionary else 0
             check_size(max(size, dictionaries), file_size)
     except struct.error:
@@ -84,6 +87,7 @@ def _blocks(stream: BinaryIO, file_size: int) -> Iterator[int]:
     """Where the footer of a file says that its dictionaries and batches are."""
     stream.seek(file_size - 10)
     (size,) = struct.unpack("<i", stream.read(4))
+    # Ten bytes: the size of the footer and the magic word behind it.
     if not 0 < size <= file_size - 10:
         return
     stream.seek(file_size - 10 - size)

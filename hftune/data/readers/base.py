@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Row:
         return f"{self.file}:{self.line}"
 
 
-Read = Row | DataError
+RowOrError = Row | DataError
 """What a chunk gives for a record: a row, or why there is none."""
 
 
@@ -47,32 +47,44 @@ class Chunk(ABC):
     file: str
 
     @abstractmethod
-    def rows(self) -> Iterator[Read]:
-        """The records in order. A bad one is a DataError with its place and kind; reading goes on behind it."""
+    def rows(self) -> Iterator[RowOrError]:
+        """The records in order. A bad one is a DataError with its place and kind; reading continues behind it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Chunk):
+class FailedChunk(Chunk):
     """In place of records that cannot be reached, such as those behind the cut in a damaged file: one error."""
 
     error: DataError
     file: str = ""
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """The error."""
         yield self.error
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed(Chunk):
+class ParsedChunk(Chunk):
     """Records that have been read already."""
 
-    found: list[Read]
+    found: list[RowOrError]
     file: str = ""
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """The records."""
         yield from self.found
+
+
+Reader = Callable[[Path, int], Iterator[Chunk]]
+"""Gives the records of a file in chunks of at most so many."""
+
+COMPRESSED = (".gz", ".zst")
+"""What the name of a compressed file ends with."""
+
+
+def is_compressed(file: Path) -> bool:
+    """Whether the name says so."""
+    return file.suffix.lower() in COMPRESSED
 
 
 UNREADABLE_FIX = "Make it readable for you (ls -l shows whose it is), or leave it out of the data."
@@ -88,15 +100,15 @@ def too_large(place: str, what: str = f"more than {MAX_RECORD_BYTES >> 20} MiB")
     )
 
 
-def no_record(file: Path) -> Failed:
+def no_record(file: Path) -> FailedChunk:
     """A file in which there is nothing to read."""
     error = DataError(
         "the file holds no record", place=str(file), fix="Remove it or fill it.", kind="file without a record"
     )
-    return Failed(error, str(file))
+    return FailedChunk(error, str(file))
 
 
-def unreadable(file: Path | str, cause: str) -> Failed:
+def unreadable(file: Path | str, cause: str) -> FailedChunk:
     """A file that the system will not let us read."""
     error = DataError(f"cannot read the file: {cause}", place=str(file), fix=UNREADABLE_FIX, kind="unreadable file")
-    return Failed(error, str(file))
+    return FailedChunk(error, str(file))

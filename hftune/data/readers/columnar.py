@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from hftune.data.readers.arrow_limits import check_arrow
-from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, Failed, Read, Row, no_record, too_large
-from hftune.data.readers.columnar_limits import AT_ONCE, Unbounded, check_rows, check_size
+from hftune.data.readers.base import MAX_CHUNK_BYTES, Chunk, FailedChunk, Row, RowOrError, no_record, too_large
+from hftune.data.readers.columnar_limits import SOFT_LIMIT, TooMuchMemory, check_rows, check_size
 from hftune.data.readers.object_sizes import is_too_large, without_dictionaries
 from hftune.data.readers.parquet_limits import group_sizes, has_long_footer
 from hftune.data.readers.parquet_probe import MemoryProbe, open_parquet
@@ -24,8 +24,8 @@ from hftune.errors import DataError, shown
 # What pyarrow raises for values that have no counterpart in Python: dates beyond year 9999, nanoseconds, broken UTF-8.
 _NO_PYTHON_VALUE = (pa.ArrowException, ValueError, OverflowError)
 _ARROW_MAGIC = b"ARROW1"
+# Rows that are so much longer than their average are read together without too much memory.
 _TIMES_AVERAGE = 8
-"""Rows that are so much longer than their average are read together without too much memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,9 @@ class ArrowRecords(Chunk):
     stream: bytes
     first: int
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """A row for each record."""
+        # In the worker: the parent has sent the bytes as they are.
         batch = pa.ipc.open_stream(self.stream).read_all()
         changes = {name: change for name in batch.column_names if (change := _change(batch.schema.field(name).type))}
         for number, value in enumerate(_values(batch), start=self.first):
@@ -63,7 +64,7 @@ def parquet_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
             if is_long:
                 probe.open()
             yield from _row_groups(file, rows_per_chunk, probe)
-    except Unbounded as error:
+    except TooMuchMemory as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Parquet", error)
@@ -77,9 +78,13 @@ def _row_groups(file: Path, rows_per_chunk: int, probe: MemoryProbe) -> Iterator
             yield fault or no_record(file)
             return
         first, size = 1, file.stat().st_size
+        # A footer may claim any number of rows; counting up to it would never end.
         check_rows(source.metadata.num_rows, size)
         for group in range(source.num_row_groups):
+            # Asked for each group: groups of one file may be of very different sizes.
             at_once = _rows_at_once(file, source, group, rows_per_chunk, probe)
+            # One thread: Arrow's pool would decode all columns of the group at once, and does not survive the fork of
+            # workers.
             batches = source.iter_batches(at_once, row_groups=[group], use_threads=False)
             rows = source.metadata.row_group(group).num_rows
             yield from _chunks(batches, file, rows_per_chunk, first, last=first + rows - 1)
@@ -90,7 +95,7 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, prob
     """Rows of a group that take moderate memory even if each holds the largest value that its pages have room for.
 
     Raises:
-        Unbounded: One of its pages is too large to be decoded, or a row is.
+        TooMuchMemory: One of its pages is too large to be decoded, or a row is.
     """
     size = file.stat().st_size
     columns = source.metadata.row_group(group)
@@ -99,10 +104,11 @@ def _rows_at_once(file: Path, source: Any, group: int, rows_per_chunk: int, prob
     with open_file(file) as stream:
         sizes = group_sizes(stream, source, group)
     check_size(sizes.pages, size)
-    at_once = max(1, min(rows_per_chunk, AT_ONCE // max(1, sizes.pages)))
-    if sizes.row > AT_ONCE or sizes.pages > AT_ONCE // 2:
+    at_once = max(1, min(rows_per_chunk, SOFT_LIMIT // max(1, sizes.pages)))
+    # A single row may be too much; whether it is, only reading tells, so a process that may fail reads first.
+    if sizes.row > SOFT_LIMIT or sizes.pages > SOFT_LIMIT // 2:
         average = sizes.row // max(1, columns.num_rows)
-        at_once = max(1, min(at_once, AT_ONCE // (_TIMES_AVERAGE * max(1, average))))
+        at_once = max(1, min(at_once, SOFT_LIMIT // (_TIMES_AVERAGE * max(1, average))))
         probe.read(group, at_once)
     return at_once
 
@@ -116,9 +122,10 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
     try:
         size = file.stat().st_size
         with open_file(file) as stream:
+            # Before Arrow opens the file: it allocates what the file says.
             largest = check_arrow(stream, stream.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC, size)
         # A memory map only for batches that need it: a file cut short meanwhile would end the process.
-        with pa.memory_map(str(file)) if largest > AT_ONCE else pa.OSFile(str(file)) as source:
+        with pa.memory_map(str(file)) if largest > SOFT_LIMIT else pa.OSFile(str(file)) as source:
             is_file = source.read(len(_ARROW_MAGIC)) == _ARROW_MAGIC
             source.seek(0)
             reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
@@ -129,7 +136,7 @@ def arrow_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
                 yield chunk
             if not found:
                 yield no_record(file)
-    except Unbounded as error:
+    except TooMuchMemory as error:
         yield _unbounded(file, error)
     except (pa.ArrowException, OSError) as error:
         yield _corrupt(file, "Arrow", error)
@@ -182,6 +189,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     fault: DataError | None = None
     try:
         if unchecked:
+            # Every offset and every character: `validate()` alone looks at sizes only.
             batch.validate(full=True)
         fault = too_large(f"{file}:{first}", "more in it than fits into memory") if is_too_large(batch) else None
     except pa.ArrowInvalid as error:
@@ -189,7 +197,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
     if fault is None:
         yield ArrowRecords(str(file), _serialised(without_dictionaries(batch)), first)
     elif batch.num_rows == 1:
-        yield Failed(fault, str(file))
+        yield FailedChunk(fault, str(file))
     else:
         for index in range(batch.num_rows):
             yield from _checked(batch.slice(index, 1), file, first + index, unchecked=unchecked)
@@ -197,6 +205,7 @@ def _checked(batch: pa.RecordBatch, file: Path, first: int, *, unchecked: bool) 
 
 def _step(batch: pa.RecordBatch, rows_per_chunk: int) -> int:
     """Records a chunk, so that it stays moderate."""
+    # On average; `_checked` looks at what the rows really hold.
     bytes_a_row = batch.get_total_buffer_size() / max(1, batch.num_rows)
     return max(1, min(rows_per_chunk, int(MAX_CHUNK_BYTES / max(1.0, bytes_a_row))))
 
@@ -212,6 +221,7 @@ def _serialised(batch: pa.RecordBatch) -> bytes:
 def _values(batch: pa.Table) -> Iterator[dict[str, Any] | Exception]:
     """Each record as a dict, or why it cannot be one."""
     try:
+        # All at once, which is several times as quick as row by row.
         yield from batch.to_pylist()
         return
     except _NO_PYTHON_VALUE:
@@ -227,11 +237,12 @@ Change = Callable[[Any], Any]
 
 
 def _change(kind: pa.DataType) -> Change | None:
-    """What has to be done to the values of a type beside turning them into Python; None for nothing.
+    """What has to be done to the values of a type after turning them into Python; None for nothing.
 
     Objects lose their nulls: Arrow gives each object the fields of all, null where it had none. What `datasets` stores
     as JSON, because its records differ in type, is decoded.
     """
+    # What `datasets` 4 and later write for columns whose values differ in type.
     if isinstance(kind, pa.JsonType):
         return lambda value: None if value is None else loads(value.encode("utf-8"))
     if pa.types.is_struct(kind):
@@ -248,23 +259,24 @@ def _change(kind: pa.DataType) -> Change | None:
 def _change_object(value: dict[str, Any] | None, changes: dict[str, Change | None]) -> dict[str, Any] | None:
     if value is None:
         return None
+    # An absent key and null mean the same in every format that is read.
     present = {key: part for key, part in value.items() if part is not None}
     return {key: change(part) if (change := changes[key]) else part for key, part in present.items()}
 
 
-def _bad_columns(schema: pa.Schema, file: Path) -> Failed | None:
+def _bad_columns(schema: pa.Schema, file: Path) -> FailedChunk | None:
     """Two columns of one name would be one key."""
     twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if not twice:
         return None
     cause = f"two columns have the same name: {', '.join(twice)}"
-    return Failed(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
+    return FailedChunk(DataError(cause, place=str(file), fix="Rename one of them.", kind="duplicate key"), str(file))
 
 
-def _unbounded(file: Path, error: Unbounded) -> Failed:
+def _unbounded(file: Path, error: TooMuchMemory) -> FailedChunk:
     cause = f"the file would take more memory than any true data do: {error}"
     fix = "Write it again, with smaller pages or batches."
-    return Failed(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
+    return FailedChunk(DataError(cause, place=str(file), fix=fix, kind="damaged file"), str(file))
 
 
 def _no_value(error: Exception, place: str) -> DataError:
@@ -276,7 +288,7 @@ def _no_value(error: Exception, place: str) -> DataError:
     )
 
 
-def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> Failed:
+def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, last: int | None = None) -> FailedChunk:
     # pyarrow's own complaints about what it reads are OSErrors, too, but without a number of the system's.
     if isinstance(error, OSError) and error.errno is not None:
         raise error
@@ -285,4 +297,6 @@ def _corrupt(file: Path, kind: str, error: Exception, first: int | None = None, 
     place = f"{file}:{first}" if first else str(file)
     words = shown(error, 300) or type(error).__name__
     cause = f"damaged {kind} file: {words}{lost}"
-    return Failed(DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file))
+    return FailedChunk(
+        DataError(cause, place=place, fix="Copy or write the file again.", kind="damaged file"), str(file)
+    )

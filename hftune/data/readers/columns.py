@@ -29,6 +29,7 @@ def parse_columns(given: str | Mapping[str, Any] | None) -> dict[str, str]:
         if not isinstance(ours, str) or not isinstance(theirs, str) or not ours.strip() or not theirs.strip():
             raise ArgumentError(f"{ours!r}: {theirs!r} names no column", place=_FLAG, fix=_FIX)
     mapping = {ours.strip(): theirs.strip() for ours, theirs in pairs}
+    # A column twice would be read twice, or one of two would be lost.
     if len(mapping) < len(pairs) or len(set(mapping.values())) < len(pairs):
         raise ArgumentError("a column is named twice", place=_FLAG, fix=_FIX)
     return mapping
@@ -56,11 +57,13 @@ def apply_columns(row: Row, mapping: Mapping[str, str]) -> Row:
         DataError: A column would take the name of another one that has something in it.
     """
     value = row.value
+    # Looked up by what the record has: records of several formats may lie in one file.
     moved = {theirs: ours for ours, theirs in mapping.items() if theirs in value}
     if not moved:
         return row
     renamed = {key: part for key, part in value.items() if key not in moved}
     for theirs, ours in moved.items():
+        # Null counts as absent: tables give every record the columns of all.
         if renamed.get(ours) is not None:
             raise DataError(
                 f'the record has "{ours}" already, which "{theirs}" is to be read as',

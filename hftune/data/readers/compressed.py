@@ -10,17 +10,18 @@ from typing import Any
 import psutil
 import zstandard
 
+from hftune.data.readers.base import is_compressed
 from hftune.digests import open_file
 from hftune.errors import DataError
 
 BLOCK = 4 << 20
+# Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000.
 _COMPRESSED_BLOCK = {".gz": 64 << 10, ".zst": 4 << 10}
-"""Read at once. Of gzip a byte can stand for 1,000, so these for 64 MiB; of zstd for 32,000."""
+# Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory.
 _WINDOW = 1 << 27
-"""Bytes that zstd may look back, as the library limits it; `zstd --long=31` writes 2 GiB, which are kept in memory."""
 _MAX_WINDOW = 1 << 31
+# A file that is small against its window gains nothing by it, and only wants memory.
 _WINDOW_A_BYTE = 16
-"""A file that is small beside its window gains nothing by it, and only wants memory."""
 
 
 def _gzip(size: int) -> Any:
@@ -28,6 +29,8 @@ def _gzip(size: int) -> Any:
 
 
 def _zstd(size: int) -> Any:
+    # The library refuses more than 128 MiB unasked. More is allowed where the file is large enough to have used it,
+    # and this machine has twice as much free.
     window = min(_MAX_WINDOW, size * _WINDOW_A_BYTE, psutil.virtual_memory().available // 2)
     return zstandard.ZstdDecompressor(max_window_size=max(_WINDOW, window)).decompressobj()
 
@@ -37,29 +40,28 @@ DECODERS: dict[str, Callable[[int], Any]] = {".gz": _gzip, ".zst": _zstd}
 _NAMES = {".gz": "gzip", ".zst": "zstd"}
 
 
-class Damaged(Exception):
-    """The compressed file cannot be read on; `error` says so, without a line."""
+class DecompressionError(Exception):
+    """The compressed file cannot be read any further."""
 
-    def __init__(self, error: DataError) -> None:
-        self.error = error
-        super().__init__(error.cause)
+    def __init__(self, file: Path, cause: str) -> None:
+        self.file, self.cause = file, f"damaged {_NAMES[file.suffix.lower()]} file: {cause}"
+        super().__init__(self.cause)
 
-
-def is_compressed(file: Path) -> bool:
-    """Whether the name ends with .gz or .zst."""
-    return file.suffix.lower() in DECODERS
-
-
-def plain_suffix(file: Path) -> str:
-    """The suffix in lower case, without that of a compression: ".jsonl" for a.JSONL.gz."""
-    return Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
+    def from_line(self, line: int) -> DataError:
+        """The error for records whose first lost one would begin on this line."""
+        return DataError(
+            f"{self.cause}; all records from line {line} on are lost",
+            place=f"{self.file}:{line}",
+            fix="Compress or copy the file again.",
+            kind="damaged file",
+        )
 
 
 def read_blocks(file: Path) -> Iterator[bytes]:
     """The plain bytes of a file in blocks of some megabytes, never empty.
 
     Raises:
-        Damaged: After all that can be decompressed was given.
+        DecompressionError: After all that can be decompressed was given.
         OSError: From the system.
     """
     if is_compressed(file):
@@ -76,13 +78,15 @@ def _decompressed(file: Path) -> Iterator[bytes]:
     decoder, begun = DECODERS[suffix](size), False
     held: list[bytes] = []
     with open_file(file) as stream:
+        # Small blocks: what they stand for is in memory before anybody can look at its size.
         while block := stream.read(_COMPRESSED_BLOCK[suffix]):
             while block:
                 try:
+                    # Collected up to a block: a million short members would else be a million blocks.
                     held.append(decoder.decompress(block))
                 except (zlib.error, zstandard.ZstdError) as error:
                     yield from _joined(held)
-                    raise _damaged(file, str(error)) from error
+                    raise DecompressionError(file, str(error)) from error
                 begun = True
                 block = b""
                 if decoder.eof:
@@ -92,8 +96,9 @@ def _decompressed(file: Path) -> Iterator[bytes]:
             if sum(map(len, held)) >= BLOCK:
                 yield from _joined(held)
     yield from _joined(held)
+    # Neither library says so: a file that was cut simply gives no more bytes.
     if begun:
-        raise _damaged(file, "it ends before its end marker; the file was cut")
+        raise DecompressionError(file, "it ends before its end marker; the file was cut")
 
 
 def _joined(held: list[bytes]) -> Iterator[bytes]:
@@ -102,13 +107,3 @@ def _joined(held: list[bytes]) -> Iterator[bytes]:
     held.clear()
     for start in range(0, len(whole), BLOCK):
         yield whole[start : start + BLOCK]
-
-
-def _damaged(file: Path, cause: str) -> Damaged:
-    error = DataError(
-        f"damaged {_NAMES[file.suffix.lower()]} file: {cause}",
-        place=str(file),
-        fix="Compress or copy the file again.",
-        kind="damaged file",
-    )
-    return Damaged(error)

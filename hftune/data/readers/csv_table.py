@@ -13,13 +13,13 @@ from hftune.data.readers.base import (
     MAX_RECORD_BYTES,
     MAX_VALUES,
     Chunk,
-    Failed,
-    Read,
+    FailedChunk,
     Row,
+    RowOrError,
     no_record,
     too_large,
 )
-from hftune.data.readers.compressed import Damaged, read_blocks
+from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.strict_json import NOT_UTF8, NUL
 from hftune.errors import DataError, shown
 
@@ -38,7 +38,7 @@ class CsvRecords(Chunk):
     columns: tuple[str, ...]
     records: tuple[tuple[int, Fields | DataError], ...]
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """A row of strings for each record."""
         for line, fields in self.records:
             if isinstance(fields, DataError):
@@ -48,12 +48,21 @@ class CsvRecords(Chunk):
             yield fault or Row(dict(zip(self.columns, fields, strict=True)), self.file, line)
 
 
-def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
-    """The records behind the header in chunks.
+def csv_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The records behind the header in chunks of at most `rows_per_chunk`.
 
     Raises:
         OSError: From the system.
     """
+    return _chunks(file, rows_per_chunk, ",")
+
+
+def tsv_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The same where tabs divide fields."""
+    return _chunks(file, rows_per_chunk, "\t")
+
+
+def _chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chunk]:
     lines = _Lines(file, delimiter)
     columns: tuple[str, ...] | None = None
     held: list[tuple[int, Fields | DataError]] = []
@@ -62,10 +71,11 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
         if columns is None:
             header = fields if isinstance(fields, DataError) else _header(fields, f"{file}:{line}")
             if isinstance(header, DataError):
-                yield Failed(header, str(file))
+                yield FailedChunk(header, str(file))
                 return
             columns = header
             continue
+        # An error travels among the records: it stands where its record would have been.
         held.append((line, fields))
         found = True
         size += sum(map(len, fields)) if isinstance(fields, list) else 0
@@ -75,7 +85,7 @@ def csv_chunks(file: Path, rows_per_chunk: int, delimiter: str) -> Iterator[Chun
     if held:
         yield CsvRecords(str(file), columns or (), tuple(held))
     if lines.damage:
-        yield Failed(lines.damage, str(file))
+        yield FailedChunk(lines.damage, str(file))
     elif not found:
         yield no_record(file)
 
@@ -103,15 +113,14 @@ class _Lines:
         try:
             for block in read_blocks(self.file):
                 held += block
+                # Blocks without a line end are binary data, or one line that no reader survives.
                 if len(held) > MAX_RECORD_BYTES and b"\n" not in held:
                     raise _TooLarge
                 *whole, held = held.split(b"\n")
                 for line in whole:
                     yield self._text(line + b"\n")
-        except Damaged as damage:
-            cause = f"{damage.error.cause}; all records from line {self.number + 1} on are lost"
-            place = f"{self.file}:{self.number + 1}"
-            self.damage = DataError(cause, place=place, fix=damage.error.fix, kind=damage.error.kind)
+        except DecompressionError as damage:
+            self.damage = damage.from_line(self.number + 1)
             return
         if held:
             yield self._text(held)
@@ -122,14 +131,17 @@ class _Lines:
             line = line.removeprefix(codecs.BOM_UTF8)
         self.size += len(line)
         self.commas += line.count(self.delimiter)
+        # Counted since the record began: a quote that is never closed makes one record of all that follows.
         if self.size > MAX_RECORD_BYTES or self.commas > MAX_VALUES:
             raise _TooLarge
+        # csv.reader takes text only; the bytes come back in `_fault`, where the record is known.
         return line.decode("utf-8", "surrogateescape")
 
 
 def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | DataError]]:
     """(line of the start, fields) of each record that is not blank."""
     csv.field_size_limit(MAX_RECORD_BYTES)  # of the whole process; the default of 128 kB is below many documents
+    # strict: a quote inside a field that has none is a fault, and would otherwise move all fields behind it.
     reader = csv.reader(iter(lines), delimiter=delimiter, strict=True)
     while True:
         line = lines.number + 1
@@ -154,6 +166,7 @@ def _records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, Fields | Data
 
 def _header(fields: Fields, place: str) -> tuple[str, ...] | DataError:
     """The names of the columns: text, all there, all different."""
+    # Spreadsheets write `prompt, response`.
     names = [name.strip() for name in fields]
     fault = _fault(fields, tuple(fields), place)
     if fault:
@@ -180,6 +193,7 @@ def _fault(fields: Fields, columns: tuple[str, ...], place: str) -> DataError | 
         fix = "The file is damaged or not UTF-8 text; copy it again."
         return DataError("a NUL byte in the text", place=place, fix=fix, kind=NUL)
     try:
+        # One pass over all fields; which of them it was does not matter to who mends the line.
         joined.encode("utf-8")
     except UnicodeEncodeError as error:
         byte = ord(joined[error.start]) - 0xDC00

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.data.readers.base import Chunk, Read, Row
+from hftune.data.readers.base import Chunk, Row, RowOrError
 from hftune.errors import ArgumentError
 
 KINDS = ("text", "conversation", "preference", "prompt", "labelled")
@@ -35,7 +35,7 @@ class DummyRecords(Chunk):
     words: int
     file: str = FILE
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Make them; a record depends on nothing but its number, its kind and `words`."""
         for number in range(self.first, self.first + self.count):
             yield Row(_record(number, self.kind, self.words), self.file, number)
@@ -59,6 +59,7 @@ def dummy_chunks(count: int, kind: str, *, words: int = 200, rows_per_chunk: int
 
 
 def _record(number: int, kind: str, words: int) -> dict[str, Any]:
+    # Seeded by the number alone: any worker makes the same record, and a longer data set begins with a shorter one.
     source = random.Random(number)
     question = {"role": "user", "content": f"{number}: {_text(source, max(1, words // 8))}?"}
     if kind == "text":

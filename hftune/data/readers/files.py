@@ -1,7 +1,7 @@
 """Files to rows, each of which knows the file and line it came from.
 
 Nothing is guessed and nothing is skipped: a record that cannot be read is a DataError with its place and the decoder's
-own words. Blank lines are the one thing passed over.
+message. Blank lines are the one thing passed over.
 
 `chunks` costs little and is for the parent process; `chunk.rows()` parses, in whichever process that is.
 """
@@ -11,57 +11,64 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from hftune.data.readers.base import UNREADABLE_FIX, Chunk, Failed, Parsed, Read, Row, unreadable
-from hftune.data.readers.columnar import arrow_chunks, parquet_chunks
-from hftune.data.readers.compressed import DECODERS, plain_suffix
-from hftune.data.readers.csv_table import csv_chunks
-from hftune.data.readers.json_array import json_chunks
-from hftune.data.readers.lines import line_chunks
+from hftune.data.readers.base import (
+    COMPRESSED,
+    UNREADABLE_FIX,
+    Chunk,
+    FailedChunk,
+    ParsedChunk,
+    Reader,
+    Row,
+    RowOrError,
+    is_compressed,
+    unreadable,
+)
 from hftune.errors import DataError
 from hftune.logging import notice
+from hftune.on_demand import on_demand
 
 __all__ = [
     "SUFFIXES",
     "Chunk",
-    "Failed",
-    "Read",
+    "FailedChunk",
     "Row",
+    "RowOrError",
     "chunks",
     "find_files",
     "first_rows",
-    "read_rows",
     "sampled_positions",
     "sampled_rows",
 ]
 
-Reader = Callable[[Path, int], Iterator[Chunk]]
-
-_TEXT_READERS: dict[str, Reader] = {
-    ".txt": lambda file, rows: line_chunks(file, rows, is_text=True),
-    ".json": json_chunks,
-    ".jsonl": lambda file, rows: line_chunks(file, rows, is_text=False),
-    ".ndjson": lambda file, rows: line_chunks(file, rows, is_text=False),
-    ".csv": lambda file, rows: csv_chunks(file, rows, ","),
-    ".tsv": lambda file, rows: csv_chunks(file, rows, "\t"),
+# What reads a kind of file: a function of the file and the number of rows a chunk.
+_TEXT_READERS = {
+    ".txt": "hftune.data.readers.lines:text_chunks",
+    ".json": "hftune.data.readers.json_array:json_chunks",
+    ".jsonl": "hftune.data.readers.lines:json_line_chunks",
+    ".ndjson": "hftune.data.readers.lines:json_line_chunks",
+    ".csv": "hftune.data.readers.csv_table:csv_chunks",
+    ".tsv": "hftune.data.readers.csv_table:tsv_chunks",
 }
-_BINARY_READERS: dict[str, Reader] = {".parquet": parquet_chunks, ".arrow": arrow_chunks}
+_BINARY_READERS = {
+    ".parquet": "hftune.data.readers.columnar:parquet_chunks",
+    ".arrow": "hftune.data.readers.columnar:arrow_chunks",
+}
 
 SUFFIXES = (
     *_TEXT_READERS,
     *_BINARY_READERS,
-    *(f"{suffix}{packed}" for suffix in _TEXT_READERS for packed in DECODERS),
+    *(f"{suffix}{packed}" for suffix in _TEXT_READERS for packed in COMPRESSED),
 )
 """What a data file's name may end with."""
 
-_ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(DECODERS)}"
-# What lies beside data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
+_ACCEPTED = f"{', '.join((*_TEXT_READERS, *_BINARY_READERS))}; text also as {' and '.join(COMPRESSED)}"
+# What lies next to data and is none: `datasets`, model hubs, LLaMA-Factory and hftune write it.
 _METADATA = ("dataset_info.json", "dataset_infos.json", "hftune.json")
 _DOCUMENTS = ("readme", "license", "licence", "notice", "citation", "changelog")
 _DOCUMENT_SUFFIXES = ("", ".md", ".txt", ".rst", ".cff")
@@ -83,7 +90,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
 
     Hidden files and folders (a name that starts with a dot) are left out; files that are no data are left out with a
     notice. Of a folder that `datasets` saved, the files are those that it lists. Links to files and folders are
-    followed, wherever they lead: that is how people gather data.
+    followed, even out of the folder: that is how people gather data.
 
     Args:
         path: File or folder; `~` is expanded.
@@ -102,7 +109,9 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
     except OSError as error:
         cause = f"cannot read {path}: {error.strerror or error}"
         raise DataError(cause, place=flag, fix=UNREADABLE_FIX, kind="unreadable file") from error
+    # By the whole name: `a.jsonl.gz` ends with a suffix of two parts.
     files = [file for file in seen if file.name.lower().endswith(SUFFIXES)]
+    # A file that was named is refused whatever its suffix; in a folder only what looks like data matters.
     _refuse_unreadable([root] if seen == [root] else files, flag)
     if not files:
         found = ", ".join(file.name for file in seen[:8]) + (", ..." if len(seen) > 8 else "") if seen else "nothing"
@@ -110,6 +119,7 @@ def find_files(path: str, flag: str, *, say: bool = True) -> list[Path]:
             f"no data file in {path}: found {found}", place=flag, fix=f"Files must be named with one of {_ACCEPTED}."
         )
     for file in files:
+        # An empty file is most often a download that failed; training without it would not be noticed.
         if file.stat().st_size == 0:
             raise DataError(f"{file} is empty (0 bytes)", place=flag, fix="Remove it or fill it.", kind="empty file")
     if say:
@@ -136,6 +146,7 @@ def _refuse_unreadable(files: list[Path], flag: str) -> None:
 def _no_file(file: Path) -> str:
     """What a name stands for if not for a file that can be read; "" if it does."""
     try:
+        # Follows links: what they lead to is read.
         mode = file.stat().st_mode
     except OSError as error:
         words = error.strerror or str(error)
@@ -145,14 +156,15 @@ def _no_file(file: Path) -> str:
 
 
 def _data_of(root: Path, flag: str) -> list[Path]:
-    """All visible files of a folder but companions, in one fixed order."""
+    """All visible files of a folder but metadata, in one fixed order."""
     _check_splits(root, flag)
     visible = _visible_files(root)
+    # Of a saved data set only its own list tells the data from what later calls of `map` have left.
     listed = {folder: _listed_files(folder) for folder in {file.parent for file in visible if file.name == _STATE}}
     found = []
     for file in visible:
         names = listed.get(file.parent)
-        # Beside its data, `datasets` leaves caches of earlier maps and filters: the same records again.
+        # Next to its data, `datasets` leaves caches of earlier maps and filters: the same records again.
         is_left = names is not None and file.name not in names and file.suffix in (".arrow", ".json")
         if not is_left and not _is_metadata(file):
             found.append(file)
@@ -174,6 +186,7 @@ def _visible_files(root: Path) -> list[Path]:
     """
     found: list[Path] = []
     home = root.resolve()
+    # Resolved paths, so that two links to one folder, or a ring of them, are walked through once.
     entered = {home, *home.parents}
     waiting = [root]
     while waiting:
@@ -185,6 +198,7 @@ def _visible_files(root: Path) -> list[Path]:
             elif entry.resolve() not in entered:
                 entered.add(entry.resolve())
                 waiting.append(entry)
+    # Names, not the order of the file system: the same data must give the same records on every machine.
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -202,6 +216,7 @@ def _check_splits(root: Path, flag: str) -> None:
     if not (root / _SPLITS).is_file():
         return
     splits = sorted(folder.name for folder in root.iterdir() if (folder / _STATE).is_file())
+    # A dictionary with one split is that split.
     if len(splits) > 1:
         raise DataError(
             f"{root} holds the splits {', '.join(splits)}",
@@ -234,8 +249,9 @@ def chunks(files: list[Path], rows_per_chunk: int = 256) -> Iterator[Chunk]:
         that gives one error.
     """
     for file in files:
-        suffix = plain_suffix(file)
-        reader = _TEXT_READERS.get(suffix) or _BINARY_READERS[suffix]
+        suffix = Path(file.stem).suffix.lower() if is_compressed(file) else file.suffix.lower()
+        # A name with two suffixes is decided by the inner one: a.jsonl.gz holds lines.
+        reader: Reader = on_demand((_TEXT_READERS | _BINARY_READERS)[suffix])
         try:
             yield from reader(file, rows_per_chunk)
         except OSError as error:
@@ -248,7 +264,7 @@ def first_rows(found: Iterator[Chunk], limit: int) -> Iterator[Chunk]:
     for chunk in found:
         taken = list(islice(chunk.rows(), left))
         left -= len(taken)
-        yield Parsed(taken, chunk.file)
+        yield ParsedChunk(taken, chunk.file)
         if not left:
             return
 
@@ -262,6 +278,7 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
     Args:
         read: Gives the chunks, each time from the first one.
     """
+    # Records, not lines: only parsing tells how many there are.
     count = sum(1 for chunk in read() for _ in chunk.rows())
     if number >= count:
         yield from read()
@@ -273,49 +290,10 @@ def sampled_rows(read: Callable[[], Iterator[Chunk]], number: int, seed: int) ->
         taken = [row for place, row in enumerate(rows, start=at) if place in chosen]
         at += len(rows)
         if taken:
-            yield Parsed(taken, chunk.file)
+            yield ParsedChunk(taken, chunk.file)
 
 
 def sampled_positions(count: int, number: int, seed: int) -> list[int]:
     """The positions of `number` of `count` records, drawn as `datasets.Dataset.shuffle` does, sorted."""
+    # As `datasets` does it, so that a seed chosen with MedicalGPT gives the records that it gave there.
     return sorted(np.random.default_rng(seed).permutation(count)[:number].tolist())
-
-
-def read_rows(
-    files: list[Path],
-    max_samples: int | None = None,
-    on_bad_record: str = "error",
-) -> list[Row]:
-    """Read the rows of all files in order, at most `max_samples` over all of them. For what fits into memory.
-
-    A file past the limit is not opened.
-
-    Args:
-        on_bad_record: "error" raises the first bad record; "drop" leaves bad ones out, and says how many and why.
-
-    Raises:
-        DataError: With `file:line`, for anything that is not UTF-8 text or JSON objects, or a file without a record.
-    """
-    rows: list[Row] = []
-    dropped: list[DataError] = []
-    if max_samples is None or max_samples > 0:
-        for read in (read for chunk in chunks(files) for read in chunk.rows()):
-            if isinstance(read, Row):
-                rows.append(read)
-            elif on_bad_record == "error":
-                raise read
-            else:
-                dropped.append(read)
-            if len(rows) == max_samples:
-                break
-    if dropped:
-        notice(describe_dropped(dropped))
-    return rows
-
-
-def describe_dropped(errors: list[DataError]) -> str:
-    """How many records were dropped, why, and where the first of each kind is."""
-    kinds = Counter(error.kind for error in errors)
-    first = {error.kind: error.place for error in reversed(errors)}
-    reasons = "; ".join(f"{number} x {kind} (first: {first[kind]})" for kind, number in kinds.most_common())
-    return f"{len(errors)} bad records were dropped: {reasons}"

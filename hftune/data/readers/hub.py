@@ -51,12 +51,13 @@ def data_files(path: str, flag: str, *, cache_dir: str | None = None) -> list[Pa
     """
     is_name = flag == "--dataset_name"
     named = _hub_name(path, is_name)
+    # A folder here wins over a data set of the same name there: nothing is downloaded by surprise.
     if named is None or (not is_name and path_exists(path)):
         return find_files(path, flag)
     return download(named, flag, cache_dir=cache_dir)
 
 
-def is_there_or_on_the_hub(path: str) -> bool:
+def may_exist(path: str) -> bool:
     """Whether a source exists as a path, or has a name by which the Hub can be asked. Nothing is downloaded."""
     return path_exists(path) or _hub_name(path, is_name=False) is not None
 

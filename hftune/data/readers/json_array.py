@@ -15,9 +15,17 @@ from pathlib import Path
 
 import orjson
 
-from hftune.data.readers.base import MAX_CHUNK_BYTES, MAX_RECORD_BYTES, MAX_VALUES, Chunk, Failed, Read, no_record
-from hftune.data.readers.compressed import Damaged, read_blocks
-from hftune.data.readers.lines import line_chunks
+from hftune.data.readers.base import (
+    MAX_CHUNK_BYTES,
+    MAX_RECORD_BYTES,
+    MAX_VALUES,
+    Chunk,
+    FailedChunk,
+    RowOrError,
+    no_record,
+)
+from hftune.data.readers.compressed import DecompressionError, read_blocks
+from hftune.data.readers.lines import json_line_chunks
 from hftune.data.readers.strict_json import MALFORMED, parse_object
 from hftune.errors import DataError
 
@@ -37,7 +45,7 @@ class JsonRecords(Chunk):
     file: str
     records: tuple[tuple[int, bytes], ...]
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Parse each record."""
         for line, raw in self.records:
             yield parse_object(raw, self.file, line)
@@ -58,7 +66,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         OSError: From the system.
     """
     if _starts_with_an_object_on_a_line(file):
-        yield from line_chunks(file, rows_per_chunk, is_text=False)
+        yield from json_line_chunks(file, rows_per_chunk)
         return
     window = _Window(file)
     held: list[tuple[int, bytes]] = []
@@ -71,8 +79,8 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         except _Broken as broken:
             failed = _malformed(file, broken)
             record = None
-        except Damaged as damage:
-            failed = _damaged_here(file, damage, window.line)
+        except DecompressionError as damage:
+            failed = damage.from_line(window.line)
             record = None
         if record is not None:
             held.append(record)
@@ -83,7 +91,7 @@ def json_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
         if record is None:
             break
     if failed:
-        yield Failed(failed, str(file))
+        yield FailedChunk(failed, str(file))
     elif not found:
         yield no_record(file)
 
@@ -94,11 +102,14 @@ def _starts_with_an_object_on_a_line(file: Path) -> bool:
     try:
         for block in read_blocks(file):
             head = (head + block).removeprefix(codecs.BOM_UTF8).lstrip()
+            # Far enough to see whether the first line is whole; a file without a line end is not read to its end for
+            # that.
             if head[:1] not in (b"", b"{") or b"\n" in head or len(head) > _FIRST_LINE:
                 break
-    except Damaged:
+    except DecompressionError:
         return False
     line, end, _ = head.partition(b"\n")
+    # An object alone in the file, on one line or on many, is read as a stream of one.
     if not end or line[:1] != b"{":
         return False
     try:
@@ -115,6 +126,7 @@ class _Window:
         self.text, self.position, self.line = "", 0, 1
         self.ended = False
         self._blocks = read_blocks(file)
+        # utf-8-sig drops a byte order mark; incremental, since a block may end inside a character.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")(_ESCAPE)
 
     def grow(self) -> bool:
@@ -122,10 +134,12 @@ class _Window:
         if self.ended:
             return False
         parts = [self.text[self.position :]]
+        # Before reading on: what is left of the window is one record that has not ended yet.
         if len(parts[0]) > MAX_RECORD_BYTES:
             raise _Broken(f"the record has more than {MAX_RECORD_BYTES >> 20} MiB", self.line)
         if len(parts[0]) > _MANY and sum(map(parts[0].count, ",[{")) > MAX_VALUES:
             raise _Broken(f"the record has more than {MAX_VALUES} values", self.line)
+        # Doubling keeps the work linear: a record is scanned again from its start each time the window grows.
         wanted = len(parts[0]) + min(len(parts[0]), _MANY) + 1
         while sum(map(len, parts)) < wanted and not self.ended:
             block = next(self._blocks, None)
@@ -159,8 +173,9 @@ def _records(window: _Window) -> Iterator[tuple[int, bytes]]:
 
     Raises:
         _Broken: Where the next border cannot be found.
-        Damaged: Where the file cannot be decompressed.
+        DecompressionError: Where the file cannot be decompressed.
     """
+    # Without brackets the file holds objects one after the other, over any number of lines.
     in_array = window.peek() == "["
     if in_array:
         window.take(window.position + 1)
@@ -183,7 +198,7 @@ def _one(window: _Window) -> str:
         try:
             _, end = _DECODER.raw_decode(window.text, window.position)
         except json.JSONDecodeError as error:
-            # An open string, or a fault at the very end of the window, may only mean that the record goes on behind it.
+            # An open string, or a fault at the very end of the window, may only mean that more of the record follows.
             cut = error.msg.startswith("Unterminated string") or error.pos >= len(window.text) - 16
             if cut and window.grow():
                 continue
@@ -191,7 +206,7 @@ def _one(window: _Window) -> str:
             raise _Broken(_words(error, window), line) from error
         except RecursionError as error:
             raise _Broken("nested too deep to find the end of the record", window.line) from error
-        # A number goes on until something else follows; only then is its end known.
+        # A number continues until something else follows; only then is its end known.
         if end == len(window.text) and window.grow():
             continue
         return window.take(end)
@@ -231,9 +246,3 @@ def _malformed(file: Path, broken: _Broken) -> DataError:
         fix="Mend the file; a .json file holds one array of objects (or one object a line).",
         kind=MALFORMED,
     )
-
-
-def _damaged_here(file: Path, damage: Damaged, line: int) -> DataError:
-    error = damage.error
-    cause = f"{error.cause}; all records from line {line} on are lost"
-    return DataError(cause, place=f"{file}:{line}", fix=error.fix, kind=error.kind)

@@ -17,14 +17,15 @@ from hftune.data.readers.base import (
     MAX_CHUNK_BYTES,
     MAX_RECORD_BYTES,
     Chunk,
-    Failed,
-    Read,
+    FailedChunk,
     Row,
+    RowOrError,
+    is_compressed,
     no_record,
     too_large,
     unreadable,
 )
-from hftune.data.readers.compressed import Damaged, is_compressed, read_blocks
+from hftune.data.readers.compressed import DecompressionError, read_blocks
 from hftune.data.readers.strict_json import decode, parse_object
 from hftune.digests import open_file
 from hftune.errors import DataError
@@ -44,8 +45,9 @@ class LineRange(Chunk):
     first_line: int
     is_text: bool
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Read the bytes and parse them."""
+        # A chunk ends with the line that reaches its limit, so only a line beyond all sizes makes one so large.
         if self.size > MAX_CHUNK_BYTES + MAX_RECORD_BYTES:
             yield from self._one_by_one()
             return
@@ -56,12 +58,13 @@ class LineRange(Chunk):
         except OSError as error:
             yield unreadable(self.file, str(error.strerror or error)).error
             return
+        # Cut while the run reads it; what is left would end in the middle of a record.
         if len(data) < self.size:
             yield _shrunk(self.file, self.first_line)
             return
         yield from parse_lines(data, self.file, self.first_line, self.is_text)
 
-    def _one_by_one(self) -> Iterator[Read]:
+    def _one_by_one(self) -> Iterator[RowOrError]:
         """The same where one of the lines is too long to be read at all."""
         number, end = self.first_line, self.offset + self.size
         with open_file(self.file) as stream:
@@ -71,6 +74,7 @@ class LineRange(Chunk):
                     yield from parse_lines(line.removesuffix(b"\n"), self.file, number, self.is_text)
                 else:
                     yield too_large(f"{self.file}:{number}")
+                    # Passed over in parts, never held as a whole.
                     while line and not line.endswith(b"\n"):
                         line = stream.readline(MAX_CHUNK_BYTES)
                 number += 1
@@ -85,20 +89,27 @@ class LineBytes(Chunk):
     first_line: int
     is_text: bool
 
-    def rows(self) -> Iterator[Read]:
+    def rows(self) -> Iterator[RowOrError]:
         """Parse the bytes."""
         yield from parse_lines(self.data, self.file, self.first_line, self.is_text)
 
 
-def line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
-    """The lines of a file in chunks of at most `rows_per_chunk`, fewer where they are long.
-
-    Args:
-        is_text: A record is the line itself; else the JSON object on it.
+def text_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The lines of a file, each of which is a text, in chunks of at most `rows_per_chunk`; fewer where they are long.
 
     Raises:
         OSError: From the system.
     """
+    return _line_chunks(file, rows_per_chunk, is_text=True)
+
+
+def json_line_chunks(file: Path, rows_per_chunk: int) -> Iterator[Chunk]:
+    """The same of lines that hold a JSON object each."""
+    return _line_chunks(file, rows_per_chunk, is_text=False)
+
+
+def _line_chunks(file: Path, rows_per_chunk: int, *, is_text: bool) -> Iterator[Chunk]:
+    # A file of blank lines has chunks and no record; that is known only at its end.
     found = False
     for chunk, blank in _cut(file, rows_per_chunk, is_text):
         found = found or not blank
@@ -131,6 +142,7 @@ def _chunk_sizes(blocks: Iterable[bytes], rows_per_chunk: int) -> Iterator[tuple
     for block in blocks:
         blank = blank and _is_blank(block, at_start=not last_block)
         last_block = block
+        # numpy finds line ends at the speed of memory; the parent has to keep many workers busy.
         ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == 0x0A) + 1
         position, index = 0, 0
         while index < len(ends):
@@ -161,11 +173,13 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
         for block in blocks:
             held += block
             end = held.rfind(b"\n") + 1
+            # A line without an end, perhaps made of a few bytes of zeros: dropped before it fills the memory.
             if not end and len(held) > MAX_RECORD_BYTES:
-                yield Failed(too_large(f"{file}:{line}"), str(file)), False
+                yield FailedChunk(too_large(f"{file}:{line}"), str(file)), False
                 held = _after_line(blocks)
                 line += 1
                 continue
+            # Enough for a whole chunk first; short ones would make as many results to send.
             if end < MAX_CHUNK_BYTES and len(held) < 2 * MAX_CHUNK_BYTES:
                 continue
             for chunk, lines in _chunks_of(held[:end], file, line, rows_per_chunk, is_text):
@@ -173,12 +187,13 @@ def _cut_bytes(file: Path, rows_per_chunk: int, is_text: bool) -> Iterator[tuple
                 yield chunk, blank
                 line += lines
             held = held[end:]
-    except Damaged as damage:
+    except DecompressionError as damage:
+        # What follows the last line end before the damage may be half a record that parses by chance.
         whole = held[: held.rfind(b"\n") + 1]
         for chunk, lines in _chunks_of(whole, file, line, rows_per_chunk, is_text):
             yield chunk, False
             line += lines
-        yield Failed(_from_here(damage.error, file, line), str(file)), False
+        yield FailedChunk(damage.from_line(line), str(file)), False
         return
     for chunk, _ in _chunks_of(held, file, line, rows_per_chunk, is_text):
         yield chunk, blank and _is_blank(chunk.data, at_start=chunk.first_line == 1)
@@ -203,7 +218,7 @@ def _chunks_of(
         start, line = start + size, line + lines
 
 
-def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Iterator[Read]:
+def parse_lines(data: bytes, file: str, first_line: int, is_text: bool) -> Iterator[RowOrError]:
     """A row for each line that is not blank; lines end at \\n only.
 
     str.splitlines would also cut at U+2028 and others, which occur inside JSON strings.
@@ -225,8 +240,9 @@ def _array_hint(file: str) -> str:
     return f"If the file is one JSON array, rename it to {name.replace(kind, '.json')}. " if kind else ""
 
 
-def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[Read]:
+def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[RowOrError]:
     """A row {"text": line} for each line; decoded as a whole where that succeeds."""
+    # Decoded once for all lines; only where that fails is it worth to look for the line at fault.
     whole = decode(data, file)
     if isinstance(whole, str):
         for number, text in enumerate(whole.split("\n"), start=first_line):
@@ -239,16 +255,6 @@ def _parse_text(data: bytes, file: str, first_line: int) -> Iterator[Read]:
             yield text_or_error
         elif text_or_error and not text_or_error.isspace():
             yield Row({"text": text_or_error.rstrip("\r")}, file, number)
-
-
-def _from_here(error: DataError, file: Path, line: int) -> DataError:
-    """A damaged file: what comes from this line on is lost."""
-    return DataError(
-        f"{error.cause}; all records from line {line} on are lost",
-        place=f"{file}:{line}",
-        fix=error.fix,
-        kind=error.kind,
-    )
 
 
 def _shrunk(file: str, line: int) -> DataError:

@@ -19,6 +19,7 @@ def from_json(value: Any, origin: str, where: str, *, fix: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
+        # A half of a surrogate pair must reach the check that names it; `encode` alone would raise.
         return loads(value.encode("utf-8", "surrogatepass"))
     except Malformed as error:
         cause = str(error).removeprefix("malformed JSON: ")

@@ -20,6 +20,7 @@ class _TooLarge(Exception):
 def is_too_large(batch: pa.RecordBatch) -> bool:
     """Whether the rows are too much to be made Python objects at once. The batch must be valid."""
     try:
+        # By Arrow's own arithmetic on offsets, without making a single Python object.
         sizes = [_size(column) for column in batch.columns]
     except _TooLarge:
         return True
@@ -42,6 +43,7 @@ def _size(array: Any) -> tuple[int, int]:
     if pa.types.is_struct(kind):
         return _total(count, [_size(part) for part in array.flatten()])
     if pa.types.is_map(kind):
+        # The children of a slice are those of the whole array.
         first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
         return _total(count, [_size(part.slice(first, last - first)) for part in (array.keys, array.items)])
     if _is_list(kind):

@@ -11,15 +11,15 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+# Bytes of a page's header: nearly always, and as far as Arrow goes.
 _HEADER, _MAX_HEADER = 1 << 12, 16 << 20
-"""Bytes of a page's header: nearly always, and as far as Arrow goes."""
+# A kind of page, and encodings: by number in the dictionary, or by what a value shares with the one before.
 _DICTIONARY_PAGE, _BY_NUMBER, _BY_PREFIX = 2, (2, 8), 7
-"""A kind of page, and encodings: by number in the dictionary, or by what a value shares with the one before."""
+# Bytes of levels, offsets and numbers, at most, that a value takes on top of its own.
 _A_VALUE = 32
-"""Bytes of levels, offsets and numbers, at most, that a value takes beside its own."""
 _LONG_DICTIONARY = 4 << 20
+# Three bytes of a footer may describe a column, of which Arrow remembers a thousand.
 _LONG_FOOTER = 1 << 20
-"""Three bytes of a footer may describe a column, of which Arrow remembers a thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,10 @@ def group_sizes(stream: BinaryIO, source: Any, group: int) -> Sizes:
     for index in range(source.metadata.num_columns):
         column = source.metadata.row_group(group).column(index)
         found = list(_pages(stream, column))
+        # A data page and the dictionary that it refers to are decoded at the same time.
         total += sum(heapq.nlargest(2, (page.decoded for page in found)))
         kind = source.schema.column(index)
+        # A column of lists: nothing bounds how many values a row has but the number of all.
         if kind.max_repetition_level:
             row += _all_values(found, _longest(stream, column, kind, found))
         else:
@@ -75,6 +77,7 @@ def _all_values(pages: list[Page], longest: int) -> int:
         total += page.decoded + _A_VALUE * page.values
         if page.encoding == _BY_PREFIX:
             total += page.values * page.decoded
+        # Each value may be the longest one of the dictionary, for less than a bit in the file.
         elif page.encoding in _BY_NUMBER and page.kind != _DICTIONARY_PAGE:
             total += page.values * longest
     return total
@@ -89,6 +92,7 @@ def _longest(stream: BinaryIO, column: Any, kind: Any, pages: list[Page]) -> int
 
 
 def _longest_text(stream: BinaryIO, compression: str, page: Page) -> int:
+    # Not looked into: the whole dictionary is the bound then.
     if page.decoded > _LONG_DICTIONARY or page.stored > _LONG_DICTIONARY:
         return page.decoded
     stream.seek(page.place)
@@ -113,9 +117,10 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
         position = min(position, column.dictionary_page_offset)
     end = position + column.total_compressed_size
     while 0 <= position < end:
+        # Headers hold statistics, which may be as long as a value; nearly all are short.
         for most in (_HEADER, _MAX_HEADER):
             stream.seek(position)
-            header = Compact(stream.read(most))
+            header = ThriftCompact(stream.read(most))
             try:
                 page = _page(header, position)
                 break
@@ -123,13 +128,14 @@ def _pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
                 continue
         else:
             return
+        # Sizes are signed numbers in the file; a negative one would send the walk back to where it was.
         if page.decoded < 0 or page.stored < 0:
             return
         yield page
         position = page.place + page.stored
 
 
-def _page(header: Compact, position: int) -> Page:
+def _page(header: ThriftCompact, position: int) -> Page:
     fields = header.struct()
     # A data page of version 1, a dictionary, a data page of version 2: each says its values first, and the encoding.
     of_kind = {5: 2, 7: 2, 8: 4}
@@ -139,7 +145,7 @@ def _page(header: Compact, position: int) -> Page:
     return Page(fields[1], position + header.position, fields[3], fields[2], values, encoding)
 
 
-class Compact:
+class ThriftCompact:
     """Thrift's compact protocol, as far as headers of pages need it: numbers and structs by field, no more."""
 
     def __init__(self, data: bytes) -> None:

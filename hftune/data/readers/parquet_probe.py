@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hftune import child_processes
-from hftune.data.readers.columnar_limits import MOST, Unbounded
+from hftune.data.readers.columnar_limits import HARD_LIMIT, TooMuchMemory
 
 _BUFFER = 1 << 20
 
@@ -45,9 +45,10 @@ class MemoryProbe:
         """Let it open the file, if it has not done so.
 
         Raises:
-            Unbounded: It had no memory for that.
+            TooMuchMemory: It had no memory for that.
         """
         if self.process is None:
+            # A process of its own, not a fork: Arrow's threads do not survive one.
             command = child_processes.python("-m", __name__, str(self.file.absolute()))
             self.process = child_processes.start(
                 command,
@@ -62,7 +63,7 @@ class MemoryProbe:
         """Let it read a row group, so many rows at once.
 
         Raises:
-            Unbounded: It had no memory for that.
+            TooMuchMemory: It had no memory for that.
         """
         self.open()
         assert self.process is not None
@@ -73,8 +74,11 @@ class MemoryProbe:
     def _wait(self) -> None:
         assert self.process is not None
         assert self.process.stdout is not None
+        # A point for each request that was fulfilled; nothing when the process has died.
         if self.process.stdout.read(1) != b".":
-            raise Unbounded(f"its description, or a row of it, takes more than {MOST} bytes once it is decoded")
+            raise TooMuchMemory(
+                f"its description, or a row of it, takes more than {HARD_LIMIT} bytes once it is decoded"
+            )
 
 
 def _limit() -> None:
@@ -83,8 +87,9 @@ def _limit() -> None:
 
     pa.set_memory_pool(pa.system_memory_pool())  # others reserve more than they need
     with open("/proc/self/status", encoding="ascii") as status:
+        # On top of what the libraries have taken by now, so that the limit is for reading alone.
         taken = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData:"))
-    resource.setrlimit(resource.RLIMIT_DATA, (taken + MOST, taken + MOST))
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + HARD_LIMIT, taken + HARD_LIMIT))
 
 
 def _serve(file: Path) -> None:
@@ -101,6 +106,7 @@ def _serve(file: Path) -> None:
     except MemoryError:
         return
     except (pa.ArrowException, OSError) as error:
+        # Arrow turns C++'s exception into an ArrowException of that text.
         if "bad_alloc" in str(error):
             return
         os.write(1, b".")  # damaged: whoever reads it says how

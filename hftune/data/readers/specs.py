@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hftune.errors import ArgumentError, shown
 
 _TAKE = re.compile(r"#([^#\s,/]*)$")
+# Of a number of records.
 _DIGITS = 12
-"""Of a number of records."""
 _SEPARATOR = re.compile(r"([,\s]+)")
 
 
@@ -73,6 +73,7 @@ def _weight(part: str | float, place: str) -> float:
         weight = float(part)
     except ValueError as error:
         raise ArgumentError(f"{part!r} is no weight", place=place, fix=fix) from error
+    # float() reads nan and inf, too.
     if not math.isfinite(weight) or weight <= 0:
         raise ArgumentError(f"{part} is no weight", place=place, fix=fix)
     return weight
@@ -80,12 +81,13 @@ def _weight(part: str | float, place: str) -> float:
 
 def _separate(text: str) -> list[str]:
     """The parts of a text between commas and blanks; of those that exist as a path together, the most are one part."""
-    pieces = _SEPARATOR.split(text.strip())
+    parts = _SEPARATOR.split(text.strip())
+    # From the left, the longest first: `my data,more` is one path if there is one of that name.
     found, start = [], 0
-    while start < len(pieces):
-        joined = ["".join(pieces[start:end]) for end in range(len(pieces), start, -1)]
-        # Pieces and separators alternate, so an odd number of them begins and ends with a piece.
-        whole = next((part for part in joined[len(joined) % 2 == 0 :: 2] if _exists(part)), pieces[start])
+    while start < len(parts):
+        joined = ["".join(parts[start:end]) for end in range(len(parts), start, -1)]
+        # Names and separators alternate, so an odd number of them begins and ends with a name.
+        whole = next((part for part in joined[len(joined) % 2 == 0 :: 2] if _exists(part)), parts[start])
         found.append(whole)
         start += 2 * len(_SEPARATOR.findall(whole)) + 2
     return [part for part in found if part]
@@ -105,9 +107,11 @@ def path_exists(text: str) -> bool:
 def _take(text: str, flag: str) -> tuple[str, int | None]:
     """`path#500` to ("path", 500)."""
     match = _TAKE.search(text)
+    # A file may be called notes#3.txt.
     if match is None or path_exists(text):
         return text, None
     number = match.group(1)
+    # `isdecimal`, since `isdigit` takes ² as well; the length before `int`, which is slow for a million digits.
     if not number.isdecimal() or len(number) > _DIGITS or int(number) == 0 or match.start() == 0:
         fix = "Write PATH#500 to take 500 records of a source."
         cause = f"{shown(text)} does not exist, and {shown(number)!r} after # is not a number of records"

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from hftune.data.readers.base import MAX_VALUES, Read, Row, too_large
+from hftune.data.readers.base import MAX_VALUES, Row, RowOrError, too_large
 from hftune.errors import DataError, shown
 
 MAX_DEPTH = 100
@@ -24,8 +24,8 @@ NOT_UTF8 = "not UTF-8"
 NUL = "NUL byte"
 TOO_DEEP = "nested too deep"
 
+# Bytes up to which a record cannot hold values enough to do harm.
 _LONG = 1 << 20
-"""Bytes up to which a record cannot hold values enough to do harm."""
 _FIX = "Mend or remove this record, or leave it out with --on_bad_record drop; each must be one JSON object."
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -38,13 +38,14 @@ class Malformed(ValueError):
         super().__init__(cause)
 
 
-def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> Read:
+def parse_object(raw: bytes, file: str, line: int, hint: str = "") -> RowOrError:
     """The JSON object in `raw`, or what is wrong with it.
 
     Args:
         raw: One record, white space around it allowed.
         hint: Before the advice, for what is malformed or no object.
     """
+    # Counted in the bytes: once parsed, the values are in memory already.
     if len(raw) > _LONG and sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
         return too_large(f"{file}:{line}", f"more than {MAX_VALUES} values")
     try:
@@ -67,6 +68,7 @@ def loads(raw: bytes) -> Any:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         return _loads_slowly(raw)
+    # The rare record that may have lost something is parsed again, by the way that knows every rule.
     return value if _is_faithful(value, raw) else _loads_slowly(raw)
 
 
@@ -90,6 +92,7 @@ def _is_faithful(value: Any, raw: bytes) -> bool:
 def _strings(value: Any) -> list[str] | None:
     """All strings in a value, keys too; None if it is too deep, or holds a float that may have been an integer."""
     strings: list[str] = []
+    # Level by level, not by recursion: depth is what is to be limited here.
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
@@ -103,6 +106,7 @@ def _strings(value: Any) -> list[str] | None:
                     strings.append(part)
                 elif kind is dict or kind is list:
                     below.append(part)
+                # orjson makes a float of an integer beyond 64 bits, which would be another number.
                 elif kind is float and abs(part) >= 2**63:
                     return None
         if not below:
@@ -113,6 +117,7 @@ def _strings(value: Any) -> list[str] | None:
 
 def _loads_slowly(raw: bytes) -> Any:
     """The same by the standard library, with every rule of ours and the cause in words."""
+    # orjson's message for bad UTF-8 does not name the byte.
     text = decode(raw, "")
     if isinstance(text, DataError):
         raise Malformed(text.cause, text.kind, text.fix or "")
@@ -126,6 +131,7 @@ def _loads_slowly(raw: bytes) -> Any:
         raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP) from error
     except ValueError as error:
         raise Malformed(f"malformed JSON: {error}") from error
+    # json.loads has a limit of its own, which depends on the stack of whoever calls.
     if _is_too_deep(value):
         raise Malformed(f"malformed JSON: {_TOO_DEEP}", TOO_DEEP)
     _refuse_half_surrogates(value, text)
@@ -165,6 +171,7 @@ def _constant(name: str) -> float:
 
 def _integer(digits: str) -> int:
     """An integer that fits 64 bits, as Arrow and most other readers need it."""
+    # By length first: `int` of a million digits takes seconds, and Python refuses it with words of its own.
     if len(digits) > 20 or not -(2**63) <= int(digits) < 2**64:
         shown = digits if len(digits) <= 24 else f"{digits[:20]}... ({len(digits)} digits)"
         raise Malformed(f"the integer {shown} has more than 64 bits", "number out of range", "Write it as a string.")

@@ -31,6 +31,7 @@ def text_of(value: Any, origin: str, where: str, *, missing_ok: bool = False) ->
     Raises:
         DataError: Anything else, such as an image, a number or (unless `missing_ok`) null.
     """
+    # By far the most frequent; `type`, since it is asked for each turn of each record.
     if type(value) is str:
         return value
     if value is None and missing_ok:
@@ -73,6 +74,7 @@ def _call(part: dict[str, Any]) -> Any:
     """LLaMA-Factory writes a call as JSON in `value`, Anthropic as `name` and `input`."""
     if part["type"] == "tool_call":
         return part.get("value")
+    # The form that OpenAI has, which `parse_calls` reads.
     return {"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}
 
 

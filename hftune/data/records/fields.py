@@ -24,6 +24,7 @@ _HISTORY_FIX = "Write [[question, answer], ...]."
 def turns(row: Row) -> list[Message] | None:
     """The messages of the column that holds all turns, a top-level system text before them; None without one."""
     value = row.value
+    # In the order of the formats, so that a record with two such columns is always read alike.
     key = next((known.keys[0] for known in TURNS if value.get(known.keys[0]) is not None), None)
     if key is None:
         return None
@@ -33,6 +34,7 @@ def turns(row: Row) -> list[Message] | None:
 def with_system(row: Row, messages: list[Message], key: str) -> list[Message]:
     """The messages of column `key` behind the top-level system text, if there is one."""
     before = system(row)
+    # Many exports repeat the system text in both places; only two different ones are a fault.
     if before and messages[0]["role"] == "system":
         if before[0]["content"] != messages[0]["content"]:
             cause = f'a system text beside "{key}", and another one in it'
@@ -52,6 +54,7 @@ def system(row: Row) -> list[Message]:
 def tools(row: Row) -> list[dict[str, Any]] | None:
     """The functions that the record offers, from `tools`, or `functions` as OpenAI called them once."""
     value = row.value
+    # An empty list of tools is an answer, too; only null leaves it to the other column.
     return parse_tools(value["tools"] if value.get("tools") is not None else value.get("functions"), row.origin)
 
 
@@ -66,17 +69,19 @@ def history(row: Row) -> list[Message]:
     if not isinstance(value, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value):
         cause = '"history" must be [[question, answer], ...]'
         raise DataError(cause, place=row.origin, fix=_HISTORY_FIX, kind=BAD_HISTORY)
+    # As ShareGPT would have it: what is checked there is checked here as well.
     spoken = [part for pair in value for part in zip(("user", "assistant"), pair, strict=True)]
     said = [{"role": role, "content": text} for role, text in spoken]
     return parse_messages(said, row.origin, "history") if said else []
 
 
-def ask(row: Row, key: str) -> list[Message]:
+def question(row: Row, key: str) -> list[Message]:
     """The column `key` (text or messages), with `input`, system and history around it."""
     value = row.value[key]
     if isinstance(value, list) and value and is_message(value[0]):
         return with_system(row, parse_messages(value, row.origin, key), key)
     text = text_of(value, row.origin, f'"{key}"', missing_ok=True)
+    # Alpaca's `input` belongs to its `instruction` alone; beside a `prompt` it is a column of its own meaning.
     more = text_of(row.value.get("input"), row.origin, '"input"', missing_ok=True) if key == "instruction" else ""
     question = "\n".join(part for part in (text, more) if part.strip())
     if not question:
@@ -87,6 +92,7 @@ def ask(row: Row, key: str) -> list[Message]:
 def answer(row: Row, key: str) -> list[Message]:
     """An answer: text, one message, or a list of messages."""
     value = row.value[key]
+    # An empty list goes the same way, for its message.
     if isinstance(value, list) and (not value or is_message(value[0])):
         return parse_messages(value, row.origin, key)
     return parse_messages([value if is_message(value) else {"role": "assistant", "content": value}], row.origin, key)
@@ -100,12 +106,13 @@ def prompt(row: Row) -> list[Message] | None:
     key = found.keys[0]
     if found in TURNS:
         return turns(row)
-    return erniekit(row) if key == "src" else ask(row, key)
+    return erniekit(row) if key == "src" else question(row, key)
 
 
 def erniekit(row: Row) -> list[Message]:
     """ERNIEKit's `src` and `tgt`, lists of questions and answers in turn; `label` says which answers are trained."""
     asked, said = _texts(row, "src"), _texts(row, "tgt")
+    # One answer fewer: the last question waits for one, as in a prompt.
     if not len(asked) - 1 <= len(said) <= len(asked):
         raise DataError(
             f'"src" has {len(asked)} questions and "tgt" {len(said)} answers',
@@ -126,6 +133,7 @@ def erniekit(row: Row) -> list[Message]:
 def _texts(row: Row, key: str) -> list[Any]:
     """A list of texts, also written as a single one, or as JSON."""
     value = row.value.get(key)
+    # Tables hold lists as text.
     if isinstance(value, str) and value.lstrip().startswith("["):
         value = from_json(value, row.origin, f'"{key}"', fix="Write a list of texts.")
     if isinstance(value, list):

@@ -27,6 +27,7 @@ class Format:
 
     def fits(self, value: Mapping[str, Any]) -> bool:
         """Whether the record has these columns."""
+        # Null counts as absent: Parquet gives every record the columns of all.
         return all(value.get(key) is not None for key in self.keys)
 
     def show(self) -> str:
@@ -76,12 +77,13 @@ PAIRS = (
     Format("response_chosen and response_rejected", ("response_chosen", "response_rejected")),
     Format("chosen_response and rejected_response", ("chosen_response", "rejected_response")),
     Format("chosen_messages and rejected_messages", ("chosen_messages", "rejected_messages")),
+    # Before those in which `messages` is the prompt: here both sides are whole conversations.
     Format("messages and rejected_messages", ("messages", "rejected_messages")),
     Format("messages and rejected_response", ("messages", "rejected_response")),
     Format("query, response and rejected_response", ("query", "response", "rejected_response")),
     Format("ERNIEKit with sorted responses", ("src", "response", "sort")),
 )
-"""A better and a worse answer; the prompt stands beside them, or both begin with it."""
+"""A better and a worse answer; the prompt stands in another column, or both begin with it."""
 
 LABELLED = (
     Format("messages and label", ("messages", "label")),
@@ -153,11 +155,12 @@ def pair_format(value: Mapping[str, Any]) -> Format | None:
 
 def is_labelled(value: Mapping[str, Any]) -> bool:
     """Whether a record says of its answer that it is good or bad, so that it must not simply be learned."""
+    # Only a boolean: ERNIEKit's `label` is a list of weights, and classification data have numbers.
     return isinstance(value.get("label"), bool) or value.get("kto_tag") is not None
 
 
 def refuse_media(value: Mapping[str, Any], origin: str) -> None:
-    """Refuse a record with pictures, sound or film beside its text: their placeholders would be trained as words.
+    """Refuse a record with pictures, sound or film next to its text: their placeholders would be trained as words.
 
     Raises:
         DataError: One of the columns is filled.
@@ -174,7 +177,7 @@ def refuse_media(value: Mapping[str, Any], origin: str) -> None:
         )
 
 
-def belongs_to(value: Mapping[str, Any]) -> str | None:
+def script_for(value: Mapping[str, Any]) -> str | None:
     """The script(s) that a record is clearly meant for, or None."""
     if pair_format(value):
         return _RM_OR_DPO
@@ -215,12 +218,14 @@ def _renaming(value: Mapping[str, Any], script: str) -> str:
     """The flag that would do, where each missing key of a format is like one in the record."""
     for known in nearest(value, script):
         missing = [key for key in known.keys if key not in value]
+        # Columns with something in them that no format of the script has claimed.
         free = [key for key in value if key not in known.keys and filled(value, key)]
         like = {key: difflib.get_close_matches(key, free, 1, 0.7) for key in missing}
         found = {key: names[0] for key, names in like.items() if names}
         others, left = [key for key in missing if key not in found], [key for key in free if key not in found.values()]
         if found and len(others) == len(left) == 1:  # what is left over can only be the other
             found[others[0]] = left[0]
+        # Only a complete renaming is proposed: half of one would fail with the next message.
         if missing and len(found) == len(missing) == len(set(found.values())):
             return f"Add --columns {' '.join(f'{ours}={theirs}' for ours, theirs in found.items())}. "
     return ""
@@ -229,7 +234,8 @@ def _renaming(value: Mapping[str, Any], script: str) -> str:
 def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that `script` (a key of `FORMATS`) cannot read."""
     label = _LABELS.get(script, script)
-    home = belongs_to(value)
+    home = script_for(value)
+    # KTO is read by run_dpo.py, whose name stands in its own.
     misplaced = home is not None and not home.startswith(script) and script not in home
     advice = f"This looks like data for {home}: use it there, or" if misplaced else "Rename the keys, or"
     empty = sorted(key for key in value if not filled(value, key))
@@ -246,8 +252,8 @@ def unknown_format(value: Mapping[str, Any], origin: str, script: str) -> DataEr
 def wrong_stage(value: Mapping[str, Any], origin: str, script: str) -> DataError:
     """The error for a record that is readable, but meant for another script."""
     return DataError(
-        f"this record is data for {belongs_to(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
+        f"this record is data for {script_for(value)}, not for {_LABELS.get(script, script)}; its keys: {_keys(value)}",
         place=origin,
-        fix=f"Use it with {belongs_to(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
+        fix=f"Use it with {script_for(value)}, or bring it into a format that this one reads: {_reads(value, script)}",
         kind=WRONG_STAGE,
     )

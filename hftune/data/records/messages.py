@@ -53,7 +53,7 @@ STRAY_RESULT = "tool result without a call"
 BAD_TURN = "broken turn"
 
 _CALLS = ("function_call", "tool_call")
-# Texts beside the content; in one order, whatever the order in the record.
+# Texts next to the content; in one order, whatever the order in the record.
 _KEPT = dict.fromkeys(("name", "tool_call_id", "reasoning_content", "thinking")).keys()
 # Each says how much a turn is trained: OpenAI's and ours, ms-swift's, LLaMA-Factory's, axolotl's, ms-swift's.
 _WEIGHTS = dict.fromkeys(("weight", "loss_scale", "loss_weight", "train", "loss")).keys()
@@ -91,6 +91,7 @@ def parse_messages(value: Any, origin: str, key: str) -> list[Message]:
         )
     messages: list[Message] = []
     for index, turn in enumerate(value):
+        # Nearly all turns of nearly all data are no more than this; the checks below cost several times as much.
         message = _plain(turn)
         if message is not None:
             messages.append(message)
@@ -109,6 +110,7 @@ def _plain(turn: Any) -> Message | None:
         spoken, content = turn.get("role"), turn.get("content")
     if type(spoken) is not str or type(content) is not str:
         return None
+    # Spelled as the table has it; other spellings of a role take the long way and are found there.
     role = _PLAIN.get(spoken)
     if role is None or (role == "assistant" and (not content or content.isspace())):
         return None
@@ -117,6 +119,7 @@ def _plain(turn: Any) -> Message | None:
 
 def _add_turn(messages: list[Message], turn: Any, origin: str, where: str) -> None:
     """Append what a turn says. A call joins the assistant turn before it: both are one utterance of the model."""
+    # ShareGPT in pairs: one entry for a question and its answer.
     if isinstance(turn, dict) and not is_message(turn) and "assistant" in turn and ("human" in turn or "user" in turn):
         asked = turn["human"] if "human" in turn else turn["user"]
         messages.append(_checked({"role": "user", "content": text_of(asked, origin, where)}, origin, where))
@@ -153,6 +156,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
         raise DataError(
             f"{where} must have from/value or role/content, found {found}", place=origin, fix=fix, kind=BAD_TURN
         )
+    # Tables hold both pairs of keys, one of them with nulls.
     spoken = turn["from"] if turn.get("from") is not None else turn.get("role")
     name = spoken.lower().replace("-", "_") if isinstance(spoken, str) else ""
     role = ROLES.get(name)
@@ -160,6 +164,7 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
         fix = f"Known roles: {', '.join(sorted(ROLES))}."
         raise DataError(f"{where} has the unknown role {spoken!r:.60}", place=origin, fix=fix, kind=UNKNOWN_ROLE)
     content = _content(turn)
+    # ShareGPT writes a call as a speaker; its text is the call.
     if name in _CALLS:
         message: Message = {"role": role, "content": "", "tool_calls": parse_calls(content, origin, where)}
     else:
@@ -173,14 +178,16 @@ def _parse_turn(turn: Any, origin: str, where: str) -> tuple[Message, bool]:
 
 
 def _content(turn: dict[str, Any]) -> Any:
-    """What a turn says: value beside from, content beside role; tables fill the other pair with nulls."""
+    """What a turn says: value with from, content with role; tables fill the other pair with nulls."""
     first, second = ("value", "content") if turn.get("from") is not None else ("content", "value")
     return turn[first] if turn.get(first) is not None else turn.get(second)
 
 
 def _spoken(turn: dict[str, Any], role: str, content: Any, origin: str, where: str) -> Message:
-    """A message of text, with the calls that OpenAI writes beside it (`tool_calls`; before 2024, `function_call`)."""
+    """A message of text, with the calls that OpenAI writes next to it (`tool_calls`; before 2024, `function_call`)."""
+    # An empty list means no call, as OpenAI's exports write it.
     calls = turn.get("tool_calls") or turn.get("function_call")
+    # Only what the assistant says may hold reasoning and calls among its parts; a list of others is text.
     if role == "assistant" and type(content) is list:
         return _from_parts(content, calls, origin, where)
     if not calls:
@@ -202,7 +209,7 @@ def _from_parts(parts: list[Any], calls: Any, origin: str, where: str) -> Messag
 
 
 def _checked(message: Message, origin: str, where: str) -> Message:
-    """An assistant must say or call something. A user may say nothing: to a cut answer, it means go on."""
+    """An assistant must say or call something. A user may say nothing: after a cut answer, it means: continue."""
     if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
         raise DataError(
             f"{where} is an empty assistant turn",
@@ -218,6 +225,7 @@ def _weight(turn: dict[str, Any], role: str, origin: str, where: str) -> float |
     given = {key: _number(turn[key], key, origin, where) for key in _WEIGHTS if turn.get(key) is not None}
     if not given:
         return None
+    # Compared as trained or not: loss_scale 2 beside train true is no contradiction.
     trained = {weight > 0 for weight in given.values()}
     if len(trained) > 1:
         said = ", ".join(f"{key} {turn[key]}" for key in given)
@@ -231,12 +239,14 @@ def _weight(turn: dict[str, Any], role: str, origin: str, where: str) -> float |
             fix=f'Remove "{name}" there; --train_on_inputs trains all turns.',
             kind=BAD_WEIGHT,
         )
+    # In the order of `_WEIGHTS`: a number says more than a switch.
     return next(iter(given.values())) if role == "assistant" else None
 
 
 def _number(value: Any, key: str, origin: str, where: str) -> float:
     """A weight as a number: true and false stand for 1 and 0."""
     is_switch = key in ("train", "loss")
+    # bool is an int in Python; as a weight, true would be read as 1 without anybody having meant it.
     number = isinstance(value, (int, float)) and not (isinstance(value, bool) and not is_switch)
     if not number or not math.isfinite(value) or value < 0 or (is_switch and value not in (0, 1)):
         fix = '"weight" and "loss_scale" are numbers of 0 or more, "train" and "loss" are true or false.'

@@ -55,12 +55,15 @@ def to_preference(row: Row) -> Preference:
     refuse_media(row.value, origin)
     prompt = None if prompt is None else [_unweighted(message) for message in prompt]
     chosen, rejected = [_unweighted(message) for message in chosen], [_unweighted(message) for message in rejected]
+    # Before the shared beginning is taken off, which would leave nothing of them to show.
     if chosen == rejected:
         raise DataError("the two answers are equal", place=origin, fix="Remove the record.", kind=EQUAL)
+    # An answer that begins with a question repeats the conversation.
     if any(message["role"] in ("system", "user") for message in (chosen[0], rejected[0])):
         prompt, chosen, rejected = _split_prompt(prompt, chosen, rejected, origin)
     if prompt is None:
         raise unknown_format(row.value, origin, _SCRIPT)
+    # Again after splitting: the rests may be equal, or none of the assistant's.
     _check_answers(chosen, rejected, origin)
     refuse_weights([*chosen, *rejected], origin)
     return Preference(checked_prompt(prompt, origin), chosen, rejected, _margin(row), fields.tools(row), origin)
@@ -76,6 +79,7 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
         raise unknown_format(value, row.origin, _SCRIPT)
     if "sort" in found.keys:
         return _sorted_responses(row)
+    # By the order of the keys in `formats.PAIRS`.
     good, bad = found.keys[-2:]
     if good in ("messages", "response"):
         return _replaced_answer(row, bad)
@@ -86,7 +90,7 @@ def _parts(row: Row) -> tuple[list[Message] | None, list[Message], list[Message]
 
 
 def _answer(row: Row, key: str, prompt: list[Message] | None) -> list[Message]:
-    """One of the two answers. Without a prompt beside it, it must be a conversation, perhaps as JSON."""
+    """One of the two answers. Without a prompt column, it must be a conversation, perhaps as JSON."""
     value = row.value[key]
     if prompt is not None or not isinstance(value, str):
         return fields.answer(row, key)
@@ -99,7 +103,8 @@ def _replaced_answer(row: Row, key: str) -> tuple[list[Message], list[Message], 
     """ms-swift: the better answer ends the conversation; the worse one stands in for all behind the last question."""
     messages = fields.turns(row)
     if messages is None:
-        messages = fields.ask(row, "query") + fields.answer(row, "response")
+        messages = fields.question(row, "query") + fields.answer(row, "response")
+    # Turns of tools behind the question belong to the answer that called them.
     last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=-1)
     prompt, chosen = messages[: last + 1], messages[last + 1 :]
     if key == "rejected_messages":
@@ -144,7 +149,7 @@ def _two_outputs(row: Row) -> tuple[list[Message], list[Message], list[Message]]
     chosen, rejected = (
         parse_messages([{"role": "assistant", "content": output}], row.origin, "output") for output in outputs
     )
-    return fields.ask(row, "instruction"), chosen, rejected
+    return fields.question(row, "instruction"), chosen, rejected
 
 
 def _is_dialogue(value: Any) -> bool:
@@ -164,11 +169,13 @@ def _split_prompt(
 ) -> tuple[list[Message], list[Message], list[Message]]:
     """Answers that repeat the whole conversation: the prompt is what both begin with."""
     pairs = list(zip(chosen, rejected, strict=False))
+    # Message by message; half of one is never taken as common.
     common = next((index for index, (left, right) in enumerate(pairs) if left != right), len(pairs))
+    # The prompt ends with a question: an answer that both begin with is part of both.
     while common and chosen[common - 1]["role"] == "assistant":
         common -= 1
     shared = chosen[:common]
-    # A prompt beside whole conversations (as in UltraFeedback) must be the end of what they share.
+    # A prompt next to whole conversations (as in UltraFeedback) must be the end of what they share.
     if prompt is not None and shared[len(shared) - len(prompt) :] != prompt and shared != prompt:
         raise DataError(
             '"chosen" and "rejected" are whole conversations that do not share the prompt given beside them',

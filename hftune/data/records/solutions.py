@@ -25,8 +25,8 @@ FORMATS = (
     '{"question": {"problem"}, "label": {"steps": [...]}} (PRM800K)',
     '{"input", "label"} with ки behind each step, and + or - in its place (Math-Shepherd)',
 )
+# Math-Shepherd's: stands behind a step in `input`, and is its label in `label`.
 _MARK = "ки"
-"""Math-Shepherd's: stands behind a step in `input`, and is its label in `label`."""
 _SHEPHERD_STEP = re.compile(r"(?=\bStep 1\b)")
 _WORDS = {"+": 1.0, "-": 0.0, "true": 1.0, "false": 0.0, "right": 1.0, "wrong": 0.0, "correct": 1.0, "incorrect": 0.0}
 
@@ -72,6 +72,7 @@ def to_solutions(row: Row) -> list[Solution]:
             kind=UNKNOWN,
         )
     steps = value[key]
+    # Steps that carry their own labels.
     if steps and all(isinstance(step, dict) for step in steps):
         texts = [next((step[name] for name in ("text", "content", "step") if name in step), None) for step in steps]
         labels = [_label(step, row) for step in steps]
@@ -95,6 +96,7 @@ def _labels(row: Row, count: int) -> list[float | None]:
     if value.get("labels") is None and isinstance(first, int) and not isinstance(first, bool):
         if not -1 <= first < count:
             raise _bad(row, f'"label" is the first wrong step, counted from 0, or -1: found {first} of {count} steps')
+        # Behind the first wrong step nobody has looked: those have no label, which is not the label wrong.
         return [1.0] * count if first < 0 else [1.0] * first + [0.0] + [None] * (count - first - 1)
     labels = value.get("labels")
     if labels is None:
@@ -154,10 +156,12 @@ def _prm800k(row: Row) -> list[Solution]:
     for step in row.value["label"]["steps"]:
         written, chosen = step.get("completions") or [], step.get("chosen_completion")
         for number, other in enumerate(written):
+            # Alternatives that were rated and not taken: each is a solution of its own, up to that step.
             if number != chosen:
                 ends = [*steps, other["text"]], [*labels, _rating(other.get("rating"), row)]
                 found.append(_solution(row, prompt, *ends))
         taken = written[chosen] if chosen is not None else step.get("human_completion")
+        # The annotator gave up here, or the solution had ended with the step before.
         if taken is None:
             if steps and not written:
                 found.append(_solution(row, prompt, steps, labels))
@@ -166,6 +170,7 @@ def _prm800k(row: Row) -> list[Solution]:
         labels.append(_rating(taken.get("rating"), row) if chosen is not None else 1.0)
     else:
         found.append(_solution(row, prompt, steps, labels))
+    # A path on which nobody rated a step teaches nothing.
     labelled = [one for one in found if any(label is not None for label in one.labels)]
     if not labelled:
         raise DataError("no step has a rating", place=row.origin, fix="Remove the record.", kind=NO_STEPS)
@@ -189,6 +194,7 @@ def _shepherd(row: Row) -> Solution:
     steps = [part.strip() for part in rest.split(_MARK)]
     pieces = said.split(_MARK)
     labels, at = [], 0
+    # The label has one character where the mark has two, so its place shifts with each of them.
     for piece in pieces[:-1]:
         at += len(piece)
         labels.append(labelled[at : at + 1])

@@ -33,6 +33,7 @@ def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
     if function is None:
         cause = f"{where} holds a function call without a name: {shown(item)}"
         raise DataError(cause, place=origin, fix=_CALL_FIX, kind=BAD_CALL)
+    # Llama's exports call them parameters.
     given = function.get("arguments") if function.get("arguments") is not None else function.get("parameters")
     # An empty string is how some write a call without arguments.
     arguments = from_json(given, origin, f"{where} arguments", fix=_CALL_FIX) if given not in (None, "") else {}
@@ -42,6 +43,7 @@ def _call(item: Any, origin: str, where: str) -> dict[str, Any]:
         )
         raise DataError(cause, place=origin, fix=_CALL_FIX, kind=BAD_CALL)
     call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    # Some templates print it, such as Mistral's; most ignore it.
     return {**call, "id": item["id"]} if isinstance(item.get("id"), str) else call
 
 

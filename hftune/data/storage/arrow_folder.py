@@ -16,8 +16,8 @@ STATE = "state.json"
 """The file by which such a folder is known."""
 
 _INFO = "dataset_info.json"
+# What `datasets` raises for a folder that somebody has changed: it trusts what it reads.
 _WRONG = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, pa.ArrowException)
-"""What `datasets` raises for a folder that somebody has changed: it trusts what it reads."""
 
 
 def open_folder(folder: Path, *, validate: bool = False) -> Dataset:
@@ -39,6 +39,7 @@ def open_folder(folder: Path, *, validate: bool = False) -> Dataset:
         raise
     except _WRONG as error:
         raise Damaged(f"{type(error).__name__}: {error}") from error
+    # `load_from_disk` also opens dictionaries of splits.
     if not isinstance(dataset, Dataset):
         raise Damaged(f"it holds the splits {', '.join(dataset)}")
     return dataset
@@ -53,8 +54,10 @@ def _data_files(folder: Path) -> list[Path]:
     state: Any = json.loads(read_text(folder / STATE))
     names = [entry["filename"] for entry in state["_data_files"]]
     for name in names:
+        # A name such as ../../x would have `datasets` open any file of this user.
         if Path(name).name != name:
             raise Damaged(f"{STATE} names the file {name!r}, which is not in the folder")
+        # Opening a FIFO would wait for ever.
         if not (folder / name).is_file():
             raise Damaged(f"{name} is gone, or no file")
     return [folder / name for name in names]

@@ -51,6 +51,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
         "tokenizer": tokenizer_state(tokenizer),
         "settings": settings,
     }
+    # `default=str`: settings may hold paths and other plain values.
     digest.update(json.dumps(about, sort_keys=True, default=str).encode())
     for file in files:
         try:
@@ -63,7 +64,7 @@ def fingerprint(files: list[Path], tokenizer: PreTrainedTokenizerBase, **setting
 
 def _add_file(digest: xxhash.xxh3_128, file: Path) -> None:
     with open_file(file) as stream:
-        # The suffix decides how a file is read; the size keeps two files apart from one with the same bytes.
+        # The suffix decides how a file is read; the size tells two files from one with the same bytes.
         digest.update(f"\0{''.join(file.suffixes).lower()} {os.fstat(stream.fileno()).st_size}\0".encode())
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
@@ -110,6 +111,7 @@ def cached(
     root = cache_root(cache_dir)
     entry = root / "datasets" / key
     try:
+        # Training data may be confidential: readable for their owner only, as are the files below.
         private_folder(root, "datasets")
         with _one_writer(entry.with_name(f".{key}.lock")) as first:
             # Who is not first comes after one that was, which has just read or written every byte.
@@ -167,6 +169,7 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
         OSError: From the system.
     """
     about = unsealed(read_text(entry / _CONTENTS))
+    # A folder that was renamed or copied to another key would be trained as other data.
     if about["key"] != entry.name:
         raise Damaged(f"it was written as {about['key']}")
     files: Contents = about["files"]
@@ -178,12 +181,13 @@ def _opened(entry: Path, *, whole: bool) -> tuple[Dataset, Counts]:
 
 
 def _save(entry: Path, write: Callable[[Path], Counts]) -> None:
-    """Write beside the entry, then rename: no reader ever sees half an entry."""
+    """Write next to the entry, then rename: no reader ever sees half an entry."""
     with work_folder(entry.parent, f".{entry.name[:16]}-") as work:
         fresh, old = work / "fresh", work / "old"
         fresh.mkdir(mode=0o700)
         counts = write(fresh)
         for file in fresh.rglob("*"):
+            # `datasets` has written them with the rights of the umask.
             file.chmod(0o700 if file.is_dir() else 0o600)
         about = {
             "key": entry.name,

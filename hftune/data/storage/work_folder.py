@@ -12,12 +12,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+# What `tempfile` puts at the end of a name.
 _RANDOM = r"[a-z0-9_]{8}"
-"""What `tempfile` puts at the end of a name."""
 
 
-class WorkFolder:
-    """An empty folder that is this process's until `remove`; its lock, beside it, is free once the process is dead.
+@contextmanager
+def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """An empty folder for as long as the block lasts; its lock, next to it, is free once this process is dead.
 
     Dead ones of the same kind that lie in `parent` are removed first, but only those of this machine: whether a process
     of another one is alive cannot be told on every network drive.
@@ -26,33 +27,22 @@ class WorkFolder:
         parent: An existing folder.
         prefix: What the names of this kind begin with.
     """
-
-    def __init__(self, parent: Path, prefix: str) -> None:
-        kind = f"{prefix}{re.sub(r'[^A-Za-z0-9]', '', platform.node())}-"
-        _remove_dead(parent, kind)
-        # The lock first: a folder that is there while its lock is free counts as dead.
-        with tempfile.NamedTemporaryFile(dir=parent, prefix=kind, suffix=".lock", delete=False) as lock:
-            name = lock.name
-        self._lock = FileLock(name, thread_local=False)
-        self._lock.acquire()
-        self.path = Path(name.removesuffix(".lock"))
-        self.path.mkdir(mode=0o700)
-
-    def remove(self) -> None:
-        """Remove the folder and its lock."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-        self._lock.release()
-
-
-@contextmanager
-def work_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A `WorkFolder` for as long as the block lasts."""
-    work = WorkFolder(parent, prefix)
+    kind = f"{prefix}{re.sub(r'[^A-Za-z0-9]', '', platform.node())}-"
+    _remove_dead(parent, kind)
+    # The lock first: a folder that is there while its lock is free counts as dead.
+    with tempfile.NamedTemporaryFile(dir=parent, prefix=kind, suffix=".lock", delete=False) as lock_file:
+        name = lock_file.name
+    lock = FileLock(name, thread_local=False)
+    lock.acquire()
+    folder = Path(name.removesuffix(".lock"))
+    folder.mkdir(mode=0o700)
     try:
-        yield work.path
+        yield folder
     finally:
-        work.remove()
+        shutil.rmtree(folder, ignore_errors=True)
+        # Before the lock is released: another process could take it, and lose it with the file.
+        Path(name).unlink(missing_ok=True)
+        lock.release()
 
 
 def _remove_dead(parent: Path, kind: str) -> None:
@@ -61,10 +51,12 @@ def _remove_dead(parent: Path, kind: str) -> None:
     for lock_file in [entry for entry in parent.iterdir() if named.fullmatch(entry.name)]:
         lock = FileLock(lock_file, thread_local=False)
         try:
+            # A lock that a living process holds stays; the system frees those of dead ones.
             lock.acquire(timeout=0)
         except (Timeout, OSError):  # alive, or no lock at all: a link that somebody has put there
             continue
         folder = Path(str(lock_file).removesuffix(".lock"))
+        # Somebody may have put a link in its place: what it leads to is not ours.
         if not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
         lock_file.unlink(missing_ok=True)

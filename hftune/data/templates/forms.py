@@ -51,6 +51,7 @@ class Form:
         parts, starts, reached = [self.around[0]], [0], len(self.around[0])
         for index, (clean, message, following) in enumerate(zip(self.clean, messages, self.around[1:], strict=True)):
             content = clean(message["content"])
+            # Here the generation prompt would reach into the content; only the exact way can tell how far.
             if index in self.guards and content[:1] in self.guards[index]:
                 return None
             reached += len(content)
@@ -67,10 +68,13 @@ class Form:
 
 def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool, by_marks: bool) -> Form | None:
     """The form of conversations with these roles; None where the template does not show one."""
+    # Digits between letters: no template changes their case or trims them, and none is the beginning of another.
     words = [f"HFTUNE{number}PART" for number in range(len(roles))]
     try:
+        # By the exact way, so a form never says more than that would for these very words.
         finder = TurnFinder(_conversation(roles, words), render, by_marks=by_marks)
         spans = finder.spans(last_turn_only=last_turn_only)
+        # Once more with white space around the words, to see whether the template strips contents.
         padded = render(_conversation(roles, [f"{_LEFT}{word}{_RIGHT}" for word in words]))
     except DataError:
         return None
@@ -83,6 +87,7 @@ def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool,
     places = []
     for turn, span in zip(turns, spans, strict=True):
         start, end = _place(span.start, around, words), _place(span.end, around, words)
+        # A bound inside a content: how far in is the content's own business.
         if start is None or end is None:
             return None
         places.append((turn, start, end))
@@ -91,6 +96,8 @@ def find_form(roles: tuple[str, ...], render: Renderer, *, last_turn_only: bool,
 
 def _guards(finder: TurnFinder, words: list[str], turns: list[int]) -> dict[int, str]:
     """First characters that would change what the exact finder, which compares beginnings of the text, finds."""
+    # Where the exact finder compares beginnings, a content that starts with the template's next characters changes its
+    # answer.
     begins = {finder.text.index(word): index for index, word in enumerate(words)}
     guards: dict[int, str] = {}
     for turn in turns:
@@ -115,6 +122,7 @@ def _split(text: str, words: list[str]) -> list[str] | None:
             return None
         around.append(before)
     around.append(rest)
+    # A template that writes a content twice (as a title, say) has no form.
     return around if all(text.count(word) == 1 for word in words) else None
 
 
@@ -142,13 +150,13 @@ def _unchanged(text: str) -> str:
     return text
 
 
+# By whether white space before and behind a content is kept.
 _CLEANERS: dict[tuple[bool, bool], Clean] = {
     (True, True): _unchanged,
     (True, False): str.rstrip,
     (False, True): str.lstrip,
     (False, False): str.strip,
 }
-"""By whether white space before and behind a content is kept."""
 
 
 def _place(position: int, around: list[str], words: list[str]) -> Place | None:

@@ -10,48 +10,21 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hftune.data.records.messages import Message
-from hftune.data.templates.choice import TemplateChoice, without_token
+from hftune.data.templates.proposals import TemplateProposals, without_token
 from hftune.data.templates.spans import Span
 from hftune.errors import DataError
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def render(
-    messages: list[Message],
-    tokenizer: PreTrainedTokenizerBase,
-    tools: list[dict[str, Any]] | None = None,
-    *,
-    add_generation_prompt: bool = False,
-) -> str:
-    """The text of a conversation by the tokenizer's chat template.
-
-    Raises:
-        DataError: The template refuses the conversation (for example a system turn, or roles that do not alternate).
-    """
-    try:
-        text = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-    except (TemplateError, TypeError) as error:
-        # TypeError is what Jinja lets through when a template adds text to something that is not text.
-        roles = " ".join(message["role"] for message in messages)
-        raise without_token(error, tokenizer) or DataError(
-            f"the chat template refuses this conversation ({roles}): {error}",
-            fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that takes "
-            "it, as --chat_template FILE.jinja.",
-            kind="refused by the chat template",
-        ) from error
-    return str(text)
-
-
 class Renderer:
-    """`render` by one tokenizer, with what else is asked of its template."""
+    """Writes conversations by the chat template of one tokenizer, and tells what it marks."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        # All added tokens, not only those marked as special: terminators of some models are not.
         self.special_texts = tuple(token for token in tokenizer.get_added_vocab() if token.strip())
-        self.choice = TemplateChoice(tokenizer)
+        self.proposals = TemplateProposals(tokenizer)
 
     def __call__(
         self,
@@ -60,8 +33,25 @@ class Renderer:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """As `render`."""
-        return render(messages, self.tokenizer, tools, add_generation_prompt=add_generation_prompt)
+        """The text of a conversation.
+
+        Raises:
+            DataError: The template refuses it (for example a system turn, or roles that do not alternate).
+        """
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=tools, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError) as error:
+            # TypeError is what Jinja lets through when a template adds text to something that is not text.
+            roles = " ".join(message["role"] for message in messages)
+            raise without_token(error, self.tokenizer) or DataError(
+                f"the chat template refuses this conversation ({roles}): {error}",
+                fix="Change the record; or leave such records out with --on_bad_record drop; or give a template that "
+                "takes it, as --chat_template FILE.jinja.",
+                kind="refused by the chat template",
+            ) from error
+        return str(text)
 
     def marks(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[Span] | None:
         """What the template itself marks as generated with {% generation %}; None where it marks nothing."""

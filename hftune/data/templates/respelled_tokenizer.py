@@ -51,6 +51,7 @@ class RespelledTokenizer:
     @property
     def backend_tokenizer(self) -> Tokenizer:
         """Built when it is first needed."""
+        # In the process that needs it: building takes seconds for a large vocabulary, and most data have no such text.
         if self._backend is None:
             self._backend = respelled(self.tokenizer.backend_tokenizer, self.spelled)
             _check(self._backend, self.tokenizer, self.spelled)
@@ -67,6 +68,7 @@ def by_spelling(
     other: Callable[[list[str], RespelledTokenizer], Sequence[Result]],
 ) -> list[Result]:
     """Results in the order of `texts`: of those to be spelled with stand-ins by `other`, of all others by `plain`."""
+    # The rest of the batch goes to the plain tokenizer in one call, as if there were no other.
     kept = [text for text in texts if type(text) is GuardedText and text.spelled is not None]
     if not kept:
         return [*plain(texts)]
@@ -108,10 +110,12 @@ def token_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, add_speci
 
 def respelled(backend: Tokenizer, spelled: dict[str, str]) -> Tokenizer:
     """A copy of a tokenizer in which some tokens have other texts and are all else: ids, other tokens, words."""
+    # By its own serialisation: nothing else reaches the inside of a Rust tokenizer.
     state = json.loads(backend.to_str())
     state["truncation"] = state["padding"] = None
     for token in state["added_tokens"]:
         if token["content"] in spelled:
+            # Not normalised: a normaliser might change the stand-ins' characters.
             token["content"], token["normalized"] = spelled[token["content"]], False
     model = state["model"]
     vocabulary = model["vocab"]
@@ -119,9 +123,11 @@ def respelled(backend: Tokenizer, spelled: dict[str, str]) -> Tokenizer:
         model["vocab"] = {spelled.get(text, text): index for text, index in vocabulary.items()}
     else:
         model["vocab"] = [[spelled.get(text, text), score] for text, score in vocabulary]
+    # The model would not load without it.
     if model.get("unk_token") in spelled:
         model["unk_token"] = spelled[model["unk_token"]]
     if "merges" in model:
+        # With these merges, the letters of a token's usual text would be put together again.
         model["merges"] = [pair for pair in model["merges"] if not _makes(pair, spelled)]
     return Tokenizer.from_str(json.dumps(state, ensure_ascii=False))
 
@@ -138,6 +144,7 @@ def _check(backend: Tokenizer, tokenizer: PreTrainedTokenizerBase, spelled: dict
     Raises:
         DataError: It makes border tokens of text, or something else of a stand-in.
     """
+    # Tried on the tokens themselves: what a tokenizer does with a changed vocabulary differs by its kind.
     ids = {tokenizer.convert_tokens_to_ids(token) for token in spelled}
     wrong = [
         token

@@ -13,8 +13,8 @@ from hftune.data.templates.spans import Span, SpannedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
 from hftune.data.templates.turns import TurnFinder
 
+# Keys of a message of plain text. Any other one (a call, reasoning) changes what a template writes around contents.
 _PLAIN = frozenset(("role", "content", "weight"))
-"""Keys of a message of plain text. Any other one (a call, reasoning) changes what a template writes around contents."""
 
 
 class SpanFinder:
@@ -22,9 +22,9 @@ class SpanFinder:
 
     Args:
         tokenizer: With the chat template to use.
-        whole: Everything is trained.
+        train_everything: Everything is trained.
         last_turn_only: Only the last assistant turn is trained.
-        by_marks: As `TurnFinder`'s.
+        by_marks: See `TurnFinder`.
         borders_in_text: What becomes of turn tokens that contents spell, a mode of `TurnTokenGuard`.
     """
 
@@ -32,13 +32,13 @@ class SpanFinder:
         self,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        whole: bool = False,
+        train_everything: bool = False,
         last_turn_only: bool = False,
         by_marks: bool = False,
         borders_in_text: str = "split",
     ) -> None:
         self.by_marks = by_marks
-        self.tokenizer, self.whole, self.last_turn_only = tokenizer, whole, last_turn_only
+        self.tokenizer, self.train_everything, self.last_turn_only = tokenizer, train_everything, last_turn_only
         self.render = Renderer(tokenizer)
         self.forms: dict[tuple[str, ...], Form | None] = {}
         self.guard = TurnTokenGuard(tokenizer, borders_in_text, self.render)
@@ -49,12 +49,13 @@ class SpanFinder:
         Raises:
             DataError: As `TurnFinder.spans`; or a turn token in a content, where they are refused.
         """
-        return self.guard.keep(self._spanned, messages, tools)
+        return self.guard.guarded(self._spanned, messages, tools)
 
     def _spanned(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> SpannedText:
-        if self.whole:
+        if self.train_everything:
             text = self.render(messages, tools)
             return SpannedText(text, [Span(0, len(text))])
+        # Tools are written into the text in other places than contents, so there is no form with them.
         if tools is None and all(_PLAIN.issuperset(message) for message in messages):
             found = self._by_form(messages)
             if found is not None:
@@ -65,6 +66,7 @@ class SpanFinder:
     def _by_form(self, messages: list[Message]) -> SpannedText | None:
         """The same by the form of these roles; None where the template writes this record in another way."""
         roles = tuple([message["role"] for message in messages])
+        # Remembered by roles: data have a handful of such sequences, up to the number of turns.
         if roles not in self.forms:
             self.forms[roles] = find_form(
                 roles, self.render, last_turn_only=self.last_turn_only, by_marks=self.by_marks

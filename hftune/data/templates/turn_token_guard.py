@@ -46,10 +46,10 @@ from hftune.data.templates.spans import SpannedText
 from hftune.data.templates.turn_tokens import Render, TokenFinder, turn_tokens
 from hftune.errors import DataError
 
+# Where in Unicode's two private planes the stand-ins of contents and of the template's own borders begin.
 _MASKS, _SPELLINGS = 0xF0000, 0x100000
-"""Where in Unicode's two private planes the stand-ins of contents and of the template's own borders begin."""
+# Characters of a border without its outer ones that are enough to search for.
 _LEAST = 5
-"""Characters of a border without its outer ones that are enough to search for."""
 _SEEN = frozenset(("role", "content", "weight"))
 
 Write = Callable[[Any, Any], SpannedText]
@@ -75,6 +75,7 @@ class TurnTokenGuard:
         self.needles = tuple(sorted({_needle(token) for token in self.tokens}, key=lambda text: (-len(text), text)))
         self.searches, self.part_searches = _searches(self.tokens), _searches(self.needles)
         self.find = TokenFinder([text for text in tokenizer.get_added_vocab() if text])
+        # As long as what they stand for, so that positions of spans hold in both texts.
         masks = {needle: chr(_MASKS + number) * len(needle) for number, needle in enumerate(self.needles)}
         self.spelled = {token: chr(_SPELLINGS + number) * len(token) for number, token in enumerate(self.tokens)}
         self.mask, self.unmask = _replacer(masks), _replacer({mask: needle for needle, mask in masks.items()})
@@ -83,67 +84,72 @@ class TurnTokenGuard:
 
     # --- conversations ------------------------------------------------------------------------------------------------
 
-    def near(self, messages: Sequence[Message], tools: Any = None) -> bool:
+    def may_hold(self, messages: Sequence[Message], tools: Any = None) -> bool:
         """Whether a conversation may hold a border; quick, and never wrong where it says no."""
-        if tools is not None and self.within(tools):
+        # Each step is cheaper than what it spares: this is asked of every record.
+        if tools is not None and self._may_hold_in(tools):
             return True
         try:
+            # One text, one search each; a line break is in no token, so none is found across contents.
             said = "\n".join([message["content"] for message in messages])
         except (KeyError, TypeError):  # no content, or parts of one
             said = ""
-            if self.within([message.get("content") for message in messages]):
+            if self._may_hold_in([message.get("content") for message in messages]):
                 return True
         for search in self.searches:
             if search(said):
                 return True
-        return any(len(one) > 2 and self.within([one[key] for key in one.keys() - _SEEN]) for one in messages)
+        return any(len(one) > 2 and self._may_hold_in([one[key] for key in one.keys() - _SEEN]) for one in messages)
 
-    def within(self, value: Any) -> bool:
+    def _may_hold_in(self, value: Any) -> bool:
         """Whether a text in a value of JSON, a key among them, may hold a border or be a part of one."""
         if isinstance(value, str):
             return any(search(value) for search in self.part_searches)
         if isinstance(value, dict):
-            return any(self.within(part) for pair in value.items() for part in pair)
-        return isinstance(value, (list, tuple)) and any(map(self.within, value))
+            return any(self._may_hold_in(part) for pair in value.items() for part in pair)
+        return isinstance(value, (list, tuple)) and any(map(self._may_hold_in, value))
 
-    def keep(self, write: Write, messages: Sequence[Message], tools: Any = None) -> SpannedText:
+    def guarded(self, write: Write, messages: Sequence[Message], tools: Any = None) -> SpannedText:
         """What `write(messages, tools)` returns, its text a `GuardedText` if contents spell a turn token.
 
         Raises:
             DataError: A turn token, where they are refused; or a text that cannot be kept.
         """
-        if not self.near(messages, tools):
+        if not self.may_hold(messages, tools):
             return write(messages, tools)
+        # Nothing is changed; the finds are counted all the same.
         if self.mode == "allow":
             found = write(messages, tools)
-            return SpannedText(self._bordered(found.text, self._said([messages, tools]), None), found.spans)
-        said = [{key: part if key == "role" else self._hidden(part) for key, part in one.items()} for one in messages]
-        found = write(said, self._hidden(tools))
-        return SpannedText(self._shown(found.text), found.spans)
+            return SpannedText(self._bordered(found.text, self._spelled_in([messages, tools]), None), found.spans)
+        # Roles are the template's words, and no text that a user has written.
+        said = [{key: part if key == "role" else self._masked(part) for key, part in one.items()} for one in messages]
+        found = write(said, self._masked(tools))
+        return SpannedText(self._unmasked(found.text), found.spans)
 
     def text(self, render: Render, messages: Sequence[Message], tools: Any = None, **options: Any) -> str:
         """A conversation as text."""
-        return self.keep(lambda *said: SpannedText(render(*said, **options), []), messages, tools).text
+        return self.guarded(lambda *said: SpannedText(render(*said, **options), []), messages, tools).text
 
-    def _said(self, value: Any) -> list[str]:
+    def _spelled_in(self, value: Any) -> list[str]:
         """The borders in the texts of a value of JSON."""
         if isinstance(value, str):
             return [token for token in self.find(value) if token in self.spelled]
         parts = [part for pair in value.items() for part in pair] if isinstance(value, dict) else value
-        return [token for part in parts for token in self._said(part)] if isinstance(parts, (list, tuple)) else []
+        return [token for part in parts for token in self._spelled_in(part)] if isinstance(parts, (list, tuple)) else []
 
-    def _hidden(self, value: Any) -> Any:
+    def _masked(self, value: Any) -> Any:
         """A value of JSON with its finds masked."""
         if isinstance(value, str):
             self._check_private(value)
             return self.mask(value)
         if isinstance(value, dict):
-            return {self._hidden(key): self._hidden(part) for key, part in value.items()}
-        return [self._hidden(part) for part in value] if isinstance(value, (list, tuple)) else value
+            return {self._masked(key): self._masked(part) for key, part in value.items()}
+        return [self._masked(part) for part in value] if isinstance(value, (list, tuple)) else value
 
-    def _shown(self, hidden: str) -> str:
+    def _unmasked(self, hidden: str) -> str:
         """A rendered text without its masks; `GuardedText` if that makes borders."""
         text = self.unmask(hidden)
+        # A stand-in that is left was cut or rewritten by the template, so what it stood for cannot be put back.
         if self.private.search(text) or _ESCAPED.search(hidden):
             raise DataError(
                 "the chat template takes apart or escapes a text that spells a turn border",
@@ -151,6 +157,7 @@ class TurnTokenGuard:
                 kind=KIND,
             )
         ours, all_ = self.find(hidden), self.find(text)
+        # What was masked was a part that makes no token: brackets of the template are not next to it.
         if ours == all_:
             return text
         spelled = self.find.pattern.sub(lambda match: self.spelled.get(match.group(), match.group()), hidden)
@@ -162,14 +169,14 @@ class TurnTokenGuard:
         """A text without a template, `GuardedText` if a border is in it.
 
         Raises:
-            DataError: As `keep`.
+            DataError: As `guarded`.
         """
         for search in self.searches:
             if search(text):
                 break
         else:
             return text
-        found = self._said(text)
+        found = self._spelled_in(text)
         if not found:
             return text
         if self.mode != "allow":
@@ -188,6 +195,7 @@ class TurnTokenGuard:
             )
 
     def _bordered(self, text: str, found: list[str], spelled: str | None) -> str:
+        # In the order of their ids, for messages and counts.
         tokens = tuple(token for token in self.tokens if token in found)
         if not tokens:
             return text
@@ -209,8 +217,8 @@ class TurnTokenGuard:
         return made
 
 
+# A stand-in in JSON that holds ASCII only.
 _ESCAPED = re.compile(r"\\u(db80|dbc0)\\ud", re.IGNORECASE)
-"""A stand-in in JSON that holds ASCII only."""
 
 
 def _needle(token: str) -> str:

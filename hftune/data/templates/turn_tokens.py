@@ -25,8 +25,8 @@ from hftune.errors import DataError
 _THOUGHT = re.compile(r"think|thought|reason", re.IGNORECASE)
 _MARK = re.compile(r"tool|func|call|answer|response|param|arg|think|thought|reason", re.IGNORECASE)
 _TAG = re.compile(r"</?(?=\w*(tool|func|call|answer|response|param|arg))\w+>", re.IGNORECASE)
+# Tokens that end or begin a text in any model, whether the template at hand writes them or not.
 _ENDS = re.compile(r"<\W*((end|begin|start)[_▁]?of[_▁]?(text|sentence|turn|message)|(eot|eom|eos|bos)(_id)?)\W*>")
-"""Tokens that end or begin a text in any model, whether the template at hand writes them or not."""
 
 _ASKED, _SAID, _SYSTEM, _RESULT, _ARGUMENT = (f"HFTUNE{name}" for name in ("ASKED", "SAID", "SYSTEM", "RESULT", "ARG"))
 
@@ -62,6 +62,7 @@ def turn_tokens(tokenizer: PreTrainedTokenizerBase, render: Render | None) -> tu
     Args:
         render: Writes a conversation by the tokenizer's template; None for a tokenizer without one.
     """
+    # Only added tokens are found in a text by the tokenizer; words of the vocabulary are spelled like any other.
     added = {text: index for text, index in tokenizer.get_added_vocab().items() if text.strip()}
     found = {text for text in added if _ENDS.fullmatch(text)}
     found |= {str(token) for token in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) if token}
@@ -86,13 +87,16 @@ def _written(tokens: TokenFinder, render: Render) -> set[str]:
     """What the template writes around turns."""
     borders: set[str] = set()
     closers: set[str] = set()
+    # With and without a system text, one and two rounds: templates write other tokens in each.
     for messages in _PLAIN:
         for text in _rendered(render, messages, None):
             borders |= _no_marks(tokens(text))
+        # What follows the last answer closes turns, and opens none.
         if messages[-1] is _ANSWER:
             for text in _rendered(render, messages, None)[:1]:
                 closers.update(tokens(text.rpartition(_SAID)[2]))
     found = set(borders)
+    # Some templates write calls only where tools are offered.
     for tools in (_TOOLS, None):
         for text in _rendered(render, _WITH_CALLS, tools):
             found |= _around_result(text, tokens, borders, closers)

@@ -52,8 +52,10 @@ class TurnFinder:
         self.by_marks, self.proposes = by_marks, proposes
         self.messages, self.renderer, self.tools = messages, renderer, tools
         self.text = text = renderer(messages, tools)
+        # Rendering is what takes the time, and neighbouring turns ask for the same beginnings.
         self.beginnings: dict[tuple[int, bool], str | None] = {}
         self.prompted: dict[str, bool] = {}
+        # A number that does not occur: a record may speak of hftune, or hold a probe of an earlier run.
         self.probe = next(word for number in count(7) if (word := f"HFTUNE{number}PROBE") not in text)
 
     def spans(self, *, last_turn_only: bool = False) -> list[Span]:
@@ -72,19 +74,22 @@ class TurnFinder:
         """
         turns = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         marks = self.renderer.marks(self.messages, self.tools) if self.by_marks else None
-        # A template that marks a turn in pieces, or not at all, says less than what can be found.
+        # A template that marks a turn in parts, or not at all, says less than what can be found.
         marked = dict(zip(turns, marks, strict=True)) if marks is not None and len(marks) == len(turns) else {}
         spans = []
         for index in turns[-1:] if last_turn_only else turns:
             weight = float(self.messages[index].get("weight", 1.0))
+            # A turn that is not trained need not be located: templates rewrite earlier turns, and it may be one of
+            # those.
             if weight != 0:
                 start, end = self._marked(index, marked[index]) if index in marked else self._bounds(index)
                 spans.append(Span(start, end, weight))
         self._check_ends(spans)
+        # Two turns cannot overlap, so one of them was found in the wrong place.
         if any(second.start < first.end for first, second in pairwise(spans)):
             raise DataError(
                 "this chat template rewrites earlier turns: two turns overlap",
-                fix=self._way_out("overlap", _LAST_ONLY),
+                fix=self._fix_for("overlap", _LAST_ONLY),
                 kind=_REWRITTEN,
             )
         return spans
@@ -112,11 +117,12 @@ class TurnFinder:
         """The first `count` messages as text, with the generation prompt if asked; None where they are refused."""
         key = count, prompt
         if key not in self.beginnings:
-            self.beginnings[key] = self._try(self.messages[:count], prompt=prompt)
+            self.beginnings[key] = self._rendered_or_none(self.messages[:count], prompt=prompt)
         return self.beginnings[key]
 
     def _bounds(self, index: int) -> tuple[int, int]:
         """(start, end) of the assistant turn `index`, trimmed and checked."""
+        # Prefixes first: they are exact where they hold, and need no look at the content.
         start, end = self._start_by_prefix(index), self._end_by_prefix(index)
         if start is None or end is None:
             body_start, body_end = self._by_probe(index)
@@ -128,7 +134,7 @@ class TurnFinder:
         self._check_nothing_lost(index, self.text[start:end])
         return start, end
 
-    def _try(self, messages: list[Message], *, prompt: bool = False) -> str | None:
+    def _rendered_or_none(self, messages: list[Message], *, prompt: bool = False) -> str | None:
         """Render a part of the conversation, or None where the template refuses that part alone."""
         if not messages:
             return None
@@ -158,7 +164,8 @@ class TurnFinder:
         """Where the turn's body starts, and where its terminator ends, by replacing the turn."""
         probe = {"role": "assistant", "content": self.probe}
         replaced = [*self.messages[:index], probe, *self.messages[index + 1 :]]
-        parts = (self._try(replaced) or "").split(self.probe)
+        # Exactly once: a template that shows the probe in two places says nothing about either.
+        parts = (self._rendered_or_none(replaced) or "").split(self.probe)
         if len(parts) != 2:
             return None, None
         before, after = parts
@@ -170,14 +177,15 @@ class TurnFinder:
 
     def _terminator(self, upto: list[Message], after: str) -> int:
         """How many characters of `after`, the text that follows a turn's body, still belong to that turn."""
-        closing = (self._try(upto) or "").rpartition(self.probe)[2]
+        closing = (self._rendered_or_none(upto) or "").rpartition(self.probe)[2]
         eos = str(self.renderer.tokenizer.eos_token or "")
+        # Phi-3 closes the last turn with <|end|> and EOS, all others with <|end|> alone.
         for candidate in (closing.rstrip(), closing.rstrip().removesuffix(eos).rstrip()):
             if candidate and after.startswith(candidate):
                 return len(candidate)
         # An earlier turn is closed by another token than the last one (gpt-oss). It is the turn's own if a further
         # token that opens a turn follows it whoever speaks next; a template that closes no turn has only the opener.
-        following = (self._try(upto, prompt=True) or "").rpartition(self.probe)[2]
+        following = (self._rendered_or_none(upto, prompt=True) or "").rpartition(self.probe)[2]
         shared = common_start(after, following)
         known = [token for token in self.renderer.tokenizer.get_added_vocab() if token and shared.startswith(token)]
         token = max(known, key=len, default="")
@@ -187,6 +195,7 @@ class TurnFinder:
         """`end` without white space after the terminator, but never inside the content itself."""
         body = self.text[start:end]
         closed = body.rstrip()
+        # The white space before a token such as <|im_end|> belongs to what was said.
         if closed.endswith(self.renderer.special_texts):
             return start + len(closed)
         content = self.messages[index]["content"]
@@ -203,7 +212,7 @@ class TurnFinder:
                 raise self._rewritten(index, f"it drops the {name} of that turn")
             raise DataError(
                 f"this chat template drops the {name} of turn {index + 1} (assistant), which would not be trained",
-                fix=self._way_out(name, f"remove the {name} from the record"),
+                fix=self._fix_for(name, f"remove the {name} from the record"),
                 kind="turn cut by the chat template",
             )
 
@@ -214,17 +223,17 @@ class TurnFinder:
     def _rewritten(self, index: int, why: str) -> DataError:
         where = f"turn {index + 1} (assistant) cannot be located exactly, {why}"
         if self._is_earlier(index):
-            fix = self._way_out(why, _LAST_ONLY)
+            fix = self._fix_for(why, _LAST_ONLY)
             return DataError(f"this chat template rewrites earlier turns: {where}", fix=fix, kind=_REWRITTEN)
         return DataError(
             f"this chat template writes the last turn differently from its own generation prompt: {where}",
-            fix=self._way_out(why, "change the turn (often its reasoning)"),
+            fix=self._fix_for(why, "change the turn (often its reasoning)"),
             kind=_REWRITTEN,
         )
 
-    def _way_out(self, what: str, otherwise: str) -> str:
+    def _fix_for(self, what: str, otherwise: str) -> str:
         """What to do about a fault of this sort; "" where nobody asks."""
-        return self.renderer.choice.way_out(what, otherwise, self._found_with) if self.proposes else ""
+        return self.renderer.proposals.fix_for(what, otherwise, self._found_with) if self.proposes else ""
 
     def _found_with(self, tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether every turn of this conversation can be located with a tokenizer that has another template."""
@@ -249,6 +258,7 @@ def common_start(left: str, right: str) -> str:
 
 def _parts(message: Message) -> list[tuple[str, str]]:
     """(name, text) of what an assistant turn says: reasoning, answer and the names of functions called."""
+    # Templates that know reasoning cut it out of the content by these marks, so it is checked apart.
     thinking, closed, answer = message["content"].rpartition("</think>")
     reasoning = [thinking.rpartition("<think>")[2] if closed else "", str(message.get("reasoning_content") or "")]
     calls = [call["function"]["name"] for call in message.get("tool_calls") or []]

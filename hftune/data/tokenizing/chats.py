@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from hftune.arguments.training import SFTArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import to_conversation
-from hftune.data.templates.choice import require_chat_template
+from hftune.data.records.conversations import to_conversation
+from hftune.data.templates.proposals import require_chat_template
 from hftune.data.templates.span_finder import SpanFinder
 from hftune.data.templates.spans import SpannedText
 from hftune.data.tokenizing.counts import Counts, check_length, require_fast
@@ -71,9 +71,10 @@ class ChatEncoder(Encoder):
         require_chat_template(tokenizer)
         self.tokenizer = tokenizer
         self.max_length, self.turn_weights = max_length, turn_weights
+        # Templates are rendered here, in the workers, and forms are remembered by each of them.
         self.finder = SpanFinder(
             tokenizer,
-            whole=train_on_inputs,
+            train_everything=train_on_inputs,
             last_turn_only=last_turn_only,
             by_marks=by_marks,
             borders_in_text=borders_in_text,
@@ -86,7 +87,7 @@ class ChatEncoder(Encoder):
 
     @classmethod
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: SFTArguments) -> ChatEncoder:
-        """As the flags of run_sft.py say."""
+        """The encoder that the flags of run_sft.py ask for."""
         return cls(
             tokenizer,
             max_length=args.max_length,
@@ -96,12 +97,12 @@ class ChatEncoder(Encoder):
             borders_in_text=args.borders_in_text,
         )
 
-    def whole(self) -> ChatEncoder:
+    def without_limit(self) -> ChatEncoder:
         """Conversations as long as they are."""
         return ChatEncoder(
             self.tokenizer,
             max_length=None,
-            train_on_inputs=self.finder.whole,
+            train_on_inputs=self.finder.train_everything,
             last_turn_only=self.finder.last_turn_only,
             turn_weights=self.turn_weights,
             by_marks=self.finder.by_marks,
@@ -113,7 +114,7 @@ class ChatEncoder(Encoder):
         return {
             "encoder": "chat",
             "max_length": self.max_length,
-            "train_on_inputs": self.finder.whole,
+            "train_on_inputs": self.finder.train_everything,
             "last_turn_only": self.finder.last_turn_only,
             "turn_weights": self.turn_weights,
             "by_marks": self.finder.by_marks,
@@ -144,7 +145,9 @@ class ChatEncoder(Encoder):
         encodings = self.encodings([one.text for one in parsed])
         for one, (encoding, covered) in zip(parsed, encodings, strict=True):
             counts.note_texts([one.text])
+            # int32 halves the cache and what the DataLoader copies; no vocabulary has 2**31 tokens.
             ids = np.array(encoding.ids[: self.max_length], dtype=np.int32)
+            # On the whole encoding, then cut: a span may reach beyond what is kept.
             owner = span_of_tokens(encoding, one.spans, covered)[: len(ids)]
             # The first token does not count: no token before it could predict it.
             trained = int(np.count_nonzero(owner[1:] >= 0))

@@ -43,6 +43,7 @@ class Counts:
         """Count one record as dropped."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if example is not None:
+            # The first one is enough to find the fault; a list would grow with the data.
             self.examples.setdefault(reason, f"{example.place}: {example.cause}")
 
     def note_dropped_length(self, tokens: int) -> None:
@@ -73,6 +74,7 @@ class Counts:
         for mine, others in ((self.dropped, other.dropped), (self.borders, other.borders), (self.cut, other.cut)):
             for name, number in others.items():
                 mine[name] = mine.get(name, 0) + number
+        # The first of each reason wins, as chunks are added in order.
         self.examples = other.examples | self.examples
         self.shortest_dropped = _least(self.shortest_dropped, other.shortest_dropped)
 
@@ -124,6 +126,7 @@ def all_dropped(counts: Counts, flag: str) -> DataError:
     """The error for a dataset of which nothing is left."""
     reasons = ", ".join(f"{number} x {reason}" for reason, number in counts.dropped.items()) or "there were none"
     cause = f"all {counts.rows} records were dropped: {reasons}"
+    # Only records that could not be read have an example; those that were too long have a length to propose.
     if counts.dropped and counts.dropped.keys() == counts.examples.keys():  # no length would have saved them
         first = next(iter(counts.examples.values()))
         return DataError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.readers.columns import apply_columns, check_columns, columns_found
 from hftune.data.readers.files import Chunk, Row
-from hftune.data.tokenizing.counts import Counts, all_dropped
-from hftune.data.tokenizing.workers import in_order
+from hftune.data.tokenizing.counts import Counts
+from hftune.data.tokenizing.workers import map_in_order
 from hftune.errors import DataError
 
 Ragged = list[np.ndarray]
@@ -48,13 +48,13 @@ class Encoder(ABC):
     def from_arguments(cls, tokenizer: PreTrainedTokenizerBase, args: Any) -> Encoder:
         """The encoder that a stage's training arguments ask for."""
 
-    def whole(self) -> Encoder:
+    def without_limit(self) -> Encoder:
         """This encoder without a limit on length, for records that are cut while packing."""
         return self
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that decides the result beside the records and the tokenizer; plain values, for the fingerprint."""
+        """All that decides the result apart from the records and the tokenizer; plain values, for the fingerprint."""
 
     @abstractmethod
     def parse(self, row: Row) -> Any:
@@ -87,7 +87,7 @@ def write_tokenised(
 
     Args:
         workers: Processes that read and encode.
-        on_bad_record: "error", or "drop" to count them and go on.
+        on_bad_record: "error", or "drop" to count them and continue.
         columns: From `parse_columns`.
         progress: Show a bar on stderr if it takes longer than two seconds.
 
@@ -99,41 +99,31 @@ def write_tokenised(
         ArgumentError: `columns` names what no record has.
     """
     counts, renamed = Counts(), set()
+    # A partial of a module's function: it reaches the workers by forking, and its encoder with it.
     encode = partial(_encode_chunk, encoder=encoder, drop=on_bad_record == "drop", columns=columns or {})
 
     def batches() -> Iterator[pa.RecordBatch]:
         with tqdm(unit=" records", desc="tokenising", delay=2, disable=not progress) as bar:
-            for payload, found, seen in in_order(encode, chunks, workers):
+            for payload, found, seen in map_in_order(encode, chunks, workers):
                 counts.add(found)
                 renamed.update(seen)
                 bar.update(found.rows)
+                # Serialised by the worker: one buffer travels between the processes, and no object for each column.
                 yield pa.ipc.read_record_batch(payload, encoder.schema)
 
     write_batches(folder, encoder.schema, batches())
+    # Only now is it known that no record had the column; what was written goes with the folder.
     check_columns(columns or {}, renamed)
     return counts
 
 
 def write_batches(folder: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """Record batches as a folder that `datasets.load_from_disk` opens, one in memory at a time."""
+    # A stream, not a file with a footer: `datasets` memory-maps streams, and a batch need not be held to the end.
     with pa.OSFile(str(folder / _FILE), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
     _describe(folder)
-
-
-def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
-    """A few rows, in this process and in memory.
-
-    Raises:
-        DataError: A record that cannot be used, or none left.
-    """
-    counts = Counts(rows=len(rows))
-    columns = encoder.encode([encoder.parse(row) for row in rows], counts)
-    if not counts.used:
-        raise all_dropped(counts, encoder.length_flag)
-    batch = _record_batch(columns, encoder.schema)
-    return without_counts(encoder.finish(Dataset(pa.Table.from_batches([batch], encoder.schema)))), counts
 
 
 def without_counts(dataset: Dataset) -> Dataset:
@@ -145,6 +135,7 @@ def _encode_chunk(
     chunk: Chunk, encoder: Encoder, drop: bool, columns: Mapping[str, str]
 ) -> tuple[pa.Buffer, Counts, set[str]]:
     """A chunk as a serialised record batch, what became of its records, and which of `columns` they have."""
+    # Parsed first, encoded together: tokenizers are quickest on many texts at once.
     counts, parsed = Counts(), []
     renamed: set[str] = set()
     for row in chunk.rows():
@@ -169,22 +160,25 @@ def _record_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.Record
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    return _ragged(values, kind) if isinstance(kind, pa.ListType) else pa.array(values, kind)
-
-
-def _ragged(values: Ragged, kind: pa.ListType) -> pa.ListArray:
-    """Lists of numbers from one flat array, without an object for each number."""
-    ends = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(value) for value in values], out=ends[1:])
+    if not isinstance(kind, pa.ListType):
+        return pa.array(values, kind)
     flat = np.concatenate(values) if values else np.zeros(0, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(flat, kind.value_type))
+    return lists_of(flat, [len(value) for value in values], kind)
+
+
+def lists_of(flat: np.ndarray, lengths: Sequence[int] | np.ndarray, kind: pa.ListType = IDS) -> pa.ListArray:
+    """Numbers one after the other as lists of these lengths, without a Python object for each number."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, kind.value_type))
 
 
 def _describe(folder: Path) -> None:
-    """The two small files that `datasets.load_from_disk` wants beside the data."""
+    """The two small files that `datasets.load_from_disk` wants next to the data."""
     dataset = Dataset.from_file(str(folder / _FILE))
     state: dict[str, Any] = {
         "_data_files": [{"filename": _FILE}],
+        # `datasets` wants one; nothing here reads it, since hftune has a cache of its own.
         "_fingerprint": folder.name,
         "_format_columns": None,
         "_format_kwargs": {},

@@ -17,6 +17,7 @@ Offsets = list[tuple[int, int]]
 
 def in_span(offsets: Offsets, span: Span) -> np.ndarray:
     """Whether each token shares a character with a span, bool (tokens,); a range of zero width shares none."""
+    # Every token is looked at: slow, and the definition that the quick way is held against.
     ranges = np.array(widened(offsets), dtype=np.int64).reshape(-1, 2)
     return np.maximum(ranges[:, 0], span.start) < np.minimum(ranges[:, 1], span.end)
 
@@ -47,6 +48,7 @@ def token_range(encoding: Encoding, span: Span, covered: int) -> tuple[int, int]
     if span.start >= covered:
         return len(encoding), len(encoding)
     first, last = encoding.char_to_token(span.start), encoding.char_to_token(min(span.end, covered) - 1)
+    # White space that a tokenizer with trim_offsets leaves out of its ranges.
     if first is None or last is None:
         return None
     # Several tokens may stand for one character, such as an emoji's bytes.
@@ -72,6 +74,7 @@ def span_of_tokens(encoding: Encoding, spans: list[Span], covered: int) -> np.nd
 
     A token that reaches from one span into the next belongs to the later one.
     """
+    # -1 also picks the 0 at the end of the list of weights; see `ChatEncoder.encode`.
     owner = np.full(len(encoding), -1)
     for index, span in enumerate(spans):
         found = token_range(encoding, span, covered)

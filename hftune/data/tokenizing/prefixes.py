@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.data.templates.respelled_tokenizer import RespelledTokenizer, by_spelling
 
+# Characters that a tokenizer's word boundaries may depend on beyond the word.
 _AHEAD = 2
-"""Characters that a tokenizer's word boundaries may depend on beyond the word."""
+# Characters of a text by which its script is told.
 _HEAD = 512
-"""Characters of a text by which its script is told."""
 
 
 class PrefixEncoder:
@@ -51,11 +51,13 @@ class PrefixEncoder:
         return self.spelled(texts)
 
     def _read(self, texts: list[str]) -> list[tuple[Encoding, int]]:
+        # State of the tokenizer that any earlier call may have left; truncation would cut from a side of its choice.
         self.backend.no_truncation()
         self.backend.no_padding()
         if self.max_length is None:
             return [(found, len(text)) for found, text in zip(self._encode(texts), texts, strict=True)]
         done: dict[int, tuple[Encoding, int]] = {}
+        # All texts of a chunk go in one call; those whose guess was too short go again, a quarter longer.
         reach = {index: self._reach(text, self.max_length) for index, text in enumerate(texts)}
         while reach:
             encodings = self._encode([texts[index][:end] for index, end in reach.items()])
@@ -74,9 +76,11 @@ class PrefixEncoder:
         """How many characters probably hold so many tokens and a margin."""
         if len(text) <= length:
             return len(text)  # rarely more than a token a character
+        # A tenth more than expected, and a margin for `_is_final`: reading twice costs more than reading too much.
         return min(len(text), int(1.1 * length * self.density.get(_script(text), 3.0)) + 16)
 
     def _learn(self, text: str, density: float) -> None:
+        # A slow mean: a single odd text must not make all others be read twice.
         before = self.density.get(_script(text), density)
         self.density[_script(text)] = before + 0.1 * (density - before)
 
@@ -94,6 +98,8 @@ class PrefixEncoder:
         doubtful = len(tail) if self.openings.intersection(tail) else 0
         edge = encoding.char_to_word(max(0, len(prefix) - doubtful - _AHEAD))
         last = encoding.token_to_word(self.max_length - 1)
+        # Two words between what is kept and the cut: the word that the cut may have divided, and the one that may join
+        # it.
         return edge is not None and last is not None and last + 2 <= edge
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hftune.arguments.training import PTArguments
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import to_text
+from hftune.data.records.texts import to_text
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import encode_batch
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
@@ -51,6 +51,7 @@ class TextEncoder(Encoder):
     ) -> None:
         check_length(block_size, "--block_size")
         require_fast(tokenizer)
+        # A model that never sees an end of text goes on for ever when it is asked to write.
         if append_eos and tokenizer.eos_token_id is None:
             raise DataError("the tokenizer has no EOS token to end documents with", fix="Set its eos_token.")
         self.tokenizer, self.block_size = tokenizer, block_size
@@ -64,7 +65,7 @@ class TextEncoder(Encoder):
         """Documents in blocks of `--block_size`."""
         return cls(tokenizer, block_size=args.block_size, borders_in_text=args.borders_in_text)
 
-    def whole(self) -> TextEncoder:
+    def without_limit(self) -> TextEncoder:
         """Documents as long as they are."""
         return TextEncoder(self.tokenizer, append_eos=self.eos is not None, borders_in_text=self.guard.mode)
 
@@ -82,6 +83,7 @@ class TextEncoder(Encoder):
         """The text of a row; EOS at its end, which `encode` puts there, is not part of what it says."""
         text = to_text(row)
         if self.eos is not None and self.guard.mode != "allow":
+            # Corpora often end each text with it; as text it would be split into letters by the guard.
             text = text.removesuffix(str(self.tokenizer.eos_token))
         try:
             return self.guard.document(text)
@@ -106,6 +108,7 @@ class TextEncoder(Encoder):
         return {"input_ids": found, "labels": found, "length": lengths, "trained": [length - 1 for length in lengths]}
 
     def _ended(self, ids: list[int]) -> np.ndarray:
+        # Some tokenizers append EOS themselves.
         if self.eos is not None and ids[-1:] != [self.eos]:
             ids = [*ids, self.eos]
         return np.array(ids, dtype=np.int32)
@@ -113,6 +116,7 @@ class TextEncoder(Encoder):
     def _blocks(self, document: np.ndarray, counts: Counts) -> Ragged:
         step = self.block_size or max(len(document), 1)
         blocks = [document[start : start + step] for start in range(0, len(document), step)]
+        # A lone token has nothing to predict and nothing that predicts it.
         kept = [block for block in blocks if len(block) >= 2]
         counts.truncated += bool(kept) and len(kept) < len(blocks)
         return kept

@@ -33,7 +33,7 @@ def default_workers() -> int:
     return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -> Iterator[Out]:
+def map_in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -> Iterator[Out]:
     """`function` of each item, in the order of the items.
 
     Args:
@@ -56,17 +56,20 @@ def in_order(function: Callable[[In], Out], items: Iterable[In], workers: int) -
 def _forked(function: Callable[[In], Out], items: Iterator[In], workers: int) -> Iterator[Out]:
     global _function
     _function = function
+    # The tokenizer, its template and what they have remembered reach the workers without being pickled.
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
     waiting: deque[Future[Out]] = deque()
     try:
         for item in items:
             waiting.append(pool.submit(_call, item))
+            # Waiting for the oldest keeps results in order, and bounds how many are in memory.
             if len(waiting) >= AHEAD * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
+        # Also where the caller stops early, on the first bad record: what still waits need not be encoded.
         pool.shutdown(cancel_futures=True)
         _function = None
 

@@ -8,7 +8,7 @@ from hftune.arguments.data import DataArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.data.readers.columns import parse_columns
 from hftune.data.readers.files import find_files
-from hftune.data.readers.hub import is_there_or_on_the_hub
+from hftune.data.readers.hub import may_exist
 from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.path_hints import path_hint
@@ -46,7 +46,7 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
             yield problem
             continue
         for spec in specs:
-            if not is_there_or_on_the_hub(spec.path):
+            if not may_exist(spec.path):
                 cause = f"there is no file or folder {spec.path}"
                 yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
             elif path_exists(spec.path):

@@ -24,11 +24,11 @@ from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.file_records import is_model
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.reward_scale import read_scale
-from hftune.data.preferences.scoring import Conversations
+from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.records.messages import Message
-from hftune.data.records.schemas import Prompt, to_prompt
+from hftune.data.records.prompts import Prompt, to_prompt
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.respelled_tokenizer import token_ids
 from hftune.data.templates.turn_token_guard import (
@@ -249,7 +249,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
     if torch.cuda.is_available() and not args.use_cpu:
         model.to("cuda")  # type: ignore[arg-type]
     mode = mode_for_answers(args.borders_in_text)
-    make = Conversations(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
+    make = ScoringEncoder(tokenizer, steps=steps, separator=step_separator(path), borders_in_text=mode)
     found: dict[str, list[float | None]] = {}
     for name, answers in said.items():
         rows = [

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import torch
 
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
-from hftune.data.preferences.scoring import CHOSEN, REJECTED, Conversations, Scored
+from hftune.data.preferences.scoring import CHOSEN, REJECTED, Scored, ScoringEncoder
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
@@ -53,7 +53,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
     model, tokenizer = load_reward_model(args.model, dtype, flag="--model", trust_remote_code=trusted)
     model.to("cuda" if torch.cuda.is_available() and not args.use_cpu else "cpu")
     separator = args.step_separator or step_separator(args.model)
-    make = Conversations(
+    make = ScoringEncoder(
         tokenizer, steps=steps, separator=separator, max_length=args.max_length, borders_in_text=args.borders_in_text
     )
     scale, tally = read_scale(args.model), Tally()
@@ -88,7 +88,7 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
 
 
 def _good_rows(
-    rows: Iterable[Row | DataError], make: Conversations, args: ScoreArguments, tally: Tally
+    rows: Iterable[Row | DataError], make: ScoringEncoder, args: ScoreArguments, tally: Tally
 ) -> Iterator[tuple[Row, list[Scored]]]:
     """Records and their conversations; bad ones stop the run, or are counted."""
     for row in rows:

@@ -10,8 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from hftune.data.readers.base import Row
 from hftune.data.readers.files import chunks, find_files
 from hftune.data.readers.specs import parse_sources
+from hftune.data.records.conversations import to_conversation
 from hftune.data.records.formats import is_labelled, pair_format
-from hftune.data.records.schemas import to_conversation, to_labelled, to_preference, to_text
+from hftune.data.records.labelled import to_labelled
+from hftune.data.records.preferences import to_preference
+from hftune.data.records.texts import to_text
 from hftune.errors import DataError
 from hftune.logging import notice
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.data.batches.collators import CausalCollator
-from hftune.data.preferences.scoring import ONLY, Conversations, Scored
+from hftune.data.preferences.scoring import SINGLE, Scored, ScoringEncoder
 from hftune.data.records.messages import Message
 from hftune.data.records.solutions import Solution
 from hftune.distributed import phases
@@ -27,6 +27,7 @@ def run_batches(model: PreTrainedModel, found: list[Scored], pad: int, batch_tok
         pad: Fills rows.
         batch_tokens: Of a batch, padding included; a longer conversation goes alone.
     """
+    # What memory is needed is needed by the first batch.
     order = sorted(found, key=lambda one: -len(one.ids))
     collate = CausalCollator(pad)
     while order:
@@ -68,7 +69,7 @@ class StepReward:
     ) -> None:
         self.model, self.pad, self.scale = model.to(device), tokenizer.pad_token_id, scale
         self.separator = separator
-        self.conversations = Conversations(tokenizer, steps=True, separator=separator, borders_in_text=borders)
+        self.conversations = ScoringEncoder(tokenizer, steps=True, separator=separator, borders_in_text=borders)
         self.__name__ = name
 
     def __call__(self, prompts: list[list[Message]], completions: list[list[Message]], **columns: Any) -> list[float]:
@@ -77,9 +78,10 @@ class StepReward:
         for prompt, completion in zip(prompts, completions, strict=True):
             *before, answer = completion
             parts = str(answer.get("content") or "").split(self.separator)
+            # An answer may end with a separator, or have two in a row.
             steps = [part.strip() for part in parts if part.strip()]
             solution = Solution([*prompt, *before], steps, [None] * len(steps), None, "completion")
-            found.append(self.conversations.solution(ONLY, solution) if steps else None)
+            found.append(self.conversations.solution(SINGLE, solution) if steps else None)
         run_batches(self.model, [one for one in found if one is not None], self.pad)
         scores = [min(one.outputs) if one is not None and one.outputs else 0.0 for one in found]
         return [score if self.scale is None else self.scale.normalise(score) for score in scores]

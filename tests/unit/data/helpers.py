@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,18 @@ from datasets import Dataset, Features, List, Value
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hftune.data.packing.rows import PackStats, pack_into
+from hftune.data.packing.settings import Packing
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.readers.files import Row
+from hftune.data.readers.base import ParsedChunk
+from hftune.data.readers.files import Row, chunks
 from hftune.data.templates.rendering import Renderer
 from hftune.data.templates.turns import TurnFinder
 from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts
-from hftune.data.tokenizing.encoder import tokenise_rows
+from hftune.data.tokenizing.counts import Counts, all_dropped
+from hftune.data.tokenizing.encoder import Encoder, without_counts, write_tokenised
 from hftune.data.tokenizing.texts import TextEncoder
 
 CORPUS = [
@@ -107,6 +111,35 @@ def render_with_spans(
     """The text of a conversation and (start, end) of its spans, by the exact way."""
     finder = TurnFinder(messages, Renderer(tokenizer), tools)
     return finder.text, [(span.start, span.end) for span in finder.spans(**settings)]
+
+
+def read_rows(files: list[Path], max_samples: int | None = None) -> list[Row]:
+    """The records of some files in order, at most `max_samples`; the first bad one is raised."""
+    rows: list[Row] = []
+    for read in (read for chunk in chunks(files) for read in chunk.rows()):
+        if not isinstance(read, Row):
+            raise read
+        rows.append(read)
+        if len(rows) == max_samples:
+            break
+    return rows
+
+
+def tokenise_rows(rows: list[Row], encoder: Encoder) -> tuple[Dataset, Counts]:
+    """What a run makes of these rows, in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        counts = write_tokenised([ParsedChunk([*rows])], encoder, Path(folder))
+        if not counts.used:
+            raise all_dropped(counts, encoder.length_flag)
+        dataset = Dataset.load_from_disk(folder, keep_in_memory=True)
+    return without_counts(encoder.finish(dataset)), counts
+
+
+def pack(dataset: Dataset, max_length: int, strategy: str = "bfd", **settings: Any) -> tuple[Dataset, PackStats]:
+    """Documents in packed rows, in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        stats = pack_into(Path(folder), dataset, Packing(max_length, strategy, **settings))
+        return Dataset.load_from_disk(folder, keep_in_memory=True), stats
 
 
 def tokenize_chat(rows: list[Row], tokenizer: PreTrainedTokenizerFast, **settings: Any) -> tuple[Dataset, Counts]:

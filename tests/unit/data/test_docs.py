@@ -19,7 +19,7 @@ ABOUT_RUNS = {"data set not found", "empty file", "unusable record"}
 MODULES = [
     *(ROOT / "hftune" / "data" / "readers").glob("*.py"),
     *(ROOT / "hftune" / "data" / "records").glob("*.py"),
-    ROOT / "hftune" / "data" / "corpus" / "sources.py",
+    ROOT / "hftune" / "data" / "sources.py",
 ]
 
 

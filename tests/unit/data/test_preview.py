@@ -15,7 +15,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview, recognised
+from hftune.data.preview import TERMINATOR, TRAINED, coloured, describe_example, preview
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import assistant, row, tokenize_chat, tokenize_pairs, tokenize_reward_pairs, user
@@ -68,13 +68,6 @@ def test_samples_counts_and_steps(chatml: PreTrainedTokenizerFast, tmp_path: Pat
     assert "«hello world<|im_end|>»" in text
     assert "1 packed rows of 99" in text
     assert "an epoch: 1 rows, 1 steps of 4" in text
-
-
-def test_formats_are_explained(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text(TURNS + '{"instruction": "a", "output": "b"}\n')
-    lines = list(recognised([tmp_path / "d.jsonl"], "run_sft.py", 5))
-    assert lines[0].startswith(f"{tmp_path}/d.jsonl:1: ") and "messages" in lines[0]
-    assert lines[1].startswith(f"{tmp_path}/d.jsonl:2: ") and "instruction" in lines[1]
 
 
 def test_encoders_read_their_flags(chatml: PreTrainedTokenizerFast) -> None:

@@ -14,12 +14,11 @@ from datasets import Dataset
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
-from hftune.data.corpus.mixing import Mixture
-from hftune.data.corpus.sources import hold_out
+from hftune.data.mixture import Mixture
 from hftune.data.packing.rows import PackStats
 from hftune.data.readers.files import Row
+from hftune.data.sources import hold_out
 from hftune.data.splits import describe, describe_packing, load_splits
-from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.encoder import IDS, Encoder
 from hftune.errors import ArgumentError, DataError
@@ -60,21 +59,6 @@ def numbers_of(dataset: Dataset) -> list[int]:
 def write(file: Path, numbers: range) -> str:
     file.write_text("".join(json.dumps({"n": n}) + "\n" for n in numbers))
     return str(file)
-
-
-def test_held_out_rows_are_drawn_by_the_seed_and_kept_in_order() -> None:
-    train, held = hold_out(50, 10.0, seed=1)
-    assert len(held) == 5 and len(train) == 45
-    assert sorted(train + held) == list(range(50))
-    assert held == sorted(held) and train == sorted(train)
-    assert hold_out(50, 10.0, seed=1) == (train, held)
-    assert hold_out(50, 10.0, seed=2) != (train, held)
-
-
-def test_both_sides_keep_a_row() -> None:
-    for percentage in (0.001, 99.9):
-        train, held = hold_out(2, percentage, seed=0)
-        assert len(train) == len(held) == 1
 
 
 def test_folders_limits_and_cache(tmp_path: Path) -> None:
@@ -201,7 +185,7 @@ class Documents(Numbers):
         super().__init__()
         self.limit = limit
 
-    def whole(self) -> Documents:
+    def without_limit(self) -> Documents:
         return Documents(None)
 
     def settings(self) -> dict[str, Any]:
@@ -306,14 +290,6 @@ def test_columns_are_read_under_our_names(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"n": 1}\n')
     with pytest.raises(ArgumentError, match="no record has the column valeu"):
         load_splits(Numbers(), arguments, SimpleNamespace(seed=0))
-
-
-def test_generated_records(tmp_path: Path) -> None:
-    arguments = DataArguments(dummy_data=300, data_cache_dir=str(tmp_path / "cache"), max_train_samples=250)
-    splits = load_splits(
-        ChatEncoder(make_tokenizer(), max_length=999), arguments, parse_arguments("sft", ["--output_dir", "o"])[-1]
-    )
-    assert len(splits.train) == 250 and splits.about["train"]["files"] == ["dummy_data"]
 
 
 def test_packing_in_a_line() -> None:

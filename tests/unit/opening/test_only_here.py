@@ -43,7 +43,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("data/readers/json_array.py", "orjson.loads"): DATA,
     ("data/readers/strict_json.py", "orjson.loads"): DATA,
     ("data/readers/strict_json.py", "json.loads"): DATA,
-    ("data/corpus/tokenized_folder.py", "json.loads"): DATA,
+    ("data/tokenized_folder.py", "json.loads"): DATA,
     ("data/readers/files.py", "json.loads"): DATA,
     ("data/preferences/prompts.py", "json.loads"): "records that were written in this process",
     ("data/storage/arrow_folder.py", "json.loads"): DATA,

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.corpus.mixing import Mixture, MixtureSampler
+from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.trainers.features.record_order import innermost_sampler

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from hftune.arguments.entry import parse_arguments
-from hftune.data.preferences.reward_encoder import RewardEncoder
+from hftune.data.encoders import make_encoder
 from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
@@ -44,7 +44,7 @@ def trainer(model: Path, steps: Path, folder: Path, *flags: str) -> tuple[Proces
     argv += ["--data_cache_dir", str(folder / "cache"), "--reward_kind", "process", "--learning_rate", "1e-3"]
     model_args, data_args, adapter_args, training_args = parse_arguments("rm", [*argv, *flags])
     tokenizer = load_tokenizer(model_args, training_args)
-    data = load_splits(RewardEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
+    data = load_splits(make_encoder("rm", tokenizer, training_args, data_args), data_args, training_args)
     loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer)
     made = reward_trainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data)
     assert isinstance(made, ProcessRewardTrainer)

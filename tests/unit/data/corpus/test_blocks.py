@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.blocks import BlockDataset, HeldOutBlocks, InOrder, Settings
+from hftune.data.corpus.blocks import BlockDataset, BlockSampler, HeldOutBlocks, Settings
 from hftune.data.corpus.documents import Documents
 from hftune.errors import DataError
 from tests.unit.data.corpus.corpora import InMemory, write_corpus
@@ -59,7 +59,7 @@ class World:
         self.batch, self.accumulation = batch, accumulation
         self.step_size = ranks * batch * accumulation
         self.data = make()
-        self.data.fill_steps(self.step_size)
+        self.data.round_to_steps(self.step_size)
 
     def train(self, first_step: int, steps: int, origin: int) -> tuple[list[int], Counter[int]]:
         """Blocks and tokens that are trained in `steps` steps from `first_step` on, over all ranks."""
@@ -80,7 +80,7 @@ class World:
         """The micro-batches of a rank: what the Trainer's samplers give, epoch after epoch."""
         epoch, within = divmod(step, len(self.data) // self.step_size)
         while True:
-            sampler = InOrder(len(self.data), origin)
+            sampler = BlockSampler(len(self.data), origin)
             sampler.set_epoch(epoch)
             shard = BatchSamplerShard(BatchSampler(sampler, self.batch, False), self.ranks, rank)
             yield from SkipBatchSampler(shard, within * self.accumulation)
@@ -138,7 +138,7 @@ def _resumed(
 
 def test_the_epochs_of_all_sources_end_together_without_weights() -> None:
     data = dataset_of([[3] * 7, [2] * 20, [1]], block_size=1)  # 21, 40 and 1 tokens
-    data.fill_steps(1)
+    data.round_to_steps(1)
     assert len(data) == 62
     assert tokens_of(data, list(range(62))) == Counter(range(62))
     assert data.epochs(62) == {"a": 1.0, "b": 1.0, "c": 1.0}
@@ -222,8 +222,8 @@ def test_a_token_that_the_model_does_not_know_is_named() -> None:
 def test_a_real_dataloader_with_workers(tmp_path: Path, workers: int) -> None:
     lengths = [1 + number % 13 for number in range(400)]
     data = BlockDataset([Documents(write_corpus(tmp_path / "corpus", lengths))], 16, settings=Settings())
-    data.fill_steps(4)
-    sampler = InOrder(len(data))
+    data.round_to_steps(4)
+    sampler = BlockSampler(len(data))
     loader = DataLoader(data, batch_size=4, sampler=sampler, num_workers=workers, collate_fn=_ids)
     for epoch in range(2):
         sampler.set_epoch(epoch)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.corpus.order import Segment, SourceOrder, permutation
+from hftune.data.corpus.order import Segment, SourceOrder
 from tests.unit.data.corpus.corpora import InMemory
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)
@@ -85,14 +84,3 @@ def test_only_a_few_windows_are_in_memory() -> None:
     order = order_of([1] * 1000, shards=100, buffer=10)
     tokens_of(order, 0, 5000)
     assert len(order._windows) <= 3 and len(order._epochs) <= 3
-
-
-def test_permutations_are_fixed_for_good() -> None:
-    """Literal values: if these change, every run that goes on from a checkpoint repeats and loses documents."""
-    assert permutation(8, 42, 7).tolist() == [2, 4, 0, 3, 7, 1, 6, 5]
-    assert sorted(permutation(1000, 1).tolist()) == list(range(1000))
-
-
-@pytest.mark.parametrize("other", [(1,), (1, 0, 0), (0, 1), (1, 2)])
-def test_keys_of_other_lengths_are_other_keys(other: tuple[int, ...]) -> None:
-    assert permutation(100, 1, 0).tolist() != permutation(100, *other).tolist()

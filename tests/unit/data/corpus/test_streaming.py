@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.corpus.progress import Origin, Progress, from_dict, merged
+from hftune.data.corpus.progress import Progress, from_dict, merged
 from hftune.data.corpus.streaming import ORIGIN, StreamingDataset, join_examples
 from hftune.errors import DataError
 from tests.unit.data.corpus.streams import stream_of
@@ -181,19 +181,6 @@ def test_changed_data_are_refused() -> None:
             other.resume(state)
     with pytest.raises(DataError, match="have changed"):
         stream_of(8).resume({"kind": "blocks"})
-
-
-def test_progress_by_hand() -> None:
-    """Two ranks that began with portion 0 done and one example of portion 1; rank b finishes portion 1."""
-    state = {"done": {"0": [[0, 0]]}, "begun": [[0, 1, 1]], "totals": {"dropped": 2, "tokens": 10}}
-    one, two = from_dict(state), from_dict(state)
-    one.record([Origin(0, 2, 0, 0, 0, 5), Origin(0, 2, 1, 0, 0, 5)])
-    two.record([Origin(0, 1, 1, 1, 1, 5), Origin(0, 3, 0, 1, 0, 5)])
-    assert merged([one, two]).to_dict() == {
-        "done": {"0": [[0, 1], [3, 3]]},
-        "begun": [[0, 2, 2]],
-        "totals": {"dropped": 3, "tokens": 30},
-    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])

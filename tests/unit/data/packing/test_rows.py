@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from datasets import Dataset
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from examples.base_model import prepare_base
-from hftune.arguments.entry import parse_arguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.packing import rows as packing_module
-from hftune.data.packing.rows import STRATEGIES, Packing, pack, packed, packings
-from hftune.data.readers.files import find_files, read_rows
-from hftune.data.tokenizing.counts import Counts
-from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import to_dataset, tokenize_chat
+from hftune.data.packing.settings import STRATEGIES, Packing
+from hftune.data.readers.files import find_files
+from hftune.errors import DataError
+from tests.unit.data.helpers import pack, read_rows, to_dataset, tokenize_chat
 
 LENGTH = 8
 DOCUMENTS = st.lists(st.integers(1, 20), min_size=1, max_size=25)
@@ -149,85 +146,6 @@ def test_selections_and_files_of_several_batches(tmp_path: Path) -> None:
     assert chosen["input_ids"][:] == [[400, 401, 200, 201, 202, 203], [100, 101, 102, 103, 104]]
     sliced = pack(dataset.select(range(1, 3)), 6)[0]
     assert sliced["input_ids"][:] == [[100, 101, 102, 103, 104], [200, 201, 202, 203]]
-
-
-def test_the_file_goes_with_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
-    rows, _ = pack(documents([3]), 4)
-    assert len([entry for entry in tmp_path.iterdir() if entry.is_dir()]) == 1
-    del rows
-    assert not list(tmp_path.iterdir())
-
-
-def test_packing_is_cached_under_its_settings(tmp_path: Path) -> None:
-    dataset, counts = documents([3, 4]), Counts(rows=3, used=2, dropped={"x": 1}, tokens=7, trained_tokens=5)
-    where: Any = {"cache_dir": str(tmp_path), "overwrite": False}
-    rows, changed = packed(dataset, counts, Packing(5, "wrapped"), "key", **where)
-    assert changed.packing is not None
-    assert (changed.rows, changed.used, changed.dropped) == (3, 2, {"x": 1})
-    assert (changed.tokens, changed.trained_tokens) == (7, 4)
-    assert (changed.packing["strategy"], changed.packing["packs"], changed.packing["fill"]) == ("wrapped", 2, 0.7)
-    # From the cache: nothing is read of what is given.
-    again, same = packed(documents([1]), Counts(), Packing(5, "wrapped"), "key", **where)
-    assert again.to_dict() == rows.to_dict() and same == changed
-    for other in (Packing(6, "wrapped"), Packing(5, "bfd"), Packing(5, "wrapped", cross_document_attention=True)):
-        assert packed(dataset, counts, other, "key", **where)[0].to_dict() != rows.to_dict()
-
-
-@pytest.mark.parametrize(
-    ("stage", "flags", "train", "evaluation"),
-    [
-        ("sft", [], None, None),
-        ("sft", ["--packing"], Packing(1024), Packing(1024)),
-        ("sft", ["--greedy_intokens", "True", "--eval_packing", "False"], Packing(1024), None),
-        ("sft", ["--eval_packing", "True", "--max_length", "9"], None, Packing(9)),
-        ("sft", ["--packing", "--packing_strategy", "bfd_split"], Packing(1024, "bfd_split", False), ...),
-        ("pt", [], Packing(1024, "wrapped", False), ...),
-        ("pt", ["--packing", "False"], None, None),
-        ("pt", ["--cross_document_attention", "True"], Packing(1024, "wrapped", True), ...),
-    ],
-)
-def test_what_arguments_ask_for(stage: str, flags: list[str], train: Packing | None, evaluation: Any) -> None:
-    *_, args = parse_arguments(stage, [*flags, "--output_dir", "o"])
-    chosen = packings(args, "max_length" if stage == "sft" else "block_size")
-    assert chosen.get("train") == train
-    assert chosen.get("eval") == (train if evaluation is ... else evaluation)
-
-
-def test_what_is_cut_while_packing_is_not_truncated_before() -> None:
-    assert [Packing(9, strategy).cuts for strategy in ("bfd", "bfd_split", "wrapped")] == [False, True, True]
-
-
-def test_rows_need_a_length() -> None:
-    *_, args = parse_arguments("sft", ["--packing", "--output_dir", "o"])
-    for length, words in ((None, "how long rows are"), (1, "--max_length is 1")):
-        args.max_length = length
-        with pytest.raises(ArgumentError, match=words):
-            packings(args, "max_length")
-
-
-@pytest.mark.parametrize(
-    ("stage", "flags", "words"),
-    [
-        ("sft", ["--packing_strategy", "wrapped"], "--packing_strategy has no effect without --packing"),
-        (
-            "pt",
-            ["--packing", "False", "--cross_document_attention", "True"],
-            "--cross_document_attention has no effect",
-        ),
-        ("sft", ["--packing", "--padding_free"], "--padding_free has no effect"),
-    ],
-)
-def test_settings_of_what_is_not_done_are_said(
-    stage: str, flags: list[str], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(packing_module, "notice", said.append)
-    for chosen, expected in ((flags, 1), ([], 0)):
-        said.clear()
-        *_, args = parse_arguments(stage, [*chosen, "--output_dir", "o"])
-        packings(args, "max_length" if stage == "sft" else "block_size")
-        assert sum(words in line for line in said) == len(said) == expected
 
 
 @pytest.mark.slow

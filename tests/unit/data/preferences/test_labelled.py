@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hftune.arguments.entry import parse_arguments
-from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder, preference_encoder
-from hftune.data.preferences.pairs import PairEncoder
-from hftune.data.tokenizing.encoder import tokenise_rows
-from tests.unit.data.helpers import row
+from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
+from tests.unit.data.helpers import row, tokenise_rows
 
 
 def test_labels_and_other_answers(chatml: PreTrainedTokenizerFast) -> None:
@@ -40,21 +33,3 @@ def test_pairs_get_good_and_bad_answers_in_turn(chatml: PreTrainedTokenizerFast)
     dataset, _ = tokenise_rows(rows, MismatchedPairEncoder(chatml, max_length=99))
     shown = [chatml.decode(ids).removesuffix("<|im_end|>") for ids in dataset["kl_ids"][:]]
     assert shown == ["good c", "bad d", "good a", "bad b"]
-
-
-@pytest.mark.parametrize(
-    ("record", "flags", "expected"),
-    [
-        ({"prompt": "a", "completion": "b", "label": True}, "--loss_type kto", LabelledEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--loss_type kto", MismatchedPairEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "--loss_type apo_zero_unpaired", PairEncoder),
-        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "", PairEncoder),
-    ],
-)
-def test_what_losses_and_records_ask_for(
-    chatml: PreTrainedTokenizerFast, tmp_path: Path, record: dict, flags: str, expected: type
-) -> None:
-    (tmp_path / "records.jsonl").write_text(json.dumps(record) + "\n")
-    argv = ["--model_name_or_path", "m", "--output_dir", str(tmp_path / "out"), "--use_cpu", "True"]
-    _, data_args, _, args = parse_arguments("dpo", [*argv, "--train_file_dir", str(tmp_path), *flags.split()])
-    assert type(preference_encoder(chatml, args, data_args)) is expected

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from transformers import PreTrainedTokenizerFast
 
-from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.errors import DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_reward_pairs, user
+from tests.unit.data.helpers import (
+    assistant,
+    call,
+    make_tokenizer,
+    row,
+    template,
+    tokenize_reward_pairs,
+    user,
+)
+from tests.unit.data.preferences.test_pairs import PAIR as SPOKEN
+from tests.unit.data.preferences.test_pairs import PROMPT, decoded
 
 PAIR = {"prompt": "q", "chosen": "yes", "rejected": "no"}
 
@@ -76,25 +84,15 @@ def test_a_negative_weight_is_refused(chatml: PreTrainedTokenizerFast) -> None:
     assert caught.value.place == "data.jsonl:3"
 
 
-PAIRS = [
-    {"chosen_ids": [1, 2, 9], "rejected_ids": [3], "margin": 0.5, "index": 4},
-    {"chosen_ids": [4, 9, 9], "rejected_ids": [5, 6], "margin": 1.0, "index": 7},
-]
+def test_reward_pairs_hold_prompt_and_answer(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, counts = tokenize_reward_pairs([row(**SPOKEN)], chatml, max_length=999)
+    assert decoded(chatml, dataset[0]) == {
+        "chosen_ids": PROMPT + "Thank you 🙂<|im_end|>\n", "rejected_ids": PROMPT + "\n\nno<|im_end|>\n",
+    }  # fmt: skip
+    assert dataset.column_names == ["chosen_ids", "rejected_ids", "source", "length"]
+    assert counts.tokens == len(dataset[0]["chosen_ids"]) + len(dataset[0]["rejected_ids"])
 
 
-def test_padded() -> None:
-    batch = PairCollator(0)(PAIRS)
-    assert batch["input_ids"].tolist() == [[1, 2, 9], [4, 9, 9], [3, 0, 0], [5, 6, 0]]
-    assert batch["index"].tolist() == [4, 7] and batch["margin"].tolist() == [0.5, 1.0]
-
-
-def test_flat() -> None:
-    batch = FlatPairCollator(9)(PAIRS)
-    #                                       chosen            rejected
-    assert batch["input_ids"].tolist() == [[1, 2, 9, 4, 9, 9, 3, 5, 6]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 0, 0, 1]]
-    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 6, 7, 9]
-    # The last token that is not the pad token, which is the end of text here.
-    assert batch["ends"].tolist() == [1, 3, 6, 8]
-    assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
-    assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)
+def test_margin_is_a_column_if_any_row_has_one(chatml: PreTrainedTokenizerFast) -> None:
+    dataset, _ = tokenize_reward_pairs([row(**SPOKEN, margin=2), row(**SPOKEN)], chatml, max_length=999)
+    assert dataset["margin"][:] == [2.0, 0.0]

@@ -12,7 +12,7 @@ from datasets import load_from_disk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hftune.data.corpus import sources as parts
+from hftune.data import sources as parts
 from hftune.data.preferences.labelled import LabelledEncoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder

@@ -10,7 +10,11 @@ import pytest
 
 from hftune.data.readers.dummy import KINDS, dummy_chunks
 from hftune.data.readers.files import Row
-from hftune.data.records.schemas import to_conversation, to_labelled, to_preference, to_prompt, to_text
+from hftune.data.records.conversations import to_conversation
+from hftune.data.records.labelled import to_labelled
+from hftune.data.records.preferences import to_preference
+from hftune.data.records.prompts import to_prompt
+from hftune.data.records.texts import to_text
 from hftune.errors import ArgumentError
 
 READERS: dict[str, Callable[[Row], Any]] = dict(

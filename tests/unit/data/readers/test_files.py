@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hftune.data.readers.files import find_files, read_rows
+from hftune.data.readers.files import Row, chunks, find_files
 from hftune.errors import DataError
 from hftune.logging import notices
+from tests.unit.data.helpers import read_rows
 
 FLAG = "--train_file_dir"
 
@@ -195,16 +196,13 @@ def test_broken_records_are_named(tmp_path: Path, name: str, content: bytes | st
     assert all(word in str(caught.value) for word in words)
 
 
-def test_bad_records_are_dropped_and_counted_on_request(tmp_path: Path) -> None:
+def test_reading_continues_behind_a_bad_record(tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl", '{"a": 1}\n{"a": 1\n[1]\n{"a": 2}\n{"a": 3,\n')
-    rows = read_rows([path], on_bad_record="drop")
-    assert [row.line for row in rows] == [1, 4]
-    said = f"3 bad records were dropped: 2 x malformed JSON (first: {path}:2); 1 x not an object (first: {path}:3)"
-    assert said in notices()
-    assert [row.line for row in read_rows([path], max_samples=1)] == [1]
-    assert read_rows([path], max_samples=0) == []
-    with pytest.raises(DataError, match="malformed"):
-        read_rows([path], max_samples=2)
+    found = [read for chunk in chunks([path]) for read in chunk.rows()]
+    assert [read.line for read in found if isinstance(read, Row)] == [1, 4]
+    bad = [(read.kind, read.place) for read in found if isinstance(read, DataError)]
+    malformed = "malformed JSON"
+    assert bad == [(malformed, f"{path}:2"), ("not an object", f"{path}:3"), (malformed, f"{path}:5")]
 
 
 @pytest.mark.parametrize(

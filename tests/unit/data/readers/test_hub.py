@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hftune.data.readers.files import read_rows
-from hftune.data.readers.hub import HubName, data_files, download, is_there_or_on_the_hub, parse_hub_name
-from hftune.data.records.schemas import to_conversation
+from hftune.data.readers.hub import HubName, data_files, download, may_exist, parse_hub_name
+from hftune.data.records.conversations import to_conversation
 from hftune.errors import DataError
-from tests.unit.data.helpers import call, user
+from tests.unit.data.helpers import call, read_rows, user
 
 FLAG = "--train_file_dir"
 
@@ -66,13 +65,13 @@ def test_without_a_connection_one_message_says_both(name: str, flag: str, tmp_pa
 
 @pytest.mark.parametrize("path", ["squad", "a/b/c", "owner/name.jsonl", "./owner/name", "owner/name.JSON.gz"])
 def test_a_missing_path_is_not_looked_for_on_the_hub(path: str) -> None:
-    assert not is_there_or_on_the_hub(path)
+    assert not may_exist(path)
     with pytest.raises(DataError, match=r"does not exist"):
         data_files(path, FLAG)
 
 
 def test_what_may_be_there(tmp_path: Path) -> None:
-    assert is_there_or_on_the_hub(str(tmp_path)) and is_there_or_on_the_hub("owner/name:en")
+    assert may_exist(str(tmp_path)) and may_exist("owner/name:en")
 
 
 def test_what_datasets_stores_as_json_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

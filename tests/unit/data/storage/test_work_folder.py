@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hftune.data.storage import work_folder as workfolder
-from hftune.data.storage.work_folder import WorkFolder, work_folder
+from hftune.data.storage.work_folder import work_folder
 
 
 def test_it_goes_when_the_block_ends(tmp_path: Path) -> None:
@@ -25,10 +25,12 @@ def test_living_ones_stay(tmp_path: Path) -> None:
 
 def dead(parent: Path, prefix: str) -> Path:
     """What a killed process leaves: the folder, and a lock that nobody holds."""
-    work = WorkFolder(parent, prefix)
-    (work.path / "file").touch()
-    work._lock.release()
-    return work.path
+    with work_folder(parent, prefix) as folder:
+        pass
+    folder.mkdir()
+    (folder / "file").touch()
+    Path(f"{folder}.lock").touch()
+    return folder
 
 
 def test_dead_ones_of_the_same_kind_go(tmp_path: Path) -> None:

@@ -137,5 +137,5 @@ def test_weights_follow_their_turns() -> None:
 
 
 def test_all_of_a_conversation_is_one_span() -> None:
-    found = SpanFinder(make_tokenizer(), whole=True)([user("a"), assistant("b")])
+    found = SpanFinder(make_tokenizer(), train_everything=True)([user("a"), assistant("b")])
     assert found.spans == [Span(0, len(found.text))]

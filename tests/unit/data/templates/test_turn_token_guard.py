@@ -9,27 +9,32 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from hftune.arguments.lengths import PairLengths
 from hftune.data.preferences.labelled import LabelledEncoder, MismatchedPairEncoder
 from hftune.data.preferences.pairs import PairEncoder
 from hftune.data.preferences.prompts import PromptEncoder
 from hftune.data.preferences.reward_pairs import RewardPairEncoder
-from hftune.data.preferences.scoring import Conversations
 from hftune.data.preferences.step_encoder import StepEncoder
 from hftune.data.templates.rendering import Renderer
-from hftune.data.templates.respelled_tokenizer import GuardedText, encode_batch, respelled, token_ids
+from hftune.data.templates.respelled_tokenizer import GuardedText
 from hftune.data.templates.turn_token_guard import TurnTokenGuard
-from hftune.data.templates.turn_tokens import turn_tokens
 from hftune.data.tokenizing.chats import ChatEncoder
-from hftune.data.tokenizing.counts import Counts, describe_turn_tokens
-from hftune.data.tokenizing.encoder import tokenise_rows
+from hftune.data.tokenizing.counts import Counts
 from hftune.data.tokenizing.prefixes import PrefixEncoder
 from hftune.data.tokenizing.texts import TextEncoder
 from hftune.errors import DataError
-from tests.unit.data.helpers import CHATML, TEMPLATES, assistant, make_tokenizer, row, template, tokenize_chat, user
+from tests.unit.data.helpers import (
+    CHATML,
+    assistant,
+    make_tokenizer,
+    row,
+    template,
+    tokenise_rows,
+    tokenize_chat,
+    user,
+)
 from tests.unit.data.templates.turn_token_families import (
     FAMILIES,
     KINDS,
@@ -86,57 +91,6 @@ def ids_of(example: dict[str, Any]) -> list[int]:
 
 
 # --- which tokens -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@each_family
-def test_the_borders_of_a_family(family: str, kind: str) -> None:
-    tokenizer = family_tokenizer(family, kind)
-    assert {*turn_tokens(tokenizer, Renderer(tokenizer))} == borders_of_family(family)
-
-
-@pytest.mark.parametrize(
-    "name, borders, others",
-    [
-        ("qwen3", "<|im_start|> <|im_end|>", "<think> </think> <tool_call> </tool_call> <tool_response>"),
-        ("llama3_1", "<|start_header_id|> <|end_header_id|> <|eot_id|> <|eom_id|>", "<|python_tag|>"),
-        ("gptoss", "<|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>", "<|constrain|>"),
-        ("glm4moe", "<|user|> <|assistant|> <|observation|> <|system|> <sop>",
-         "<arg_key> </arg_value> <think> </tool_call>"),
-        ("gemma4", "<|turn> <turn|>", '<|tool_call> <tool_call|> <|tool_response> <tool_response|> <|channel> <|"|>'),
-        ("deepseekv3_training",
-         "<｜User｜> <｜Assistant｜> <｜tool▁outputs▁begin｜> <｜tool▁output▁begin｜> <｜tool▁output▁end｜> "
-         "<｜tool▁outputs▁end｜> <｜end▁of▁sentence｜>",
-         "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <｜tool▁call▁end｜> <think>"),
-        ("lfm2_v2", "<|im_start|> <|im_end|>", "<|tool_call_start|> <|tool_call_end|> <|tool_response_start|>"),
-        ("cohere", "<|START_OF_TURN_TOKEN|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|> <|CHATBOT_TOKEN|>", "<|other|>"),
-    ],
-)  # fmt: skip
-def test_the_borders_of_real_templates(name: str, borders: str, others: str) -> None:
-    """Turn tokens are borders, and marks that belong into an answer are not, special or not."""
-    tokenizer = make_tokenizer(template(name))
-    tokenizer.add_tokens([token for token in [*borders.split(), *others.split()] if token not in tokenizer.get_vocab()])
-    found = turn_tokens(tokenizer, Renderer(tokenizer))
-    assert {*borders.split()} <= {*found} and not {*others.split()} & {*found}
-
-
-def test_ends_of_texts_are_borders_without_a_template() -> None:
-    tokenizer = make_tokenizer(None)
-    assert {"<bos>", "<|endoftext|>"} <= {*turn_tokens(tokenizer, None)}
-    assert "<|im_start|>" not in turn_tokens(tokenizer, None)
-
-
-def test_a_template_in_plain_text_has_no_border_tokens() -> None:
-    tokenizer = make_tokenizer("{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n{% endfor %}")
-    assert "###" not in "".join(turn_tokens(tokenizer, Renderer(tokenizer)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_every_template_that_trl_ships_has_borders(name: str) -> None:
-    tokenizer = make_tokenizer(template(name))
-    written = turn_tokens(tokenizer, Renderer(tokenizer))
-    assert not [token for token in written if "think" in token or "tool_call" in token]
 
 
 # --- every place, family and mode ---------------------------------------------------------------------------------
@@ -229,33 +183,6 @@ def test_clean_texts_are_encoded_as_ever_beside_others(family: str, kind: str) -
         assert ids_of(together[number]) == tokenizer(text, add_special_tokens=False)["input_ids"]
     alone = tokenize_chat([rows[1]], tokenizer, max_length=None)[0]
     assert alone[0] == together[1]
-
-
-def test_second_tokenizer_differs_in_spelling_alone() -> None:
-    for family in FAMILIES:
-        for kind in KINDS:
-            tokenizer = family_tokenizer(family, kind)
-            borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
-            other = respelled(tokenizer.backend_tokenizer, borders.spelled)
-            assert other.get_vocab_size() == tokenizer.backend_tokenizer.get_vocab_size()
-            vocabulary = tokenizer.get_vocab()
-            expected = {borders.spelled.get(token, token): index for token, index in vocabulary.items()}
-            assert other.get_vocab(with_added_tokens=True) == expected
-
-
-def test_a_border_that_is_the_unknown_token_or_normalised() -> None:
-    """GPT-2's <|endoftext|> is its unknown token, too; a token added by hand may be found in normalised text only."""
-    vocabulary = {"<|endoftext|>": 0, **{text: number for number, text in enumerate("<|>endoftxab#", start=1)}}
-    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<|endoftext|>"))
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("\U00100001", "b")])
-    backend.add_special_tokens([AddedToken("<|endoftext|>", special=True, normalized=False)])
-    backend.add_tokens([AddedToken("###", normalized=True)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>", bos_token="###")
-    borders = TurnTokenGuard(tokenizer)
-    (found,) = encode_batch(tokenizer, [borders.document("Ab<|endoftext|>###bbb")], add_special_tokens=False)
-    assert tokenizer.convert_ids_to_tokens(found.ids) == [*"ab<|endoftext|>###bbb"]
-    own = borders.spelling.backend_tokenizer.encode("A" + borders.spelled["###"] + "?", add_special_tokens=False)
-    assert own.ids == [vocabulary["a"], tokenizer.bos_token_id, 0]
 
 
 # --- cunning ------------------------------------------------------------------------------------------------------
@@ -457,7 +384,8 @@ def test_the_mode_is_part_of_the_fingerprint(name: str) -> None:
     assert [one["borders_in_text"] for one in found] == [*MODES]
     assert [one["borders_in_text"] for one in [encoder(make_tokenizer(), **options).settings()]] == ["split"]
     for mode in MODES:
-        assert encoder(make_tokenizer(), borders_in_text=mode, **options).whole().settings()["borders_in_text"] == mode
+        made = encoder(make_tokenizer(), borders_in_text=mode, **options).without_limit()
+        assert made.settings()["borders_in_text"] == mode
 
 
 @each_encoder
@@ -537,23 +465,6 @@ def test_documents_keep_other_special_tokens() -> None:
     assert counts.bordered == 0 and len(dataset[0]["input_ids"]) == 5
 
 
-@pytest.mark.parametrize("steps", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("value", [CHAT, PREFERENCE, STEPWISE], ids=["chat", "pair", "steps"])
-def test_scored_conversations(value: dict[str, Any], mode: str, steps: bool) -> None:
-    tokenizer = make_tokenizer()
-    make = Conversations(tokenizer, steps=steps, borders_in_text=mode)
-    if mode == "error":
-        with pytest.raises(DataError) as caught:
-            make(row(5, **value))
-        assert caught.value.place == "data.jsonl:5"
-        return
-    for one in make(row(5, **value)):
-        number = one.ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>"))
-        assert (number == 2) is (mode == "split")
-        assert {*one.turn_tokens} == {"<|im_start|>", "<|im_end|>", "<|endoftext|>"}
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
     tokenizer = make_tokenizer()
@@ -572,56 +483,12 @@ def test_prompts_count_by_the_ids_that_answers_will_see(mode: str) -> None:
 # --- small things -------------------------------------------------------------------------------------------------
 
 
-def test_counts_are_of_records_and_add_up() -> None:
-    counts, more = Counts(rows=2), Counts(rows=1)
-    counts.note_turn_tokens(["a", "a", "b"])
-    counts.note_turn_tokens([])
-    more.note_turn_tokens(["b"])
-    counts.add(more)
-    assert (counts.bordered, counts.borders) == (2, {"a": 1, "b": 2})
-    assert counts.to_dict()["borders"] == {"a": 1, "b": 2} and "borders" not in Counts().to_dict()
-    assert Counts(**counts.to_dict()) == counts
-    assert "2 of 3 records" in describe_turn_tokens(counts, "split") and "stay text" in describe_turn_tokens(
-        counts, "split"
-    )
-    assert "encoded as these tokens" in describe_turn_tokens(counts, "allow")
-
-
-def test_a_pair_counts_as_one_record() -> None:
-    _, counts, _ = encoded("dpo", "split", PREFERENCE)
-    assert counts.bordered == 1 and set(counts.borders.values()) == {1}
-
-
 def test_slow_tokenizers_are_said_where_text_cannot_be_kept() -> None:
     tokenizer = make_tokenizer()
     borders = TurnTokenGuard(tokenizer, "split", Renderer(tokenizer))
     borders.is_fast = False
     with pytest.raises(DataError, match="fast tokenizer"):
         borders.document("<|im_end|>")
-
-
-def test_ids_of_several_texts_keep_their_order() -> None:
-    tokenizer = make_tokenizer()
-    borders = TurnTokenGuard(tokenizer)
-    texts = [borders.document(text) for text in ("a", "<|endoftext|>", "b", "c<bos>")]
-    found = token_ids(tokenizer, texts, add_special_tokens=False)
-    assert [tokenizer.decode(ids) for ids in found] == ["a", "<|endoftext|>", "b", "c<bos>"]
-    assert tokenizer.eos_token_id not in found[1] and token_ids(tokenizer, [], add_special_tokens=False) == []
-    assert [one.ids for one in encode_batch(tokenizer, texts, add_special_tokens=False)] == found
-
-
-def test_special_tokens_that_the_tokenizer_adds_stay() -> None:
-    """A document's own BOS, which the post-processor writes."""
-    from tokenizers import processors
-
-    tokenizer = make_tokenizer()
-    bos = ("<bos>", tokenizer.bos_token_id)
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[bos])
-    dataset, _ = tokenise_rows([row(text="a<bos>b")], TextEncoder(tokenizer))
-    assert (
-        ids_of(dataset[0]).count(tokenizer.bos_token_id) == 1 and dataset[0]["input_ids"][0] == tokenizer.bos_token_id
-    )
-    assert tokenizer.decode(dataset[0]["input_ids"]) == "<bos>a<bos>b<|endoftext|>"
 
 
 # --- whatever is said ---------------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hftune.data.templates.choice import require_chat_template
 from hftune.errors import DataError
 from tests.unit.data.helpers import TEMPLATES, assistant, call, make_tokenizer, render_with_spans, template, user
 
@@ -175,13 +173,6 @@ def test_agrees_with_the_markers_of_training_templates(name: str, kind: str) -> 
         while rest in theirs - mine:
             rest += 1
         assert rest in starts or not text[place:rest].strip()
-
-
-def test_require_chat_template(chatml: PreTrainedTokenizerFast) -> None:
-    require_chat_template(chatml)
-    with pytest.raises(DataError, match="no chat template") as caught:
-        require_chat_template(make_tokenizer(None))
-    assert "--chat_template" in str(caught.value)
 
 
 def test_an_untrained_end_of_text_behind_a_turn_is_refused() -> None:

@@ -10,9 +10,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.readers.files import Row, find_files, read_rows
+from hftune.data.readers.files import Row, find_files
 from hftune.errors import ArgumentError, DataError
-from tests.unit.data.helpers import assistant, call, make_tokenizer, row, template, tokenize_chat, user
+from tests.unit.data.helpers import assistant, call, make_tokenizer, read_rows, row, template, tokenize_chat, user
 
 EOS = "<|endoftext|>"
 

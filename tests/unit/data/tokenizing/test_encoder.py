@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from datasets import load_from_disk
 from transformers import PreTrainedTokenizerFast
 
 from hftune.data.readers.files import chunks, find_files, first_rows
-from hftune.data.tokenizing import workers
 from hftune.data.tokenizing.chats import ChatEncoder
 from hftune.data.tokenizing.encoder import write_tokenised
 from hftune.errors import DataError
@@ -62,34 +60,3 @@ def test_first_rows(tmp_path: Path) -> None:
         *((str(files[0]), line) for line in range(1, 6)),
         *((str(files[1]), line) for line in range(1, 3)),
     ]
-
-
-def _where(item: int) -> tuple[int, int]:
-    if item == 50:
-        raise DataError("fifty", place="here:50", fix="Nothing.", kind="fifty")
-    return item, os.getpid()
-
-
-def test_workers_keep_order_and_read_no_more_than_they_need() -> None:
-    read = []
-
-    def items() -> object:
-        for number in range(50):
-            read.append(number)
-            yield number
-
-    found = []
-    for number, process in workers.in_order(_where, items(), 2):
-        found.append(number)
-        assert process != os.getpid()
-        assert len(read) <= len(found) + workers.WORTH_WORKERS + 2 * workers.AHEAD
-    assert found == list(range(50))
-
-
-def test_errors_keep_their_place_on_the_way_from_a_worker() -> None:
-    seen = []
-    with pytest.raises(DataError) as caught:
-        for number, _ in workers.in_order(_where, iter(range(60)), 2):
-            seen.append(number)
-    assert seen == list(range(50))
-    assert (caught.value.place, caught.value.fix, caught.value.kind) == ("here:50", "Nothing.", "fifty")

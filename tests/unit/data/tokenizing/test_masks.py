@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.templates.rendering import render
+from hftune.data.templates.rendering import Renderer
 from hftune.errors import DataError
 from tests.unit.data.helpers import (
     TEMPLATES,
@@ -73,7 +73,7 @@ def test_every_token_of_the_answers_and_none_of_the_rest(name: str, kind: str, b
         pytest.skip("nothing is marked")
     tokenizer, found = example(name, kind, by_marks=by_marks)
     messages = CONVERSATIONS[kind]
-    text = render(messages, tokenizer, TOOLS if kind == "tools" else None)
+    text = Renderer(tokenizer)(messages, TOOLS if kind == "tools" else None)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     assert found["input_ids"] == encoded["input_ids"]
     trained = [label != IGNORE_INDEX for label in found["labels"]]

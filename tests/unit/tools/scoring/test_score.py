@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from hftune.checkpoints.reward_scale import RewardScale
 from hftune.cli import dispatch
-from hftune.data.preferences.scoring import Conversations
+from hftune.data.preferences.scoring import ScoringEncoder
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.logging import notices
 from hftune.tools.scoring.arguments import ScoreArguments
@@ -80,7 +80,7 @@ def test_steps(models: dict[str, Path], tmp_path: Path) -> None:
     assert [len(pair[f"step_scores_{side}"]) for side in ("chosen", "rejected")] == [1, 2]
     assert given["score"] == min(given["step_scores"]) and 0 < given["score"] < 1
     # The same as the classes of the tokens at which the steps end.
-    one = Conversations(AutoTokenizer.from_pretrained(models["steps"]), steps=True)(row(**STEPS))[0]
+    one = ScoringEncoder(AutoTokenizer.from_pretrained(models["steps"]), steps=True)(row(**STEPS))[0]
     model = AutoModelForTokenClassification.from_pretrained(models["steps"])
     with torch.no_grad():
         right = model(torch.tensor([one.ids])).logits[0, one.ends].softmax(-1)[:, 1]
@@ -97,7 +97,7 @@ def test_long_conversations_lose_their_beginning(models: dict[str, Path], tmp_pa
     whole, cut = (scored(models["score"], [PAIR], tmp_path, max_length=length)[0] for length in (None, 12))
     assert whole["score_chosen"] != cut["score_chosen"]
     tokenizer = AutoTokenizer.from_pretrained(models["score"])
-    one = Conversations(tokenizer, steps=False, max_length=12)(row(**PAIR))[0]
+    one = ScoringEncoder(tokenizer, steps=False, max_length=12)(row(**PAIR))[0]
     assert one.truncated and tokenizer.decode(one.ids).endswith("So.<|im_end|>\n")
 
 

@@ -1,0 +1,21 @@
+"""`--dummy_data`: generated records, tokenised."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hftune.arguments.data import DataArguments
+from hftune.data.readers.dummy import FILE, dummy_chunks
+from hftune.data.sources import TokenizedSource, cached_source, record_settings
+from hftune.data.storage.cache import fingerprint
+from hftune.data.tokenizing.encoder import Encoder
+
+
+def generated_source(encoder: Encoder, data_args: DataArguments) -> TokenizedSource:
+    """`--dummy_data` records."""
+    assert data_args.dummy_data is not None
+    kind = encoder.dummy_kind
+    key = fingerprint(
+        [], encoder.tokenizer, **record_settings(encoder, data_args), records=[data_args.dummy_data, kind]
+    )
+    return cached_source(key, partial(dummy_chunks, data_args.dummy_data, kind), encoder, data_args, [FILE])

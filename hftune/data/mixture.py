@@ -1,0 +1,132 @@
+"""Records of several sources by weight: which of them each virtual epoch of a run draws, in exact numbers.
+
+An epoch depends on its arguments alone: not on the number of processes or workers, and not on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+
+from hftune.data.permutation import permutation
+from hftune.errors import ArgumentError
+
+
+def largest_remainder(weights: Sequence[float | int], total: int) -> list[int]:
+    """`total` split in proportion to the weights: each quota rounded down, what is left to the largest remainders.
+
+    Equal remainders go to the earlier source.
+    """
+    # Fractions, since equal remainders must be equal on every machine; floats would break ties by their rounding.
+    shares = [Fraction(weight) for weight in weights]
+    quotas = [total * share / sum(shares) for share in shares]
+    counts = [math.floor(quota) for quota in quotas]
+    by_remainder = sorted(range(len(quotas)), key=lambda source: (counts[source] - quotas[source], source))
+    for source in by_remainder[: total - sum(counts)]:
+        counts[source] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How to draw a virtual epoch from records that lie one source after the other in a dataset.
+
+    Attributes:
+        sizes: Records of each source, in the order of the dataset.
+        weights: Share of each source; None: by its size.
+        num_samples: Records in a virtual epoch; None: as many as there are.
+    """
+
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...] | None = None
+    num_samples: int | None = None
+
+    def counts(self) -> list[int]:
+        """Records of each source in an epoch, by largest remainder.
+
+        Raises:
+            ArgumentError: A source is empty, or its share of an epoch is not even one record.
+        """
+        if not self.sizes or min(self.sizes) < 1:
+            raise ArgumentError("a source without a record cannot be mixed in", fix="Leave it out.")
+        counts = largest_remainder(self.weights or self.sizes, self.num_samples or sum(self.sizes))
+        if 0 in counts:
+            raise ArgumentError(
+                f"source {counts.index(0) + 1} of {len(counts)} would never be drawn: its share of the "
+                f"{sum(counts)} records of an epoch is less than one",
+                place="--num_samples_each_epoch",
+                fix="Give a longer epoch or a larger weight.",
+            )
+        return counts
+
+
+class MixtureSampler(torch.utils.data.Sampler[int]):
+    """Indices of a virtual epoch: the exact number of each source, all shuffled together.
+
+    Each source is gone through in seeded random orders that are used up before the next begins, over the ends of
+    epochs as well: no record comes again before every record of its source has come as often. An epoch depends on
+    (mixture, seed, epoch) alone, so that a run that resumes mid-epoch by skipping indices continues exactly.
+
+    Args:
+        mixture: Sources and the length of an epoch.
+        seed: Of all orders.
+    """
+
+    def __init__(self, mixture: Mixture, seed: int) -> None:
+        self.mixture = mixture
+        # SeedSequence takes no negative numbers, and seeds may be some.
+        self.seed = seed & 0xFFFFFFFF
+        self.epoch = 0
+        self._counts = mixture.counts()
+        self._offsets = np.concatenate([[0], np.cumsum(mixture.sizes)])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(self._counts)
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = np.concatenate([self._drawn(source) for source in range(len(self._counts))])
+        # Two keys (seed, epoch) here and three below: `permutation` keeps keys of other lengths apart.
+        yield from drawn[permutation(len(drawn), self.seed, self.epoch)].tolist()
+
+    def _drawn(self, source: int) -> np.ndarray:
+        """Indices of this epoch's records of a source: a stretch of its endless stream of random orders."""
+        size, count = self.mixture.sizes[source], self._counts[source]
+        # Where the stretch begins follows from the epoch's number, so nothing drawn before has to be remembered.
+        start = self.epoch * count
+        rounds = range(start // size, (start + count - 1) // size + 1)
+        stream = np.concatenate([permutation(size, self.seed, source, number) for number in rounds])
+        begin = start - rounds[0] * size
+        return stream[begin : begin + count] + self._offsets[source]
+
+
+class ReorderedSampler(torch.utils.data.Sampler[int]):
+    """Places that one sampler gives, looked up in the order of an epoch.
+
+    Args:
+        places: Gives places 0 to `len(order)` - 1 in a pattern, such as each of them several times.
+        order: Gives an epoch's indices.
+    """
+
+    def __init__(self, places: torch.utils.data.Sampler[int], order: MixtureSampler) -> None:
+        self.places, self.order = places, order
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        self.order.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.places)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[int]:
+        # Not lazily: the pattern may ask for a place that the order has not reached yet.
+        indices = list(self.order)
+        return (indices[place] for place in self.places)

@@ -1,0 +1,247 @@
+"""The tokenised records of a source: made or found in the cache, counted, divided, joined with others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+import xxhash
+from datasets import Dataset, concatenate_datasets
+
+from hftune.arguments.data import DataArguments
+from hftune.data.readers.columns import parse_columns
+from hftune.data.readers.files import Chunk, chunks, first_rows, sampled_positions, sampled_rows
+from hftune.data.readers.hub import data_files
+from hftune.data.storage.cache import cached, fingerprint
+from hftune.data.tokenizing.counts import Counts, all_dropped, describe_turn_tokens
+from hftune.data.tokenizing.encoder import Encoder, write_tokenised
+from hftune.data.tokenizing.workers import default_workers
+from hftune.distributed import ranks
+from hftune.errors import DataError
+from hftune.logging import notice
+
+MOST_REPEATS, MOST_REPEATED = 1_000, 100_000_000
+"""How often `PATH#N` may repeat a record, and up to how many records it may repeat any."""
+
+
+@dataclass
+class TokenizedSource:
+    """Tokenised records, and where they are from. `key` changes with all that changes them."""
+
+    dataset: Dataset
+    counts: Counts
+    files: list[str]
+    key: str
+
+
+def load_source(
+    path: str, flag: str, encoder: Encoder, data_args: DataArguments, *, limit: int = -1, seed: int | None = None
+) -> TokenizedSource:
+    """The records of a file, a folder or a Hub name, tokenised, from the cache where they are there.
+
+    Args:
+        limit: Read so many records at most; -1 for all.
+        seed: Draw these with it from all there are; None for the first ones.
+
+    Raises:
+        DataError: A file or record that cannot be used, with file and line; or nothing left.
+        ArgumentError: `--columns` names what no record has.
+    """
+    files = data_files(path, flag)
+    # Before the first byte is read: what changes from here on is noticed.
+    states = _states(files)
+    records = limit if seed is None or limit < 0 else [limit, seed]
+    name = partial(fingerprint, files, encoder.tokenizer, **record_settings(encoder, data_args), records=records)
+    key = name()
+    # Processes on several machines have each read the files; with other keys they would train on other records.
+    if len(set(ranks.gathered_objects(key))) > 1:
+        raise _changed(files)
+
+    def check(again: bool) -> None:
+        # The key says what the files held before; what is stored under it must have been made of that.
+        if _states(files) != states or (again and name() != key):
+            raise _changed(files)
+
+    return cached_source(
+        key, partial(_chunks, files, limit, seed), encoder, data_args, [str(file) for file in files], check
+    )
+
+
+def _states(files: list[Path]) -> list[tuple[int, ...]]:
+    """Of each file what changes when it is written or replaced.
+
+    Raises:
+        DataError: One is gone.
+    """
+    try:
+        found = [file.stat() for file in files]
+    except OSError as error:
+        raise _changed(files) from error
+    return [(stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev) for stat in found]
+
+
+def _changed(files: list[Path]) -> DataError:
+    return DataError(
+        "the data changed while they were read, nothing was kept of them",
+        place=", ".join(str(file) for file in files[:5]) + (", ..." if len(files) > 5 else ""),
+        fix="Let nothing write to the data of a run, and start it again.",
+        kind="file changed",
+    )
+
+
+def record_settings(encoder: Encoder, data_args: DataArguments) -> dict[str, object]:
+    return {"encoder": encoder.settings(), "on_bad_record": data_args.on_bad_record, "columns": data_args.columns}
+
+
+def cached_source(
+    key: str,
+    read: Callable[[], Iterator[Chunk]],
+    encoder: Encoder,
+    data_args: DataArguments,
+    files: list[str],
+    check: Callable[[bool], None] = lambda again: None,
+) -> TokenizedSource:
+    def write(folder: Path) -> Counts:
+        check(False)  # while another process was waited for, they may have changed
+        counts = _write(folder, read, encoder, data_args)
+        check(True)  # not before the last worker has read its last record
+        return counts
+
+    dataset, counts = cached(key, write, cache_dir=data_args.data_cache_dir, overwrite=data_args.overwrite_cache)
+    for reason, example in counts.examples.items():
+        notice(f"{counts.dropped[reason]} record(s) dropped: {reason} (first: {example})")
+    if counts.bordered:
+        notice(describe_turn_tokens(counts, str(encoder.settings()["borders_in_text"])))
+    return TokenizedSource(encoder.finish(dataset), counts, files, key)
+
+
+def _chunks(files: list[Path], limit: int, seed: int | None) -> Iterator[Chunk]:
+    if limit < 0:
+        return chunks(files)
+    return first_rows(chunks(files), limit) if seed is None else sampled_rows(partial(chunks, files), limit, seed)
+
+
+def _write(folder: Path, read: Callable[[], Iterator[Chunk]], encoder: Encoder, data_args: DataArguments) -> Counts:
+    """Tokenise into a folder of the cache.
+
+    Raises:
+        DataError: A record that cannot be used, or none left.
+    """
+    counts = write_tokenised(
+        read(),
+        encoder,
+        folder,
+        workers=data_args.preprocessing_num_workers or default_workers(),
+        on_bad_record=data_args.on_bad_record,
+        columns=parse_columns(data_args.columns),
+        progress=ranks.is_main(),
+    )
+    if not counts.used:
+        raise all_dropped(counts, encoder.length_flag)
+    return counts
+
+
+# --- some of them ---------------------------------------------------------------------------------------------------
+
+
+def split_source(part: TokenizedSource, percentage: float, seed: int) -> tuple[TokenizedSource, TokenizedSource]:
+    """The part without some records drawn with `seed`, and those."""
+    kept, held = (select_records(part, found) for found in hold_out(len(part.dataset), percentage, seed))
+    # Read once: what was dropped, and what is known of all records together, is told of the training records.
+    counts = Counts(rows=held.counts.used, used=held.counts.used)
+    counts.tokens, counts.trained_tokens = held.counts.tokens, held.counts.trained_tokens
+    rest = replace(kept.counts, rows=kept.counts.rows - held.counts.used)
+    return replace(kept, counts=rest), replace(held, counts=counts)
+
+
+def hold_out(count: int, percentage: float, seed: int) -> tuple[list[int], list[int]]:
+    """Positions of training and held-out records; at least one on each side, in their order in the files."""
+    # A split of nothing would make the evaluation end in a division by 0.
+    held = min(max(1, round(count * percentage / 100)), count - 1)
+    # By the seed alone: a run that resumes must hold out the same records.
+    drawn = set(random.Random(seed).sample(range(count), held))
+    return [at for at in range(count) if at not in drawn], sorted(drawn)
+
+
+def limit_source(part: TokenizedSource, limit: int) -> TokenizedSource:
+    """At most `limit` records of a part; -1 for all."""
+    return select_records(part, range(limit)) if 0 < limit < len(part.dataset) else part
+
+
+def limit_sources(parts: Sequence[TokenizedSource], limit: int, seed: int | None = None) -> list[TokenizedSource]:
+    """At most `limit` records over all parts, -1 for all: the first ones, or with `seed` drawn from all of them."""
+    sizes = [len(part.dataset) for part in parts]
+    if limit < 0 or limit >= sum(sizes):
+        return list(parts)
+    chosen = np.arange(limit) if seed is None else np.array(sampled_positions(sum(sizes), limit, seed))
+    starts = np.cumsum([0, *sizes])
+    shares = [chosen[(chosen >= start) & (chosen < end)] - start for start, end in pairwise(starts)]
+    return [
+        part if len(own) == size else select_records(part, own)
+        for part, own, size in zip(parts, shares, sizes, strict=True)
+        if len(own)
+    ]
+
+
+def draw_records(part: TokenizedSource, number: int | None, seed: int, named: str = "") -> TokenizedSource:
+    """`number` records drawn with `seed`, in their order; more than there are repeats them. None for all.
+
+    Args:
+        named: The flag and the path before the number, for errors.
+
+    Raises:
+        DataError: Each would be repeated more often than anybody means; a list of them could fill the memory.
+    """
+    size = len(part.dataset)
+    if number is None or number == size:
+        return part
+    if number > max(size, min(MOST_REPEATS * size, MOST_REPEATED)):
+        raise DataError(
+            f"{number:,} records of a source of {size:,}: each would be trained {number // size:,} times an epoch",
+            place=f"{named}#{number}",
+            fix="take fewer; --num_train_epochs, or --train_dataset_prob with --num_samples_each_epoch, repeat as well",
+        )
+    # Every record as often as any other, and some once more: repeats are even, never by chance.
+    rounds, rest = divmod(number, size)
+    drawn = np.array(sorted(random.Random(seed).sample(range(size), rest)), dtype=np.int64)
+    return select_records(part, np.concatenate([np.tile(np.arange(size), rounds), drawn]))
+
+
+def select_records(part: TokenizedSource, positions: Sequence[int] | np.ndarray) -> TokenizedSource:
+    """Records by their positions, with counts of their own."""
+    dataset = part.dataset.select(positions)
+    counts = replace(
+        part.counts, used=len(dataset), tokens=_sum(dataset, "length"), trained_tokens=_sum(dataset, "trained")
+    )
+    # Packed rows are cached under this key, so it must change with the choice and its order.
+    key = xxhash.xxh3_128(part.key.encode() + np.asarray(positions, dtype=np.int64).tobytes()).hexdigest()
+    return replace(part, dataset=dataset, counts=counts, key=key)
+
+
+def _sum(dataset: Dataset, column: str) -> int:
+    """The sum of a column of numbers; 0 where there is none."""
+    if column not in dataset.column_names:
+        return 0
+    values = dataset.select_columns(column).with_format("arrow")[:][column]
+    return int(pc.sum(values).as_py() or 0)
+
+
+# --- several of them ------------------------------------------------------------------------------------------------
+
+
+def concatenated(parts: Sequence[TokenizedSource]) -> TokenizedSource:
+    """All records, one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = Counts()
+    for part in parts:
+        counts.add(part.counts)
+    key = xxhash.xxh3_128("".join(part.key for part in parts).encode()).hexdigest()
+    files = [file for part in parts for file in part.files]
+    return TokenizedSource(concatenate_datasets([part.dataset for part in parts]), counts, files, key)

@@ -1,0 +1,30 @@
+"""Batches of pairs, padded and in one row."""
+
+from __future__ import annotations
+
+import torch
+
+from hftune.data.batches.pairs import FlatPairCollator, PairCollator
+
+PAIRS = [
+    {"chosen_ids": [1, 2, 9], "rejected_ids": [3], "margin": 0.5, "index": 4},
+    {"chosen_ids": [4, 9, 9], "rejected_ids": [5, 6], "margin": 1.0, "index": 7},
+]
+
+
+def test_padded() -> None:
+    batch = PairCollator(0)(PAIRS)
+    assert batch["input_ids"].tolist() == [[1, 2, 9], [4, 9, 9], [3, 0, 0], [5, 6, 0]]
+    assert batch["index"].tolist() == [4, 7] and batch["margin"].tolist() == [0.5, 1.0]
+
+
+def test_flat() -> None:
+    batch = FlatPairCollator(9)(PAIRS)
+    #                                       chosen            rejected
+    assert batch["input_ids"].tolist() == [[1, 2, 9, 4, 9, 9, 3, 5, 6]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 0, 0, 1]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 6, 7, 9]
+    # The last token that is not the pad token, which is the end of text here.
+    assert batch["ends"].tolist() == [1, 3, 6, 8]
+    assert batch["margin"].tolist() == [0.5, 1.0] and batch["index"].tolist() == [4, 7]
+    assert "labels" not in batch and isinstance(batch["ends"], torch.Tensor)

@@ -1,0 +1,45 @@
+"""Arrays of records, a window of text at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hftune.data.readers import compressed
+from tests.unit.data.readers.test_lines import BAD_LINES
+from tests.unit.data.readers.test_readers import kinds, read, write
+
+
+@pytest.mark.parametrize(("line", "kind"), [entry for entry in BAD_LINES if entry[1] in ("duplicate key", "not UTF-8")])
+def test_a_bad_record_of_an_array_leaves_the_others(tmp_path: Path, line: bytes, kind: str) -> None:
+    path = write(tmp_path, "a.json", b'[{"a": 1},\n' + line + b',\n{"a": 2}]')
+    rows, errors = read(path)
+    assert [row.line for row in rows] == [1, 3] and kinds(errors) == [kind]
+    assert errors[0].place == f"{path}:2"
+
+
+def test_a_broken_array_loses_what_is_behind_the_break(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.json", '[{"a": 1},\n{"a": 2},\n{"a" 3},\n{"a": 4}]')
+    rows, errors = read(path)
+    assert [row.value["a"] for row in rows] == [1, 2]
+    assert kinds(errors) == ["malformed JSON"] and errors[0].place == f"{path}:3"
+    assert "no record behind this line can be read" in errors[0].cause
+
+
+@pytest.mark.parametrize("size", [100, 5_000_000])
+def test_a_record_of_an_array_may_be_longer_than_a_window(tmp_path: Path, size: int) -> None:
+    records = [{"a": "世" * size, "n": 1234567}, {"a": "end"}]
+    path = write(tmp_path, "a.json", json.dumps(records, ensure_ascii=False, indent=2))
+    rows, errors = read(path)
+    assert not errors and [row.value for row in rows] == records and [row.line for row in rows] == [2, 6]
+
+
+def test_a_window_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [{"a": 'quote " and \\ 世界 🙂', "n": [1.5e-7, -12, True, None]}, {"b": {"c": "\n"}}]
+    path = write(tmp_path, "a.json", b"\xef\xbb\xbf \n" + json.dumps(records, ensure_ascii=False, indent=1).encode())
+    for block in range(1, 40):
+        monkeypatch.setattr(compressed, "BLOCK", block)
+        rows, errors = read(path)
+        assert not errors and [row.value for row in rows] == records and [row.line for row in rows] == [3, 12]

@@ -1,0 +1,210 @@
+"""Every format a row may have, and every way it is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hftune.data.readers.columns import apply_columns, parse_columns
+from hftune.data.readers.files import find_files
+from hftune.data.records.conversations import to_conversation
+from hftune.data.records.formats import FORMATS, KTO, unknown_format
+from hftune.data.records.labelled import to_labelled
+from hftune.data.records.preferences import to_preference
+from hftune.data.records.prompts import to_prompt
+from hftune.data.records.texts import to_text
+from hftune.errors import DataError
+from hftune.tools.records.recognition import describe_format
+from tests.unit.data.helpers import assistant, read_rows, row, user
+from tests.unit.data.records.values import HG, SYSTEM, UA, C, Q, R
+
+
+def turns(*values: tuple[Any, Any]) -> dict[str, Any]:
+    return {"conversations": [{"from": role, "value": value} for role, value in values]}
+
+
+REFUSED: list[tuple[Any, dict[str, Any], list[str]]] = [
+    # Data for another script says so.
+    (to_text, {"conversations": HG}, ["run_sft.py", "conversations", '"text"']),
+    (to_text, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    (to_text, {"question": "Q", "answer": "A"}, ["run_rl.py"]),
+    (to_conversation, {"text": "t"}, ["run_pt.py", "its keys: text"]),
+    (to_conversation, {"conversations": HG[:1], "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    (to_conversation, {"question": "Q", "response_chosen": "C", "response_rejected": "R"}, ["run_dpo.py"]),
+    (to_conversation, {"question": "Q", "answer": "A"}, ["run_rl.py"]),
+    (to_preference, {"conversations": HG}, ["run_sft.py", "chosen", "run_rm.py and run_dpo.py"]),
+    (to_preference, {"text": "t"}, ["run_pt.py"]),
+    (to_prompt, {"text": "t"}, ["run_pt.py", '"prompt"']),
+    # Unknown keys show the nearest format first.
+    (to_conversation, {"instuction": "Q", "output": "A"}, ["instuction, output", 'formats: {"instruction"']),
+    (to_conversation, {}, ["its keys: none"]),
+    (to_text, {"body": "t", "title": ""}, ["body, title (empty: title)"]),
+    # Text.
+    (to_text, {"text": " \n"}, ["blank"]),
+    (to_text, {"text": 3}, ["must be text, found int"]),
+    # Turns.
+    (to_conversation, {"conversations": []}, ["an empty list"]),
+    (to_conversation, {"conversations": "Q"}, ["found str"]),
+    (to_conversation, {"conversations": ["Q"]}, ["conversations[0]", "from/value"]),
+    (to_conversation, turns(("human", "Q"), ("narrator", "A")), ["conversations[1]", "'narrator'", "assistant"]),
+    (to_conversation, turns(("human", "Q"), (None, "A")), ["unknown role None"]),
+    (to_conversation, turns(("human", "Q"), ("gpt", " ")), ["conversations[1] is an empty assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("gpt", None)), ["must be text, found NoneType"]),
+    (to_conversation, turns(("human", [{"type": "image", "url": "x"}]), ("gpt", "A")), ["images"]),
+    (to_conversation, turns(("system", "S"), ("human", "Q")), ["no assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("observation", "1"), ("gpt", "A")), ["follows no assistant turn"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", "{no")), ["is not JSON", "Expecting"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", '{"arguments": {}}')), ["without a name"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", '{"name": "f", "arguments": [1]}')), ["an object"]),
+    (to_conversation, turns(("human", "Q"), ("function_call", "[]")), ["empty list of function calls"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=-2)]}, ['"weight" -2']),
+    (to_conversation, {"conversations": [SYSTEM, *UA], "system": "T"}, ["Keep one"]),
+    (to_conversation, {"conversations": HG, "tools": "{"}, ['"tools" is not JSON']),
+    (to_conversation, {"conversations": HG, "tools": [3]}, ["without a name"]),
+    (to_conversation, {"instruction": "", "input": "", "output": "A"}, ['"instruction" is empty']),
+    (to_conversation, {"instruction": "Q", "output": ""}, ["output[0] is an empty assistant turn"]),
+    (to_conversation, {"instruction": "Q", "output": "A", "history": ["Q", "A"]}, ["[[question, answer], ...]"]),
+    # A bad answer is not to be learned as if it were good.
+    (to_conversation, {"messages": UA, "label": False}, ["labels (KTO)"]),
+    (to_conversation, {"conversations": UA, "kto_tag": True}, ["labels (KTO)"]),
+    (to_conversation, {"messages": UA, "images": ["a.png"]}, ["images", "text only"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=0)]}, ["every assistant turn has the weight 0"]),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=True)]}, ['"weight" True']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", loss=0.5)]}, ['"loss" 0.5']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=float("inf"))]}, ['"weight" inf']),
+    (to_conversation, {"messages": [user("Q"), assistant("A", weight=1, loss=False)]}, ["contradicts itself"]),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "train": True}, assistant("A")]},
+        ['"train" True', "--train_on_inputs"],
+    ),
+    (
+        to_conversation,
+        {"messages": [{**user("Q"), "tool_calls": [{"name": "f"}]}]},
+        ["turn of user with function calls"],
+    ),
+    (to_conversation, {"messages": "[{]"}, ['"messages" is not JSON']),
+    (
+        to_conversation,
+        turns(("human", "Q"), ("function_call", '{"name": "f", "name": "g"}')),
+        ['"name" is there twice'],
+    ),
+    (to_conversation, {"src": ["Q", "R", "S"], "tgt": ["A"]}, ["3 questions", "1 answers"]),
+    (to_conversation, {"src": ["Q"], "tgt": ["A"], "label": [1, 1]}, ["list of 1 weights"]),
+    (
+        to_conversation,
+        {"conversation": [{"human": "Q", "assistant": ""}]},
+        ["conversation[0] is an empty assistant turn"],
+    ),
+    # Labels.
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": "good"}, ['"label" must be true or false']),
+    (to_labelled, {"prompt": "Q", "completion": "C", "label": 2}, ['"label" must be true or false']),
+    (to_labelled, {"messages": UA[:1], "label": True}, ["no answer"]),
+    (to_labelled, {"messages": UA}, ["no format that training on labels (KTO)", '"label": true or false']),
+    (to_labelled, {"prompt": "Q", "chosen": "C", "rejected": "R"}, ["run_rm.py or run_dpo.py"]),
+    # Preference.
+    (to_preference, {"messages": Q, "rejected_response": "R"}, ["no better answer"]),
+    (to_preference, {"messages": [*Q, *C], "rejected_response": "C"}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 1}], "rejected": C}, ["are equal"]),
+    (to_preference, {"prompt": Q, "chosen": [{**C[0], "weight": 0.5}], "rejected": R}, ["the weight 0.5"]),
+    (to_labelled, {"messages": [*Q, {**C[0], "loss": False}], "label": True}, ["the weight 0.0"]),
+    (to_preference, {"instruction": "Q", "output": ["C"]}, ["found 1 entries"]),
+    (to_preference, {"src": ["Q"], "response": [["C"], ["R"]], "sort": [1, 1]}, ["two different numbers"]),
+    (to_preference, {"src": ["Q"], "response": [["C"]], "sort": [1]}, ['"response" must hold two answers']),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "C"}, ["are equal"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": ""}, ["rejected[0] is an empty"]),
+    (to_preference, {"conversations": HG, "chosen": "C", "rejected": "R"}, ["must end with a turn of user or tool"]),
+    (to_preference, {"chosen": "C", "rejected": "R"}, ["its keys: chosen, rejected"]),
+    (to_preference, {"chosen": [*Q, *C], "rejected": [user("other"), *R]}, ["user", "continue the same prompt"]),
+    (to_preference, {"prompt": "P", "chosen": [*Q, *C], "rejected": [*Q, *R]}, ["do not share the prompt"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": "two"}, ['"margin"', "finite"]),
+    (to_preference, {"prompt": "Q", "chosen": "C", "rejected": "R", "margin": float("nan")}, ["finite"]),
+    # Prompts.
+    (to_prompt, {"prompt": ""}, ['"prompt" is empty']),
+    (to_prompt, {"messages": [SYSTEM]}, ["must end with a turn of user or tool", "system"]),
+    (to_prompt, {"messages": [assistant("A")]}, ["found nothing"]),
+]
+
+
+@pytest.mark.parametrize(("read", "value", "words"), REFUSED)
+def test_refused(read: Any, value: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        read(row(3, **value))
+    assert caught.value.place == "data.jsonl:3"
+    message = str(caught.value)
+    assert not [word for word in words if word not in message], message
+
+
+def test_every_refusal_has_a_kind_of_its_own() -> None:
+    """Records that are dropped are counted under it, so it must say something and hold nothing of the record."""
+    for read, value, _ in REFUSED:
+        with pytest.raises(DataError) as caught:
+            read(row(3, **value))
+        assert caught.value.kind != DataError("").kind, value
+        assert len(caught.value.kind) <= 40 and '"' not in caught.value.kind
+
+
+@pytest.mark.parametrize("script", sorted(FORMATS))
+def test_every_format_that_messages_suggest_is_read(script: str) -> None:
+    """A record of just the columns that a format names is recognised as that format and read."""
+    filling: dict[str, Any] = {
+        "messages": [*Q, *C], "conversations": [*Q, *C], "conversation": [{"human": "Q", "assistant": "A"}],
+        "src": ["Q"], "tgt": ["A"], "label": True, "kto_tag": True, "sort": [1, 0], "response": "C",
+        "rejected_response": "R", "rejected": "R", "response_rejected": "R", "rejected_messages": [*Q, *R],
+    }  # fmt: skip
+    read = {"run_pt.py": to_text, "run_sft.py": to_conversation, "run_dpo.py": to_preference, KTO: to_labelled}
+    for known in FORMATS[script]:
+        value = {key: filling.get(key, "T") for key in known.keys}
+        if script == "run_dpo.py":
+            value |= {"response": ["C", "R"], "tgt": []} if "sort" in known.keys else {}
+            value |= {"conversations": Q} if "conversations" in known.keys else {}
+            value |= {"chosen": [*Q, *C], "rejected": [*Q, *R]} if known.keys == ("chosen", "rejected") else {}
+        if script == "run_pt.py" and "messages" in known.keys:
+            value = {"messages": C}
+        assert read.get(script, to_prompt)(row(**value))
+        assert describe_format(value, script).startswith(known.name) or script == "run_dpo.py"
+
+
+def test_mixed_formats_in_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"messages": UA}) + "\n" + json.dumps({"prompt": "Q", "completion": "A"})
+    )
+    (tmp_path / "b.csv").write_text("query,response\nQ,A\n")
+    pq.write_table(pa.Table.from_pylist([{"instruction": "Q", "output": "A"}, {"src": ["Q"], "tgt": ["A"]}],
+                   pa.schema({"instruction": pa.string(), "output": pa.string(), "src": pa.list_(pa.string()),
+                              "tgt": pa.list_(pa.string())})), tmp_path / "c.parquet")  # fmt: skip
+    read = [to_conversation(row_).messages for row_ in read_rows(find_files(str(tmp_path), "--train_file_dir"))]
+    assert read == [UA] * 5
+
+
+def test_samples(samples: Path) -> None:
+    for row_ in read_rows(find_files(str(samples / "sft"), "--train_file_dir")):
+        assert {"user", "assistant"} <= {message["role"] for message in to_conversation(row_).messages}
+    for row_ in read_rows(find_files(str(samples / "preference"), "--train_file_dir")):
+        assert to_preference(row_).chosen != to_prompt(row_).messages
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ({"questoin": "a", "anser": "b"}, "Add --columns question=questoin response=anser. "),
+        ({"prompt_": "a", "completions": "b"}, "Add --columns "),
+        ({"alpha": "a", "omega": "b"}, ""),
+        ({"questoin": "a"}, ""),
+        ({"questoin": "a", "anser": "b", "third": "c"}, ""),
+    ],
+)
+def test_keys_that_are_like_known_ones_can_be_renamed(value: dict[str, str], flag: str) -> None:
+    problem = unknown_format(value, "data.jsonl:1", "run_sft.py")
+    assert str(problem.fix).startswith(flag or "Rename the keys, or")
+    if flag:
+        columns = re.search(r"--columns (.*?)\. ", str(problem.fix))
+        assert columns
+        renamed = apply_columns(row(**value), parse_columns(columns[1]))
+        assert to_conversation(renamed).messages[-1]["content"] == "b"

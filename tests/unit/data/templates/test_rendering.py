@@ -1,0 +1,43 @@
+"""Conversations as the template writes them, and what it marks as generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from hftune.data.templates.rendering import Renderer
+from hftune.data.templates.spans import Span
+from hftune.errors import DataError
+from tests.unit.data.helpers import CHATML, assistant, make_tokenizer, user
+
+MARKING = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}."
+    "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+TALK = [user("a"), assistant("bc")]
+
+
+def test_text_with_and_without_the_generation_prompt() -> None:
+    render = Renderer(make_tokenizer())
+    said = "<|im_start|>user\na<|im_end|>\n"
+    assert render(TALK[:1]) == said
+    assert render(TALK[:1], add_generation_prompt=True) == f"{said}<|im_start|>assistant\n"
+
+
+def test_marks_are_characters_of_the_text() -> None:
+    render = Renderer(make_tokenizer(MARKING))
+    assert render(TALK) == "[user]a[assistant]bc."
+    assert render.marks(TALK) == [Span(18, 21)]
+    assert Renderer(make_tokenizer(CHATML)).marks(TALK) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('no system turn') }}", r"refuses this conversation \(user assistant\): no system turn"),
+        ("{{ 'a' + 7 }}", "refuses this conversation"),
+        ("{{ 'a' + cls_token }}", "writes the cls_token, and this tokenizer has none"),
+    ],
+)
+def test_what_a_template_refuses(template: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        Renderer(make_tokenizer(template))(TALK)

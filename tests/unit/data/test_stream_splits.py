@@ -1,0 +1,50 @@
+"""`--streaming`: rows become examples while training, and held-out records are tokenised ahead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hftune.arguments.entry import parse_arguments
+from hftune.data.corpus.streaming import StreamingDataset
+from hftune.data.splits import load_data
+from hftune.data.stream_splits import StreamEncoder
+from hftune.data.tokenizing.chats import ChatEncoder
+from hftune.errors import DataError
+from tests.unit.data.helpers import assistant, row, user
+
+TALK = [user("q"), assistant("a")]
+
+
+def test_rows_become_columns_of_numbers(chatml: PreTrainedTokenizerFast) -> None:
+    encode = StreamEncoder(ChatEncoder(chatml, max_length=None), {"messages": "talk"}, drop=False)
+    (example,) = encode([row(talk=TALK)])
+    assert set(example) == {"input_ids", "labels"}
+    assert all(isinstance(column, np.ndarray) and column.dtype == np.int32 for column in example.values())
+    assert chatml.decode(example["input_ids"]).endswith("a<|im_end|>\n")
+
+
+def test_bad_rows_stop_or_are_left_out(chatml: PreTrainedTokenizerFast) -> None:
+    encoder, rows = ChatEncoder(chatml, max_length=None), [row(nothing=1), row(messages=TALK)]
+    with pytest.raises(DataError):
+        StreamEncoder(encoder, {}, drop=False)(rows)
+    assert len(StreamEncoder(encoder, {}, drop=True)(rows)) == 1
+
+
+def test_only_training_records_are_streamed(chatml: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    for name, count in (("train", 5), ("held", 2)):
+        lines = [json.dumps({"messages": [user(f"{name} {number}"), assistant("a")]}) for number in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    flags = ["--streaming", "--max_steps", "3", "--data_cache_dir", str(tmp_path / "cache"), "--output_dir", "o"]
+    files = ["--train_file_dir", str(tmp_path / "train.jsonl"), "--validation_file_dir", str(tmp_path / "held.jsonl")]
+    _, data_args, _, args = parse_arguments("sft", [*flags, *files])
+    found = load_data(ChatEncoder(chatml, max_length=64), data_args, args)
+    assert isinstance(found.train, StreamingDataset) and found.about["train"]["streamed"]
+    assert found.evaluation is not None and len(found.evaluation) == found.about["eval"]["used"] == 2
+    stream = iter(found.train)
+    asked = {chatml.decode(next(stream)["input_ids"]).split("\n")[1] for _ in range(5)}
+    assert asked == {f"train {number}<|im_end|>" for number in range(5)}

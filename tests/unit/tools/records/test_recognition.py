@@ -1,0 +1,41 @@
+"""A record is explained by the columns that it was recognised by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.tools.records.recognition import describe_format, describe_formats
+from tests.unit.data.records.values import HG, TOOL, C, Q
+from tests.unit.data.test_preview import TURNS
+
+
+@pytest.mark.parametrize(
+    ("value", "script", "line"),
+    [
+        ({"conversations": HG, "system": "S", "tools": [TOOL], "id": 1}, "run_sft.py",
+         'ShareGPT, because it has "conversations", with system, tools; not used: id'),
+        ({"instruction": "Q", "input": "I", "output": "A"}, "run_sft.py",
+         'Alpaca, because it has "instruction" and "output", with input'),
+        ({"conversations": HG[:1], "chosen": "C", "rejected": "R"}, "run_rm.py",
+         'chosen and rejected after ShareGPT, because it has "conversations" and "chosen" and "rejected"'),
+        ({"question": "Q", "answer": "A"}, "run_rl.py",
+         'question, because it has "question"; for the reward functions: answer'),
+        ({"question": "Q", "answer": "A"}, "run_sft.py",
+         "no format that run_sft.py reads; it looks like data for run_rl.py (prompts without an answer to learn)"),
+        ({"messages": [*Q, *C], "rejected_response": "R"}, "run_dpo.py",
+         'messages and rejected_response, because it has "messages" and "rejected_response"'),
+        ({"a": 1}, "run_pt.py", "no format that run_pt.py reads"),
+    ],
+)  # fmt: skip
+def test_a_record_is_explained(value: dict[str, Any], script: str, line: str) -> None:
+    assert describe_format(value, script) == line
+
+
+def test_formats_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(TURNS + '{"instruction": "a", "output": "b"}\n')
+    lines = list(describe_formats([tmp_path / "d.jsonl"], "run_sft.py", 5))
+    assert lines[0].startswith(f"{tmp_path}/d.jsonl:1: ") and "messages" in lines[0]
+    assert lines[1].startswith(f"{tmp_path}/d.jsonl:2: ") and "instruction" in lines[1]

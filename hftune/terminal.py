@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 SHOW_ALL = "HFTUNE_SHOW_ALL"
 """Variable: 1 leaves the output of libraries where it is, which a debugger needs."""
@@ -246,12 +246,12 @@ def place_log(file: Path) -> None:
 
 def out() -> TextIO:
     """Standard output as the user sees it."""
-    return _capture.out if _capture is not None else sys.stdout  # type: ignore[return-value]
+    return cast(TextIO, _capture.out) if _capture is not None else sys.stdout
 
 
 def err() -> TextIO:
     """Standard error as the user sees it."""
-    return _capture.err if _capture is not None else sys.stderr  # type: ignore[return-value]
+    return cast(TextIO, _capture.err) if _capture is not None else sys.stderr
 
 
 def write_unbuffered(text: str) -> None:

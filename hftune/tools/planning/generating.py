@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from hftune.models.adapters.saved_config import read_lora_config
-from hftune.preflight.memory import ModelSize, estimate
+from hftune.preflight.memory import ModelSize, Setup, estimate
 from hftune.tools.planning.losses import scores_of_words
 from hftune.tools.planning.plan import Moment
 from hftune.tools.planning.states import Buffers
 from hftune.tools.planning.work import Generation
 from hftune.weight_files import weight_shapes
 
-if TYPE_CHECKING:
-    from hftune.tools.planning.planner import Choice, Planner
 
+def needs(
+    generation: Generation,
+    setup: Setup,
+    size: ModelSize,
+    buffers: Buffers,
+    *,
+    config: Any,
+    training_args: Any,
+    dtype: str,
+    compute: torch.dtype,
+) -> tuple[list[Moment], float]:
+    """The moment in which completions are drawn, and bytes of reward models, which are there all the time.
 
-def needs(planner: Planner, choice: Choice, size: ModelSize, buffers: Buffers) -> tuple[list[Moment], float]:
-    """The moment in which completions are drawn, and bytes of reward models, which are there all the time."""
-    generation = choice.work.generation
-    if generation is None:
-        return [], 0.0
-    dtype = planner.model_args.dtype
+    Args:
+        generation: What is drawn.
+        setup: How the model is kept.
+        size: Of the model.
+        buffers: Of training, which are there as well.
+        config: Of the text model.
+        training_args: `RLArguments`.
+        dtype: That reward models are loaded in, or auto.
+        compute: That the model computes in.
+    """
     itemsize = 4 if dtype == "auto" else getattr(torch, dtype).itemsize
-    judges = sum(weights_of(path) for path in planner.training_args.reward_model_path or []) * float(itemsize)
-    need, numerics = estimate(size, choice.setup), planner.numerics(choice)
-    config = planner.bare.config.get_text_config()
+    judges = sum(weights_of(path) for path in training_args.reward_model_path or []) * float(itemsize)
+    need = estimate(size, setup)
     parts = {
         "weights": need.weights,
         # Without --ds3_gather_for_generation False, ZeRO-3 puts the whole model together to generate.
-        "gathered": _gathered(planner, choice, size),
+        "gathered": _gathered(setup, size, gathers=getattr(training_args, "ds3_gather_for_generation", True)),
         "optimizer": need.optimizer,
         "buffers": buffers.standing,
-        "activations": cache_bytes(config, generation, numerics.compute.itemsize),
+        "activations": cache_bytes(config, generation, compute.itemsize),
         "loss": scores_of_words(generation.rows, config.vocab_size),
         "other": judges,
     }
@@ -43,11 +56,10 @@ def needs(planner: Planner, choice: Choice, size: ModelSize, buffers: Buffers) -
     return [Moment("generation", parts)], judges
 
 
-def _gathered(planner: Planner, choice: Choice, size: ModelSize) -> float:
-    gathers = getattr(planner.training_args, "ds3_gather_for_generation", True)
-    if choice.setup.zero_stage < 3 or not gathers:
+def _gathered(setup: Setup, size: ModelSize, *, gathers: bool) -> float:
+    if setup.zero_stage < 3 or not gathers:
         return 0.0
-    return (size.weights + size.adapter) * (2.0 if choice.setup.half else choice.setup.weight_bytes)
+    return (size.weights + size.adapter) * (2.0 if setup.half else setup.weight_bytes)
 
 
 def cache_bytes(config: Any, generation: Generation, itemsize: int) -> float:

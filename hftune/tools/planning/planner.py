@@ -51,8 +51,8 @@ from hftune.tools.planning.formula import formula_profile
 from hftune.tools.planning.losses import Head, HeadSizes, fused_head
 from hftune.tools.planning.numerics import Numerics, numerics_of
 from hftune.tools.planning.pairs import answer_head
-from hftune.tools.planning.plan import Plan, Standing, Step, highest, moments
-from hftune.tools.planning.states import Largest, buffers, step_extra
+from hftune.tools.planning.plan import Moment, Plan, Standing, Step, highest, moments
+from hftune.tools.planning.states import Buffers, Largest, buffers, step_extra
 from hftune.tools.planning.tracing import Batch, Profile, Untraceable, scaled, trace, trace_without_gradients
 from hftune.tools.planning.work import ANSWERS, FULL_LOGITS, FUSED, WEIGHTED, Work, work_of
 
@@ -158,12 +158,26 @@ class Planner:
         largest = shared_largest(self.largest, parts.experts // max(1, len(profile.kinds)), degrees)
         extra = buffers(held, alike, choice.deepspeed, largest)
         head = self._head(choice, numerics, profile)
-        later, other = generating.needs(self, choice, size, extra)
+        later, other = self._generation(choice, size, extra, numerics)
         standing = Standing(need.weights, need.gradients, need.optimizer, extra.standing + extra.gathered, other)
         step = self._step(choice, numerics, profile, head, reference if work.reference else None)
         optimizer = step_extra(held, alike, self.training_args.optim_name, largest)
         found = [*moments(standing, step, extra, optimizer), *later]
         return highest(found, need, setup, extra.pinned + away, self.context(setup), untraced)
+
+    def _generation(
+        self, choice: Choice, size: ModelSize, extra: Buffers, numerics: Numerics
+    ) -> tuple[list[Moment], float]:
+        """What RL needs besides training; nothing elsewhere."""
+        if choice.work.generation is None:
+            return [], 0.0
+        return generating.needs(
+            *(choice.work.generation, choice.setup, size, extra),
+            config=self.bare.config.get_text_config(),
+            training_args=self.training_args,
+            dtype=self.model_args.dtype,
+            compute=numerics.compute,
+        )
 
     def parts(self, adapter_args: AdapterArguments) -> Parts:
         """Parameters by what becomes of them where processes share a model."""

@@ -123,7 +123,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
     if data.evaluation is not None:
         manifest["metrics"] |= _last_evaluation(trainer, manifest)
-        _place_log(args)
+        _open_log(args)
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
@@ -214,7 +214,7 @@ def _begin(
     args: StageArguments, trainer: StageTrainer, data: Splits, manifest: manifests.Manifest, *, anew: bool
 ) -> None:
     """The first that a run writes into its output folder."""
-    _place_log(args)
+    _open_log(args)
     if anew and ranks.is_main():
         rename_old_checkpoints(Path(str(args.output_dir)))
     if not manifests.is_complete(args.output_dir):
@@ -223,10 +223,10 @@ def _begin(
     _write_samples(args, trainer, data)
 
 
-def _place_log(args: StageArguments) -> None:
+def _open_log(args: StageArguments) -> None:
     """Where the words of libraries go from now on, those of before included; each process has its file."""
     name = LOG_NAME if ranks.is_main() else LOG_NAME.replace(".", f"-rank{ranks.rank()}.")
-    terminal.place_log(Path(str(args.output_dir)) / name)
+    terminal.open_log(Path(str(args.output_dir)) / name)
 
 
 def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:

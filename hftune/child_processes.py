@@ -54,11 +54,11 @@ def _modules(search: str) -> list[str]:
     # An installed hftune is found anyway; site-packages on PYTHONPATH would come before the standard library.
     own = [] if ROOT.name in ("site-packages", "dist-packages") else [str(ROOT)]
     here = os.getcwd()
-    named = [os.path.abspath(entry) for entry in search.split(os.pathsep) if entry and _leads_away(entry, here)]
+    named = [os.path.abspath(entry) for entry in search.split(os.pathsep) if entry and _is_not_here(entry, here)]
     return list(dict.fromkeys([*own, *named]))
 
 
-def _leads_away(entry: str, here: str) -> bool:
+def _is_not_here(entry: str, here: str) -> bool:
     """Whether an entry means more than "where I happen to be". A whole path was meant, wherever one is."""
     return os.path.isabs(entry) or os.path.realpath(entry) != os.path.realpath(here)
 
@@ -85,7 +85,7 @@ def start(command: Sequence[str], *, env: Mapping[str, str] | None = None, **giv
     return Popen(command, env=environment(env), **given)
 
 
-def leave_working_folder() -> None:
+def forget_working_folder() -> None:
     """Import nothing from the working folder from here on, where Python was started with `-m` or `-c`.
 
     The folder stays where it is hftune's own, or where PYTHONPATH names it in full.

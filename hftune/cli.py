@@ -21,7 +21,7 @@ from __future__ import annotations
 import sys
 
 from hftune.arguments.scripts import stage_of
-from hftune.child_processes import leave_working_folder
+from hftune.child_processes import forget_working_folder
 from hftune.errors import ArgumentError, did_you_mean, run_tool
 from hftune.on_demand import on_demand
 from hftune.visible import say
@@ -48,7 +48,7 @@ COMMANDS = {
 def main() -> None:
     """Run the subcommand that the command line names."""
     # First of all: a downloaded folder that is worked in may hold a yaml.py, which the tools' imports would run.
-    leave_working_folder()
+    forget_working_folder()
     run_tool(lambda: dispatch(sys.argv[1:]))
 
 

@@ -155,7 +155,7 @@ def run_tool(main: Callable[[], None]) -> None:
 def _listen(code: int, patience: float) -> None:
     listener = interrupts.listen(exits=True, patience=patience, code=code)
     if listener is not None:
-        listener.said = _speak
+        listener.announce = _speak
         listener.last_acts.append(terminal.release)
 
 

@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Listener:
-    """Hears signals for one process.
+    """Handles the signals that ask one process to stop.
 
     Args:
         exits: Whether the second request ends the process, as in a script; else it raises KeyboardInterrupt, as a
@@ -48,10 +48,10 @@ class Listener:
 
     def __init__(self, *, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_CODE) -> None:
         self.exits, self.patience, self.code = exits, patience, code
-        self.told: int | None = None
+        self.signal: int | None = None
         self.deferring = self.leaving = self._raised = False
-        self.said: Callable[[str], None] = lambda text: None
-        self.doing = "finishing this step, then a checkpoint is saved"
+        self.announce: Callable[[str], None] = lambda text: None
+        self.activity = "finishing this step, then a checkpoint is saved"
         self.last_acts: list[Callable[[], None]] = []
         self._first: dict[int, float] = {}
         self._before: dict[int, Any] = {}
@@ -79,7 +79,7 @@ class Listener:
         return True
 
     def stop(self) -> None:
-        """Give the signals back."""
+        """Restore the handlers from before `start`."""
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
             # The reading end is closed by the thread, which ends when it reads nothing more.
@@ -97,30 +97,30 @@ class Listener:
         """Whether the process from which this one was forked was told to stop."""
         return self._shared[0] == 1
 
-    def _note(self, number: int) -> bool:
+    def _is_second_request(self, number: int) -> bool:
         """Whether this is another request, not the first one heard again."""
         now = time.monotonic()
         # A terminal sends Ctrl-C to every process, and torchrun passes it on: the same signal twice within a second.
         again = number in self._first and now - self._first[number] > TOGETHER
         self._first.setdefault(number, now)
-        if self.told is None:
-            self.told, self._shared[0] = number, 1
+        if self.signal is None:
+            self.signal, self._shared[0] = number, 1
         return again
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """In the main thread."""
-        if not self.exits and self._note(number):
+        """Python's handler, which runs in the main thread between two bytecodes."""
+        if not self.exits and self._is_second_request(number):
             raise KeyboardInterrupt
         # The thread notes signals too, but may be scheduled later than this handler.
-        if self.told is None:
-            self.told, self._shared[0] = number, 1
+        if self.signal is None:
+            self.signal, self._shared[0] = number, 1
         if not (self.deferring or self.leaving or self._raised):
             self._raised = True
             # Once: a second exception would break the clean-up that the first one began.
             raise Interrupted(signal.Signals(number).name)
 
     def _hear(self) -> None:
-        """In a thread of its own."""
+        """Read signal numbers in a thread, also while the main thread is inside C code."""
         assert self._pipe is not None
         source = self._pipe[0]
         while data := os.read(source, 1):
@@ -129,11 +129,11 @@ class Listener:
             if number not in SIGNALS or number not in self._before:
                 continue
             first = not self._first
-            if self._note(number) or self.leaving:
+            if self._is_second_request(number) or self.leaving:
                 self._end("" if self.leaving else "ended at once")
             if first and self.deferring:
                 name = signal.Signals(number).name
-                self.said(f"{name}: {self.doing}; once more to end at once")
+                self.announce(f"{name}: {self.activity}; once more to end at once")
             elif first:
                 # Nothing runs yet that a checkpoint could save: the main thread has some seconds to leave by itself.
                 threading.Thread(target=self._end_later, name="hftune end", daemon=True).start()
@@ -147,7 +147,7 @@ class Listener:
 
     def _end(self, words: str) -> None:
         if words:
-            self.said(words)
+            self.announce(words)
         for act in (kill_descendants, *self.last_acts):
             # Whatever fails now, the process ends.
             with contextlib.suppress(Exception):
@@ -160,7 +160,7 @@ _listener: Listener | None = None
 
 
 def listen(*, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_CODE) -> Listener | None:
-    """Hear signals in this process from now on; the listener, or None where somebody hears them or nobody can."""
+    """The listener of this process, started now; None where there is one, or outside of the main thread."""
     global _listener
     if _listener is not None:
         return None
@@ -172,7 +172,7 @@ def listen(*, exits: bool, patience: float = 3.0, code: int = INTERRUPTED_EXIT_C
 
 
 def stop_listening() -> None:
-    """Signals do what they did before."""
+    """Give the signals back to whoever handled them before."""
     global _listener
     if _listener is not None:
         _listener.stop()
@@ -180,17 +180,17 @@ def stop_listening() -> None:
 
 
 def listener() -> Listener | None:
-    """Who hears signals here."""
+    """The listener of this process, if it has one."""
     return _listener
 
 
 def stop_signal() -> int:
     """The signal that asked this process to stop; 0 for none."""
-    return (_listener.told or 0) if _listener is not None else 0
+    return (_listener.signal or 0) if _listener is not None else 0
 
 
 def defer(deferring: bool) -> None:
-    """From here on signals are noted only, or raise `Interrupted` again."""
+    """From here on signals are only noted, or (False) raise `Interrupted` again."""
     if _listener is not None:
         _listener.deferring = deferring
 
@@ -208,7 +208,7 @@ def leave(code: int) -> None:
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Inside somebody else hears signals."""
+    """Give the signals back for a block, to a program that handles them itself."""
     if _listener is not None:
         _listener.stop()
     try:
@@ -229,7 +229,7 @@ def kill_descendants() -> None:
 
 
 def _in_child() -> None:
-    """A forked process hears for itself: its parent answers a Ctrl-C, which the terminal sends to both."""
+    """Reset handlers in a forked process: its parent answers a Ctrl-C, which the terminal sends to both."""
     global _listener
     before, _listener = _listener, None
     if before is None:

@@ -19,7 +19,7 @@ from hftune.visible import visible
 _notices: list[str] = []
 
 
-class _Terminal(logging.StreamHandler[TextIO]):
+class _TerminalHandler(logging.StreamHandler[TextIO]):
     """Writes to where standard error leads now: a script gives its own lines another way than those of libraries."""
 
     @property
@@ -33,7 +33,7 @@ class _Terminal(logging.StreamHandler[TextIO]):
         self._given = None if given is sys.stderr else given
 
 
-class _Shown(logging.Formatter):
+class _SafeFormatter(logging.Formatter):
     """Lines without secrets, tracebacks included, whose hidden characters are spelt out: they quote data and paths."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -45,8 +45,8 @@ def get_logger(name: str = "hftune") -> logging.Logger:
     logger = logging.getLogger(name)
     root = logging.getLogger("hftune")
     if not root.handlers:
-        handler = _Terminal(sys.stderr)
-        handler.setFormatter(_Shown("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+        handler = _TerminalHandler(sys.stderr)
+        handler.setFormatter(_SafeFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
         # Libraries put handlers on the root logger, which would print each line again.
         root.propagate = False

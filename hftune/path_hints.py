@@ -20,7 +20,7 @@ def looks_local(name: str) -> bool:
     return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
-def nearest(path: str) -> str:
+def nearest_path(path: str) -> str:
     """The path there is that is written most like a missing one, in the same style; "" for none.
 
     Each part that is missing is looked for among the entries of the folder before it.
@@ -48,7 +48,7 @@ def path_hint(path: str, what: str) -> str:
     Args:
         what: Such as "a model folder".
     """
-    near = nearest(path)
+    near = nearest_path(path)
     if near:
         return f"did you mean {near}?"
     parent = Path(path).expanduser().parent

@@ -42,7 +42,6 @@ from hftune.preflight.rules.vocabulary import follow_adapter
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
-from hftune.trainers.features.profiling import ProfileSteps
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
@@ -124,7 +123,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         manifest["metrics"] |= _train(run, trainer, data, manifest, stop)
     if data.evaluation is not None:
         manifest["metrics"] |= _last_evaluation(trainer, manifest)
-        _place_log(args)
+        _open_log(args)
         trainer.save_state()
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
@@ -183,8 +182,6 @@ def _train(
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
-    if args.profile and (ranks.is_main() or not args.profiler_rank0_only):
-        trainer.add_callback(ProfileSteps(args.profile_step_start, args.profile_step_end))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
     try:
         result = trainer.train(resume_from_checkpoint=resume)
@@ -197,7 +194,7 @@ def _train(
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest)
-    if stop.told():
+    if stop.agreed_signal():
         raise _stopped(trainer, manifest)
     return result.metrics
 
@@ -217,7 +214,7 @@ def _begin(
     args: StageArguments, trainer: StageTrainer, data: Splits, manifest: manifests.Manifest, *, anew: bool
 ) -> None:
     """The first that a run writes into its output folder."""
-    _place_log(args)
+    _open_log(args)
     if anew and ranks.is_main():
         rename_old_checkpoints(Path(str(args.output_dir)))
     if not manifests.is_complete(args.output_dir):
@@ -226,10 +223,10 @@ def _begin(
     _write_samples(args, trainer, data)
 
 
-def _place_log(args: StageArguments) -> None:
+def _open_log(args: StageArguments) -> None:
     """Where the words of libraries go from now on, those of before included; each process has its file."""
     name = LOG_NAME if ranks.is_main() else LOG_NAME.replace(".", f"-rank{ranks.rank()}.")
-    terminal.place_log(Path(str(args.output_dir)) / name)
+    terminal.open_log(Path(str(args.output_dir)) / name)
 
 
 def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:

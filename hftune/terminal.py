@@ -2,7 +2,7 @@
 
 Libraries print, log, warn and draw bars, in Python, in C and from programs that they start. So the file descriptors 1
 and 2 themselves lead into a pipe, which a thread reads; hftune's own lines go to where they led before, and into the
-log too. Nothing is written to the disk before a run has passed its checks: until `place` lines are kept in memory.
+log too. Nothing is written to the disk before a run has passed its checks: until `open_log` lines are kept in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 SHOW_ALL = "HFTUNE_SHOW_ALL"
 """Variable: 1 leaves the output of libraries where it is, which a debugger needs."""
@@ -36,7 +36,7 @@ _BAR = re.compile(r"\d+%\||\d+(\.\d+)?(it|s| records|examples)/s?|\d+ records")
 _CLEAR = "\r\x1b[2K"
 
 
-class Shown:
+class LoggedStream:
     """A stream that writes to a terminal, or what stands in its place, and into the log as well."""
 
     def __init__(self, real: TextIO, log: Callable[[str], None]) -> None:
@@ -50,15 +50,15 @@ class Shown:
         return self.real.write(text)
 
     def flush(self) -> None:
-        """As a file's."""
+        """Pass what Python has buffered on to the system."""
         self.real.flush()
 
     def isatty(self) -> bool:
-        """Whether a person looks at it."""
+        """Whether it is a terminal, and not a file or pipe."""
         return self.real.isatty()
 
     def fileno(self) -> int:
-        """Where it leads."""
+        """Its file descriptor."""
         return self.real.fileno()
 
     def __getattr__(self, name: str) -> Any:
@@ -83,8 +83,8 @@ class Capture:
         sys.stdout.flush()
         sys.stderr.flush()
         # Before the pipe takes their place: these are where hftune's own lines go.
-        self.saved = {number: _led_to(number) for number in (1, 2)}
-        self.out, self.err = (Shown(_opened(self.saved[number]), self._say) for number in (1, 2))
+        self.saved = {number: _users_descriptor(number) for number in (1, 2)}
+        self.out, self.err = (LoggedStream(_stream_on(self.saved[number]), self._say) for number in (1, 2))
         self._read, self._write = os.pipe()
         with contextlib.suppress(OSError):
             # A burst from C code that holds Python's lock would fill the usual 64 KiB, and wait for a thread that
@@ -97,7 +97,7 @@ class Capture:
         self._thread = threading.Thread(target=self._pump, name="hftune log", daemon=True)
         self._thread.start()
 
-    def place(self, file: Path) -> None:
+    def open_log(self, file: Path) -> None:
         """Append to a file all lines so far, and those to come."""
         with self._lock:
             if self.file is not None:
@@ -127,7 +127,7 @@ class Capture:
                 self.file = None
 
     def _say(self, text: str) -> None:
-        """hftune's own words, among the others in the log."""
+        """Keep whole lines of hftune's own, marked with `>` among the libraries' lines."""
         with self._lock:
             *whole, self._own = (self._own + text).split("\n")
             for line in whole:
@@ -185,7 +185,7 @@ class Capture:
                 self.file.write(line + "\n")
 
 
-def _led_to(number: int) -> int:
+def _users_descriptor(number: int) -> int:
     """Where the user looks: where this descriptor leads, unless `hftune launch` says that it is elsewhere."""
     folder = os.environ.get(ELSEWHERE)
     if folder:
@@ -203,7 +203,7 @@ def reopen(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC)
 
 
-def _opened(number: int) -> TextIO:
+def _stream_on(number: int) -> TextIO:
     """A text stream on a file descriptor, which it does not close."""
     errors = "backslashreplace"
     return open(number, "w", encoding=sys.stdout.encoding or "utf-8", errors=errors, buffering=1, closefd=False)
@@ -238,20 +238,20 @@ def captured() -> Capture | None:
     return _capture
 
 
-def place_log(file: Path) -> None:
+def open_log(file: Path) -> None:
     """Write the log to this file from here on, with all lines so far."""
     if _capture is not None:
-        _capture.place(file)
+        _capture.open_log(file)
 
 
 def out() -> TextIO:
     """Standard output as the user sees it."""
-    return _capture.out if _capture is not None else sys.stdout  # type: ignore[return-value]
+    return cast(TextIO, _capture.out) if _capture is not None else sys.stdout
 
 
 def err() -> TextIO:
     """Standard error as the user sees it."""
-    return _capture.err if _capture is not None else sys.stderr  # type: ignore[return-value]
+    return cast(TextIO, _capture.err) if _capture is not None else sys.stderr
 
 
 def write_unbuffered(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from hftune.errors import ArgumentError
 from hftune.logging import notice
@@ -26,16 +25,13 @@ class HangTimeoutFields:
         },
     )
 
-    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
-
-        def __getattr__(self, name: str) -> Any: ...
-
     def raise_ddp_timeout(self) -> None:
         """Let torch's own time-out come after this one: it says less, and ends a process in the middle of its words."""
         # NCCL's own time-out aborts the process at once: the watchdog must come first to say which rank was behind.
-        collectives: int = self.ddp_timeout  # type: ignore[has-type]
+        collectives = self.ddp_timeout
         if self.hang_timeout and collectives < self.hang_timeout + _AFTER:
-            self.ddp_timeout = int(self.hang_timeout) + _AFTER
+            # Of the TrainingArguments alongside; annotated, since this class does not declare it.
+            self.ddp_timeout: int = int(self.hang_timeout) + _AFTER
             notice(f"--ddp_timeout is {self.ddp_timeout}: collectives wait longer than {_FLAG} {self.hang_timeout:g}")
 
 

@@ -124,7 +124,7 @@ class OptimizerArguments:
         # transformers does not know Muon, and would refuse its name.
         self.optim = OptimizerNames.ADAMW_TORCH.value if optim == MUON else optim
         # TrainingArguments checks the schedule's and the optimizer's names here: both must be its own by now.
-        super().__post_init__()  # type: ignore[misc]
+        super().__post_init__()  # type: ignore[misc] # that of the config which it is mixed into
         if optim == MUON:
             self.optim = MUON
 
@@ -132,10 +132,10 @@ class OptimizerArguments:
         if self.sgd_momentum is None:
             return
         if optim == OptimizerNames.SGD:
-            given: str = self.optim_args or ""  # type: ignore[has-type]
+            given = self.optim_args or ""
             # --optim_args may say it too; what was given by name counts.
             others = [part for part in given.split(",") if part and not part.startswith("momentum=")]
-            self.optim_args = ",".join([*others, f"momentum={self.sgd_momentum}"])
+            self.optim_args: str | None = ",".join([*others, f"momentum={self.sgd_momentum}"])
         else:
             notice(f"--sgd_momentum has no effect: --optim is {optim}")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from hftune.distributed import ranks
 from hftune.distributed.mesh import Mesh, mesh_problems
@@ -28,10 +27,6 @@ class ParallelArguments:
             "help": "Processes that share the experts of every layer of a mixture (AutoEP); each sees rows of its own."
         },
     )
-
-    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
-
-        def __getattr__(self, name: str) -> Any: ...
 
     @property
     def mesh(self) -> Mesh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hftune.errors import ArgumentError
 from hftune.opening.json_file import parse_json
@@ -107,10 +107,6 @@ class RecomputationFields:
     recomputes_least: bool = field(
         default=False, init=False, repr=False, metadata={"help": "Layers are still to be chosen by the plan."}
     )
-
-    if TYPE_CHECKING:  # what the TrainingArguments alongside this class bring
-
-        def __getattr__(self, name: str) -> Any: ...
 
     def resolve_recomputation(self) -> None:
         """Make one decision of all fields, and leave to transformers and TRL what they can read without harm.

@@ -62,8 +62,8 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
     def __post_init__(self) -> None:
         self.resolve_lengths()
         # The Trainer would smooth nothing: its smoother is for losses over labels in a batch.
-        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor  # type: ignore[has-type]
-        self.label_smoothing_factor = 0.0
+        self.label_smoothing = self.label_smoothing or self.label_smoothing_factor
+        self.label_smoothing_factor: float = 0.0
         super().__post_init__()
 
     @property

@@ -95,7 +95,7 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
 
 
 @dataclass
-class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):  # type: ignore[misc]
+class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
     """REINFORCE leave-one-out (arXiv:2402.14740)."""
 
     # A tuple in TRL, of which its parser takes one number.

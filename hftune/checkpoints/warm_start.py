@@ -21,7 +21,7 @@ _ADAPTER = "adapter_config.json"
 def apply_warm_start(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> None:
     """Translate `--warm_start` into what the loaders take: a model's folder, or an adapter that is trained further.
 
-    Optimizer, schedule, random states, step and position in the data begin anew. A full checkpoint takes the place of
+    Optimizer, schedule, random states, step and position in the data start afresh. A full checkpoint takes the place of
     --model_name_or_path, which still gives the tokenizer where the checkpoint has none. An adapter is put on
     --model_name_or_path, or on the base that it names.
 

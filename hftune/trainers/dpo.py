@@ -15,12 +15,14 @@ from trl.models import get_act_offloading_ctx_manager
 from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments.preference import DPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.splits import Splits
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.vocabulary.size import vocabulary_rows
-from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import PRECOMPUTED, ReferencePolicy
+from hftune.trainers.features.run import Inputs, plain_model
 from hftune.trainers.packing_isolation import uncompiled_and_unrounded
 from hftune.trainers.preference.batches import COLUMNS, FILLER, PairCollator
 from hftune.trainers.preference.isolation import prove_answer_isolation
@@ -66,8 +68,9 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
             shared=bool(args.shared_prompts),
             pad_to_multiple_of=args.pad_to_multiple_of,
         )
-        plain = model.get_base_model() if isinstance(model, PeftModel) else model
+        plain = plain_model(model)
         plain.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+        # Before the constructor, which wraps and compiles.
         for each in (plain, ref_model):
             if each is not None:
                 if args.disable_dropout:
@@ -90,6 +93,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
 
     def build_upstream(self, **kwargs: Any) -> None:
         """Leave TRL's own constructor out, and give its methods the attributes that it would have set."""
+        # The class above TRL's DPOTrainer in the order of bases.
         super(trl.DPOTrainer, self).__init__(**kwargs)
         args = self.args
         self._tokenizer, self._is_vlm, self._is_vision_dataset = self.processing_class, False, False
@@ -107,9 +111,9 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         self._total_train_tokens, self._tp_size = 0, args.tensor_parallel_size
         self._precompute_model_hash, self._precompute_engine = None, None
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The reference before all that asks for data, and figures over all."""
-        return [self.pair_figures, self.reference_policy, *super().make_features()]
+        return [self.pair_figures, self.reference_policy, *super().make_features(model, args)]
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The weighted sum of the losses asked for, a scalar; metrics are added up on the way."""
@@ -125,6 +129,7 @@ class DPOTrainer(StageTrainer, trl.DPOTrainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)
+        # Metrics are added up on the way; logits of long answers would fill the memory.
         return loss.detach(), None, None
 
     def prove_isolation(self, model: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hftune.logging import get_logger
 from hftune.publishing.uploads import push_folder
-from hftune.trainers.features.feature import Run
+from hftune.trainers.features.run import Run
 
 
 def push_result(

@@ -41,11 +41,12 @@ class PreemptionCallback(TrainerCallback):
             # On the CPU: asking a GPU every step would make the CPU wait for it every step.
             self._group = dist.new_group(backend="gloo")
         self._listens = interrupts.listen(exits=False) is not None
+        # From here on a signal waits for the end of the step.
         interrupts.defer(True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Agree with the other ranks, and stop where one was told to."""
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"saving a checkpoint at step {state.global_step} and stopping")
             control.should_save = True
             control.should_training_stop = True
@@ -59,13 +60,13 @@ class PreemptionCallback(TrainerCallback):
         Raises:
             EvaluationStopped: A rank was told to stop.
         """
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"the evaluation at step {state.global_step} is left out")
             raise EvaluationStopped
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The checkpoint that has just been written is the last one."""
-        if not self.stopped and self.told():
+        if not self.stopped and self.agreed_signal():
             self._say(f"stopping, checkpoint-{state.global_step} is saved")
             control.should_training_stop = True
 
@@ -75,12 +76,13 @@ class PreemptionCallback(TrainerCallback):
             interrupts.stop_listening()
             self._listens = False
 
-    def told(self) -> int:
+    def agreed_signal(self) -> int:
         """The signal that any rank was told to stop by, 0 for none; every rank must ask."""
         number = interrupts.stop_signal()
         if self._group is not None:
             shared = torch.tensor([number])
             dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
+            # The largest: ranks that were not told have 0.
             number = int(shared.item())
         self._number = number
         return number

@@ -12,10 +12,12 @@ from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBas
 from trl.trainer.utils import disable_dropout_in_model
 
 from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.steps import StepCollator
 from hftune.data.splits import Splits
-from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs
 from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import step_loss
 from hftune.trainers.rewards.held_out_steps import describe_steps, step_figures, step_report
@@ -55,9 +57,9 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
         # The Trainer then counts `labels` over accumulated batches and ranks, and leaves the mean to `stage_loss`.
         self.model_accepts_loss_kwargs = True
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The scale around all others: its loss takes the place of what they measured."""
-        return [self.scores, *super().make_features()]
+        return [self.scores, *super().make_features(model, args)]
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The loss of a batch of answers; with `return_outputs` also the log-odds that each step is right, (steps,)."""
@@ -67,6 +69,7 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
         if num_items_in_batch is None:
             loss = losses.mean()
         else:
+            # A mean over the steps of all micro batches: answers have unlike many.
             loss = losses.sum() / num_items_in_batch
             if self.args.average_tokens_across_devices:
                 loss = loss * self.accelerator.num_processes  # which the mean over ranks divides by again
@@ -88,6 +91,7 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
         index, labels, sizes = inputs["index"], inputs["labels"], inputs["steps"].tolist()
         with torch.no_grad(), self.compute_loss_context_manager():
             loss, odds = self.compute_loss(model, inputs, return_outputs=True)
+        # One number before the odds, so that both arrays have rows of the same length.
         said = [torch.cat([torch.ones_like(part[:1]), part]) for part in odds.split(sizes)]
         wanted = [torch.cat([n[None], part.double()]) for n, part in zip(index, labels.split(sizes), strict=True)]
         return loss, _rows(said), _rows(wanted)
@@ -96,6 +100,7 @@ class ProcessRewardTrainer(StageTrainer, Trainer):
         """Figures over all held-out answers; the report of them is kept for the manifest."""
         numbered_labels, odds = np.asarray(prediction.label_ids), np.asarray(prediction.predictions)
         answers: Dataset = self.scores.scored[numbered_labels[:, 0].astype(int)]
+        # From the records: what was gathered is padded, and rounded to the model's dtype.
         labels = [np.asarray(each, dtype=np.float32) for each in answers["step_labels"]]
         found = [row[1 : 1 + len(each)] for row, each in zip(odds, labels, strict=True)]
         with np.errstate(over="ignore"):

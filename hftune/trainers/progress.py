@@ -40,7 +40,7 @@ _NOT_SHOWN = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second"
 
 
 class ProgressFile(TrainerCallback):
-    """Appends a line for each log; a run that goes on appends to what is there.
+    """Appends a line for each log; a resumed run appends to what is there.
 
     Args:
         tokens_per_epoch: For stages whose trainer does not count tokens itself; None: not known.
@@ -52,7 +52,7 @@ class ProgressFile(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The first line says from which step training goes on; it does not join one that a kill cut off."""
+        """The first line says from which step training resumes; it is not joined to one that a kill cut off."""
         self._write(args, state, {"began": True}, before=b"\n")
 
     def on_log(
@@ -84,6 +84,7 @@ class ProgressFile(TrainerCallback):
             stream.write((before if stream.tell() else b"") + json.dumps(line).encode() + b"\n")
 
     def _tokens(self, state: TrainerState, logs: dict[str, Any]) -> float | None:
+        # TRL's trainers count what they trained; for others it is the share of an epoch.
         if "num_tokens" in logs:
             return float(logs["num_tokens"])
         if self.tokens_per_epoch and state.epoch:
@@ -107,7 +108,7 @@ class ProgressLine(TrainerCallback):
 
     def __init__(self) -> None:
         self._began, self._first, self._batch, self._drawn = time.monotonic(), 0, 0, 0.0
-        self._told: dict[str, Any] = {}
+        self._latest: dict[str, Any] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -118,8 +119,9 @@ class ProgressLine(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The line moves."""
         done, left = state.global_step - self._first, state.max_steps - state.global_step
+        # The mean since this start: steps before an interruption had another machine, perhaps.
         seconds = (time.monotonic() - self._began) / max(done, 1) * left
-        self._draw(args, f"{self._steps(state)}{_words(self._told, _IN_LINE)}, {clock(seconds)} left")
+        self._draw(args, f"{self._steps(state)}{_figures(self._latest, _IN_LINE)}, {clock(seconds)} left")
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -141,9 +143,9 @@ class ProgressLine(TrainerCallback):
         """A line for figures of an evaluation, and for those of training where no line moves."""
         logs = logs or {}
         evaluated = any(name.startswith("eval_") for name in logs)
-        if "train_runtime" in logs:  # the last words of the run have these
+        if "train_runtime" in logs:  # the summary of the run has these
             return
-        text = self._steps(state) + _words(logs, logs)
+        text = self._steps(state) + _figures(logs, logs)
         if evaluated or not self._moves(args):
             get_logger().info("%s", text)
         else:
@@ -151,7 +153,7 @@ class ProgressLine(TrainerCallback):
         if evaluated:
             self._batch = 0
         else:
-            self._told = logs
+            self._latest = logs
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -171,7 +173,7 @@ class ProgressLine(TrainerCallback):
         return f"step {state.global_step}/{state.max_steps}" if state.max_steps else "evaluation"
 
 
-def _words(logs: Mapping[str, Any], names: Iterable[str]) -> str:
+def _figures(logs: Mapping[str, Any], names: Iterable[str]) -> str:
     """`, loss 6.526, 2,269 tokens/s` for those names that are numbers."""
     found = []
     for name in names:
@@ -186,5 +188,6 @@ def peak_memory() -> int:
     """Bytes: of the GPU that this process uses, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    # Linux gives kilobytes, macOS bytes.
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,15 +10,16 @@ import torch
 from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
-from hftune.arguments.training import PTArguments
+from hftune.arguments.training import PTArguments, StageArguments
+from hftune.constants import IGNORE_INDEX
+from hftune.data.batches.collators import causal_collator
 from hftune.data.splits import Splits
-from hftune.trainers import metrics
 from hftune.trainers.features.answer_loss import AnswerLoss
 from hftune.trainers.features.blocks import Blocks
 from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.held_out_loss import HeldOutLoss
 from hftune.trainers.features.streams import Streams
-from hftune.trainers.stage_trainer import StageTrainer, causal_collator
+from hftune.trainers.stage_trainer import StageTrainer
 
 
 class PTTrainer(StageTrainer, Trainer):
@@ -40,7 +42,7 @@ class PTTrainer(StageTrainer, Trainer):
             model=model,
             args=args,
             processing_class=tokenizer,
-            data_collator=causal_collator(args, tokenizer),
+            data_collator=causal_collator(tokenizer.pad_token_id, flat=args.flat_batches),
             train_dataset=data.train,
             eval_dataset=data.evaluation,
             compute_metrics=token_accuracy,
@@ -49,10 +51,10 @@ class PTTrainer(StageTrainer, Trainer):
         )
         self.record_order.mixture = data.mixture
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Data of one's own before all others, the loss behind all others."""
         answers = AnswerLoss(measures_tokens=False)
-        return [Streams(), Blocks(), *super().make_features(), HeldOutLoss(), answers]
+        return [Streams(), Blocks(), *super().make_features(model, args), HeldOutLoss(), answers]
 
 
 def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.Tensor) -> torch.Tensor:
@@ -65,6 +67,9 @@ def most_likely(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: torch.T
 
 
 def token_accuracy(prediction: EvalPrediction) -> dict[str, float]:
-    """Token accuracy of predicted ids (batch, length) against labels (batch, length): position t predicts t + 1."""
-    predicted, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    return {"token_accuracy": metrics.token_accuracy(predicted[:, :-1], labels[:, 1:])}
+    """Share of trained tokens that are predicted, of ids and labels (batch, length); NaN where none is trained."""
+    # Position t predicts the label at t + 1.
+    predicted, labels = np.asarray(prediction.predictions)[:, :-1], np.asarray(prediction.label_ids)[:, 1:]
+    trained = labels != IGNORE_INDEX
+    right = (predicted[trained] == labels[trained]).mean() if trained.any() else math.nan
+    return {"token_accuracy": float(right)}

@@ -31,7 +31,7 @@ from hftune.logging import notice
 from hftune.models.adapters.initialisation import initial_factors, split_plain_lora
 from hftune.opening.safetensors_file import open_tensors
 from hftune.opening.torch_file import load_torch
-from hftune.trainers.features.feature import Run
+from hftune.trainers.features.run import Run
 from hftune.weight_files import read_header, weight_files
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
@@ -44,6 +44,7 @@ def reshard(run: Run, checkpoint: str) -> None:
     check_layout(engine, optimizer, checkpoint)
     names = {parameter: name for name, parameter in run.model.named_parameters()}
     pieces = open_pieces(run, checkpoint, optimizer, names)
+    # Before anything is written into the live model.
     check_pieces(pieces, optimizer, names, checkpoint)
     now = f"ZeRO-{run.args.zero_stage}" if run.is_deepspeed_enabled else "no DeepSpeed"
     notice(
@@ -51,6 +52,7 @@ def reshard(run: Run, checkpoint: str) -> None:
         f"over {ranks.world_size()} process(es) with {now}"
     )
     fill_optimizer(pieces, optimizer, names, rates=list(scheduler_state(checkpoint)["_last_lr"]))
+    # Buffers are the same on all ranks, and in no shard.
     for name, value in pieces.buffers.items():
         run.model.get_buffer(name).copy_(value)
     if engine is not None:
@@ -67,6 +69,7 @@ def open_pieces(run: Run, checkpoint: str, optimizer: Any, names: dict[Tensor, s
     if folder is not None:
         about = load(folder / MODEL_FILE)
         pieces = from_optimizer(about["optimizer"], grouped, _from_module(about["module"]))
+        # DeepSpeed counts steps of its own, by which it reports and saves.
         pieces.counters = {key: about[key] for key in ("global_steps", "global_samples", "skipped_steps")}
         return pieces
     state = load_torch(Path(checkpoint) / OPTIMIZER, mmap=True)
@@ -125,6 +128,7 @@ def check_pieces(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str],
     """
     odd = pieces.unsplittable_states()
     trained = {names[member]: member for group in optimizer_members(optimizer) for member in group}
+    # ZeRO-3 leaves parameters empty, and keeps their shape aside.
     shapes = {name: tuple(getattr(member, "ds_shape", member.shape)) for name, member in trained.items()}
     wrong = sorted(name for name, shape in shapes.items() if pieces.shapes.get(name) != shape)
     if odd:
@@ -152,6 +156,7 @@ def fill_optimizer(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str
     for slot in zero_state.slots(optimizer, names):
         # Under stage 1 and 2 a slot is a group.
         flat_whole = zero_state.layout_of(optimizer) == 2 and optimizer.param_groups[slot.number].get("use_muon", False)
+        # Masters are float32, whatever the model computes in.
         weights.append(zero_state.filled(slot, _reader(pieces, WEIGHTS), torch.float32))
         states[slot.number] = _states(pieces, slot, flat_whole=flat_whole)
     zero_state.load_state(optimizer, weights, states, Groups(pieces.settings, rates))
@@ -159,6 +164,7 @@ def fill_optimizer(pieces: ShardedState, optimizer: Any, names: dict[Tensor, str
 
 def _states(pieces: ShardedState, slot: Slot, *, flat_whole: bool) -> dict[str, Any]:
     """The optimizer's states of a slot, as its state dict has them."""
+    # A member that no step has touched has no state; the first that has one shows which states there are.
     kept = [name for name in slot.members if len(pieces.states(name)) > 1 or pieces.scalars(name)]
     if not kept:  # no step has touched these
         return {}
@@ -188,6 +194,7 @@ def _with_rows(states: dict[str, Any]) -> dict[str, Any]:
 def _reader(pieces: ShardedState, key: str) -> Callable[[str, int, int], Tensor]:
     def read(name: str, begin: int, numel: int) -> Tensor:
         if key not in pieces.states(name):
+            # As the optimizer begins: a parameter that was not trained before.
             return torch.zeros(numel)
         return pieces.read(name, key, begin, numel)
 

@@ -41,6 +41,7 @@ def lock_output(output: Path, *, create: bool) -> None:
                 _held[output.resolve()] = acquire_lock(output / LOCK_NAME, output, patience=_PATIENCE)
                 recover_result(output)
         except ArgumentError as problem:
+            # Collected: every rank must raise the same, or the others wait for it in the next collective.
             problems.append(problem)
     nodes.raise_on_all_ranks(problems)
 

@@ -14,13 +14,14 @@ from peft import PeftModel
 from transformers import EvalPrediction, PreTrainedModel, PreTrainedTokenizerBase
 
 from hftune.arguments.reward import RMArguments
+from hftune.arguments.training import StageArguments
 from hftune.data.batches.pairs import FlatPairCollator, PairCollator
 from hftune.data.splits import Splits
-from hftune.models.vocabulary.size import vocabulary_rows
-from hftune.trainers.features.feature import Feature, Inputs
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, plain_model
 from hftune.trainers.features.score_scale import ScoreScale, longest_first
 from hftune.trainers.losses.reward_model import bradley_terry, centring
-from hftune.trainers.packing_isolation import prove_isolation, uncompiled_and_unrounded
+from hftune.trainers.packing_isolation import prove_rows_isolated
 from hftune.trainers.rewards.held_out_pairs import describe_pairs, pair_figures, pair_report
 from hftune.trainers.stage_trainer import StageTrainer
 
@@ -56,9 +57,9 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         )
         self.record_order.mixture = data.mixture
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The scale around all others: its loss takes the place of what they measured."""
-        return [self.scores, *super().make_features()]
+        return [self.scores, *super().make_features(model, args)]
 
     def _prepare_dataset(self, dataset: Dataset, *args: Any, **kwargs: Any) -> Dataset:
         """Overrides TRL's: pairs are tokenised and within their limits; TRL would go through all to see that."""
@@ -66,6 +67,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
 
     def stage_loss(self, model: Any, inputs: Inputs, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The mean loss of a batch of pairs; with `return_outputs` also its scores, (pairs, 2)."""
+        # Neither is an input of the model.
         difference = inputs.pop("margin", None)
         inputs.pop("index", None)
         chosen, rejected = self.conversation_scores(model, inputs).chunk(2)
@@ -111,6 +113,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
     def score_figures(self, prediction: EvalPrediction) -> dict[str, float]:
         """Figures over all held-out pairs; the report of them is kept for the manifest."""
         scores, index = np.asarray(prediction.predictions, dtype=np.float32), np.asarray(prediction.label_ids)
+        # By their numbers: ranks and batches bring them in another order.
         pairs: Dataset = self.scores.scored[index]
         self.scores.report = pair_report(scores, pairs["source"] if "source" in pairs else ["all"] * len(index))
         self.scores.all_scores = scores.flatten()
@@ -124,11 +127,8 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         return describe_pairs(self.scores.report)
 
     def prove_isolation(self, model: Any) -> None:
-        """By the scores of tokens: a reward model gives one of a row."""
-        attention, autocast = self.model.config._attn_implementation, self.args.bf16 or self.args.fp16
-        with uncompiled_and_unrounded(self.model, self.args):
-            rows = vocabulary_rows(self.model)
-            prove_isolation(model, rows, attention, self.args.device, self._scores_of_tokens, autocast)
+        """Show it by the scores of tokens: a reward model gives one score of a row."""
+        prove_rows_isolated(self, model, self._scores_of_tokens)
 
     def _scores_of_tokens(self, model: Any, inputs: Inputs) -> torch.Tensor:
         """(1, tokens, 1)"""
@@ -140,6 +140,7 @@ class RewardTrainer(StageTrainer, trl.RewardTrainer):
         """What TRL logs of training batches, under its names, over all ranks, in one exchange."""
         tokens = inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
         scores = torch.cat([chosen, rejected])
+        # One exchange for all of them: each would wait for the device.
         mine = [torch.as_tensor(tokens, device=scores.device).float(), scores.min(), scores.mean(), scores.max()]
         mine += [(chosen > rejected).float().mean(), (chosen - rejected).mean()]
         counted, low, mean, high, accuracy, margin = self.accelerator.gather(torch.stack(mine)[None]).T.cpu()
@@ -159,8 +160,7 @@ def token_scores(model: Any) -> Iterator[list[torch.Tensor]]:
     DeepSpeed's and DDP's own hooks have their way.
     """
     heard: list[torch.Tensor] = []
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    handle = plain.score.register_forward_hook(lambda module, args, output: heard.append(output))
+    handle = plain_model(model).score.register_forward_hook(lambda module, args, output: heard.append(output))
     try:
         yield heard
     finally:

@@ -46,6 +46,7 @@ class GRPOTrainer(OnlineTrainer, trl.GRPOTrainer):
         output: dict[str, Any] = generate(inputs)
         if not (self.args.dynamic_sampling and self.model.training):
             return output
+        # Late: the constructor of TRL's trainer does not generate, and the sampler needs all of it.
         self._sampling = self._sampling or DynamicSampling(self, generate)
         return self._sampling.fill(output, len(inputs))
 
@@ -103,6 +104,7 @@ def rl_trainer(
     )
     trainer.record_order.mixture = data.mixture
     _say_gathered(model, args)
+    # Behind the constructor, which would train on whatever it is given.
     trainer.guards.set_judges(judges, args.device)
     if starts_as_base and isinstance(model, PeftModel) and "ref" in model.peft_config:
         # TRL copies any adapter that it did not make itself. One that changes nothing yet needs no copy.
@@ -111,7 +113,8 @@ def rl_trainer(
 
 
 def _check_prompts(data: Splits, args: RLArguments) -> None:
-    """TRL's sampler leaves out what fills no batch of answers, without a word; of too few prompts nothing is left."""
+    """Refuse too few prompts: TRL's sampler leaves out what fills no batch of answers, and does not say so."""
+    # Prompts of a batch of answers, each answered `num_generations` times.
     needed = args.generation_batch_size // args.num_generations
     if len(data.train) < needed:
         raise ArgumentError(
@@ -156,6 +159,7 @@ def build_critic(
         again = read_again() if read_again is not None and _copy_is_impossible(policy) else None
         return critic_like(policy, again)
     assert args.reward_model_path, "preflight asks for one"
+    # Of several the first: one critic begins as one model.
     path = args.reward_model_path[0]
     reward, _ = load_reward_model(path, torch.float32, trust_remote_code=args.trust_remote_code)
     if reward.config.num_labels != 1:

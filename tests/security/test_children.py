@@ -263,14 +263,14 @@ def test_the_command_leaves_the_working_folder(
 ) -> None:
     monkeypatch.setattr(sys, "path", [entry.format(here=hostile) for entry in path])
     monkeypatch.setenv("PYTHONPATH", search.format(here=hostile))
-    child_processes.leave_working_folder()
+    child_processes.forget_working_folder()
     assert sys.path == [entry.format(here=hostile) for entry in kept]
 
 
 def test_the_checkout_itself_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", ["", "/lib"])
-    child_processes.leave_working_folder()
+    child_processes.forget_working_folder()
     assert sys.path == ["", "/lib"]
 
 

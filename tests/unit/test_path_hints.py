@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from hftune.path_hints import cannot_load, looks_local, missing_folder, nearest, not_an_adapter, path_hint
+from hftune.path_hints import cannot_load, looks_local, missing_folder, nearest_path, not_an_adapter, path_hint
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_the_nearest_path(here: Path, path: str, found: str) -> None:
-    assert nearest(path.format(here=here)) == found.format(here=here)
+    assert nearest_path(path.format(here=here)) == found.format(here=here)
 
 
 def test_what_to_do(here: Path) -> None:

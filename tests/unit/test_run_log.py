@@ -77,7 +77,7 @@ def run_main(tmp_path: Path) -> Callable[..., tuple[int, str, Path]]:
 
 
 def test_only_hftune_s_lines_are_shown_and_the_log_has_all(run_main) -> None:
-    code, shown, log = run_main(NOISE + "terminal.place_log(log)\nprint('later', flush=True)\nsay('result')")
+    code, shown, log = run_main(NOISE + "terminal.open_log(log)\nprint('later', flush=True)\nsay('result')")
     assert code == 0
     assert [line.split(" INFO ")[-1] for line in shown.splitlines()] == ["hftune has something to say", "result"]
     text = log.read_text()
@@ -95,7 +95,7 @@ def test_a_refusal_leaves_no_folder(run_main) -> None:
 
 def test_an_unexpected_error_shows_the_last_words_of_libraries_and_where_the_rest_is(run_main) -> None:
     many = "for number in range(40): print(f'line {number}.')\n"
-    code, shown, log = run_main(many + "terminal.place_log(log)\n{}['no such key']")
+    code, shown, log = run_main(many + "terminal.open_log(log)\n{}['no such key']")
     assert code == 1 and "line 39." in shown and "line 25." in shown and "line 24." not in shown
     assert str(log) in shown and shown.rstrip().endswith("KeyError: 'no such key'")
     assert shown.count("Traceback") == 1
@@ -106,7 +106,7 @@ def test_an_unexpected_error_shows_the_last_words_of_libraries_and_where_the_res
 def test_secrets_do_not_reach_the_log(run_main) -> None:
     secret = "hunter2hunter2hunter2x9"
     code, _, log = run_main(
-        f"print('key {secret} and \\x1b[31mred\\x1b[0m and \\x07bell', flush=True)\nterminal.place_log(log)",
+        f"print('key {secret} and \\x1b[31mred\\x1b[0m and \\x07bell', flush=True)\nterminal.open_log(log)",
         WANDB_API_KEY=secret,
     )
     assert code == 0 and secret not in log.read_text() and "key *** and red and \\x07bell" in log.read_text()
@@ -114,25 +114,25 @@ def test_secrets_do_not_reach_the_log(run_main) -> None:
 
 
 def test_everything_can_be_shown(run_main) -> None:
-    code, shown, log = run_main(NOISE + "terminal.place_log(log)", HFTUNE_SHOW_ALL="1")
+    code, shown, log = run_main(NOISE + "terminal.open_log(log)", HFTUNE_SHOW_ALL="1")
     assert code == 0 and all(words in shown for words in ALL) and not log.exists()
 
 
 def test_a_process_that_ends_in_the_middle_has_its_words_in_the_log(run_main) -> None:
     """All ways out of a script write the rest first."""
-    body = "terminal.place_log(log)\nos.write(1, b'x' * 300_000 + b'\\nthe end\\n')\nraise DataError('no')"
+    body = "terminal.open_log(log)\nos.write(1, b'x' * 300_000 + b'\\nthe end\\n')\nraise DataError('no')"
     code, _, log = run_main(body)
     assert code == 2 and "the end" in log.read_text().splitlines()[-2:][0] + log.read_text().splitlines()[-1]
 
 
 def test_a_full_disk_takes_no_log_and_ends_nothing(run_main) -> None:
-    code, shown, _ = run_main("terminal.place_log(Path('/dev/full'))\nprint('lost')\nsay('result')")
+    code, shown, _ = run_main("terminal.open_log(Path('/dev/full'))\nprint('lost')\nsay('result')")
     assert code == 0 and shown.splitlines() == ["result"]
 
 
 def test_a_burst_does_not_block(run_main) -> None:
     """More than a pipe holds, in one call."""
-    code, _, log = run_main("terminal.place_log(log)\nprint('y' * 5_000_000)\nsay('done')")
+    code, _, log = run_main("terminal.open_log(log)\nprint('y' * 5_000_000)\nsay('done')")
     assert code == 0 and log.stat().st_size > 5_000_000
 
 
@@ -140,7 +140,7 @@ def test_bars_of_libraries_are_one_line_that_moves(run_main) -> None:
     body = """
 from tqdm import tqdm
 for _ in tqdm(range(3), desc="Loading checkpoint shards", mininterval=0): time.sleep(0.05)
-terminal.place_log(log)
+terminal.open_log(log)
 say("loaded")
 """
     code, shown, log = run_main(body, at_terminal=True)
@@ -168,7 +168,7 @@ def test_the_page_of_help_is_shown(run_main) -> None:
 
 def test_forked_processes_write_to_the_same_log(run_main) -> None:
     body = """
-terminal.place_log(log)
+terminal.open_log(log)
 child = os.fork()
 if child == 0:
     print("said by a worker", flush=True)
@@ -182,5 +182,5 @@ os.waitpid(child, 0)
 
 def test_a_log_is_added_to(run_main) -> None:
     for _ in range(2):
-        _, _, log = run_main("terminal.place_log(log)\nprint('again')")
+        _, _, log = run_main("terminal.open_log(log)\nprint('again')")
     assert log.read_text().count("again") == 2 and log.read_text().count("--- 2") == 2

@@ -109,3 +109,8 @@ def _padded(values: list[Any], length: int, filler: int, dtype: torch.dtype = to
     for row, value in zip(batch, values, strict=True):
         row[: len(value)] = torch.as_tensor(value, dtype=dtype)
     return batch
+
+
+def causal_collator(pad_token_id: int, *, flat: bool) -> CausalCollator | FlatCollator:
+    """The collator of PT and SFT: documents end to end in one row, or padded."""
+    return FlatCollator() if flat else CausalCollator(pad_token_id)

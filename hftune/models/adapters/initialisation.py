@@ -3,7 +3,7 @@
 Such an adapter begins as factors A0 (r, in) and B0 (out, r) of the weight W, and the base in memory becomes
 W - s B0 A0, with s the scale of LoRA. What training changes is s (B A - B0 A0), and that is a plain LoRA of rank 2 r
 with the factors [A; A0] and [B, -B0]: this is what is saved, in checkpoints as well, so that continuing, merging and
-any other program find an adapter of the unchanged base. peft can convert when it saves, but loses modules saved beside
+any other program find an adapter of the unchanged base. peft can convert when it saves, but loses modules saved with
 the factors (peft 0.21), and would need a folder of its own for the beginning.
 """
 

@@ -15,7 +15,7 @@ from hftune.arguments.training import StageArguments
 
 @dataclass(frozen=True)
 class Machine:
-    """What the choice depends on besides the model.
+    """What the choice of an attention depends on, apart from the model.
 
     Args:
         major: Of the GPU's compute capability; 0 on a CPU.

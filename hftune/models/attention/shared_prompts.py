@@ -1,8 +1,8 @@
 """Several answers behind one prompt in a row: each attends to the prompt and to itself, none to another.
 
 The first answer follows its prompt as in any document. Every other one is a run of tokens of its own, whose keys and
-values begin with those of the prompt; its positions go on where the prompt ends. The prompt is computed once, and gets
-the gradients of all answers.
+values begin with those of the prompt; its positions continue where the prompt ends. The prompt is computed once, and
+gets the gradients of all answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SharedPrompts:
     _masks: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict, repr=False)
 
     @property
-    def pieces(self) -> list[int]:
+    def parts(self) -> list[int]:
         """Tokens of every prompt and answer, in the order of the row."""
         groups = zip(self.prompts, self.answers, strict=True)
         return [length for prompt, answers in groups for length in (prompt, *answers)]
@@ -53,7 +53,7 @@ class SharedPrompts:
         """How many answers each token of the row belongs to, float32 (tokens,): more than 1 in prompts."""
         groups = zip(self.prompts, self.answers, strict=True)
         times = [float(number) for _, answers in groups for number in (len(answers), *([1] * len(answers)))]
-        return torch.repeat_interleave(torch.tensor(times), torch.tensor(self.pieces))
+        return torch.repeat_interleave(torch.tensor(times), torch.tensor(self.parts))
 
     def check(self, lengths: Sequence[int]) -> None:
         """See that an attention's runs are those of this row.
@@ -75,11 +75,11 @@ class SharedPrompts:
             states: A tensor with the row's tokens along `dim`.
         """
         # Split, not sliced: the backward of slices would fill a tensor of zeros for each of them.
-        pieces = iter(states.split(self.pieces, dim=dim))
+        parts = iter(states.split(self.parts, dim=dim))
         out = []
         for answers in self.answers:
-            prompt = next(pieces)
-            out += [torch.cat([prompt, next(pieces)], dim=dim) for _ in answers]
+            prompt = next(parts)
+            out += [torch.cat([prompt, next(parts)], dim=dim) for _ in answers]
         return out
 
     def borders(self, lengths: Sequence[int], device: torch.device) -> torch.Tensor:

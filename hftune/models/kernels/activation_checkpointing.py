@@ -180,7 +180,7 @@ def _wrap_attention(attention: Any) -> None:
     name = attention.config._attn_implementation
     if name in ALL_ATTENTION_FUNCTIONS and isinstance(ALL_ATTENTION_FUNCTIONS[name], _CoreAttention):
         return
-    # Eager attention is no entry of the table but a function beside the module's class.
+    # Eager attention is no entry of the table but a function in the file of the module's class.
     found = None if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
     replace_attention(name, _CoreAttention(found))
 

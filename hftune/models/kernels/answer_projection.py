@@ -352,10 +352,10 @@ def _by_module(
         most = max(ranks.max_over_ranks(most), 1)
     # Logits of a trained head are kept where they are small, since computing them twice is half of the work again.
     again = torch.is_grad_enabled() and 4 * most * vocabulary > KEPT_BYTES
-    pieces = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
+    chunks = -(-most // max(1, CHUNK_BYTES.get(hidden.device.type, 2**28) // (4 * vocabulary)))
     found: list[Columns] = []
     nothing: list[Columns] = []
-    for part, ids in zip(hidden.tensor_split(pieces), targets.tensor_split(pieces), strict=True) if pieces else ():
+    for part, ids in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True) if chunks else ():
         counts = len(part) > 0
         if not counts:
             part, ids = hidden.new_zeros(1, hidden.shape[-1]), targets.new_zeros(1)

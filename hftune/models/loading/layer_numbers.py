@@ -18,7 +18,7 @@ _MTP = ("eh_proj", "enorm", "hnorm", "shared_head", "mtp")
 
 
 def mismatch_error(what: str, folder: str, flag: str) -> ArgumentError:
-    """The error for weights that are not those of the config beside them."""
+    """The error for weights that are not those of the config next to them."""
     return ArgumentError(
         f"config.json and the weights of {folder} are of different models: {what}",
         place=flag,

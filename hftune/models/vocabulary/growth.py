@@ -25,7 +25,7 @@ class Growth:
         base_tokens: Its rows that are tokens, the first ones; those behind them are padding.
         rows: Rows of the result; those behind the highest token id are padding.
         ids: Ids of the new tokens, ascending. Some may be below `base_rows`: padding of the base becomes tokens.
-        pieces: For each of `ids` the ids that the base's tokenizer gives for it; `init="pieces"` needs them.
+        pieces: For each of `ids` its subwords, as the base's tokenizer cuts it; `init="pieces"` needs them.
         init: "pieces", "mean" or "normal".
         multiple: What `rows` was rounded up to a multiple of.
         seed, std: Of `init="normal"`.

@@ -8,7 +8,7 @@ from typing import Any
 
 from hftune.arguments.training import StageArguments
 from hftune.trainers.features.feature import Feature
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.run import plain_model
 
 
 class AdapterPrecision(Feature):
@@ -22,11 +22,13 @@ class AdapterPrecision(Feature):
     @contextmanager
     def building(self, model: Any, args: StageArguments) -> Iterator[None]:
         """TRL asks these two attributes; transformers and accelerate, which must know, ask later or ask others."""
+        # The marks are on the base; an adapter around it has none of its own.
         plain = plain_model(model)
         said = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if getattr(plain, name, False)]
         for name in said:
             setattr(plain, name, False)
         try:
+            # TRL (1.16) casts here, in its constructor.
             yield
         finally:
             for name in said:

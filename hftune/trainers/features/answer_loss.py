@@ -11,8 +11,8 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.sequence_slices import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
-from hftune.trainers.features.feature import Feature, Inputs, Run
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run, plain_model
 
 OF_LABELS = ("labels", "shift_labels", "loss_weights")
 """What of a batch does not go to the model."""
@@ -69,9 +69,12 @@ class AnswerLoss(Feature):
         """A float32 scalar: sum of weights times -log p, over `counted`, or over the labels of the batch."""
         if not finds_answers(run, inputs):
             return None
+        # One row of all tokens: the head is applied at the labels only, wherever they lie in the batch.
         labels = next_tokens(inputs).reshape(-1)
         at = (labels != IGNORE_INDEX).nonzero().squeeze(1)
+        # A batch without labels has the loss 0, not 0 / 0; its gradient is 0 as well.
         count = max(len(at), 1) if counted is None else counted
+        # Weights and the division go into factors of single tokens, so that the head can sum chunk by chunk.
         factors = torch.ones(at.shape, device=at.device) / count
         if run.args.average_tokens_across_devices and counted is not None:
             # The count is that of all processes, and gradients are averaged over them.
@@ -85,6 +88,7 @@ class AnswerLoss(Feature):
             answer_ids=labels[at],
             answer_factors=factors,
             answer_dft=getattr(run.args, "loss_type", None) == "dft",
+            # Entropy and accuracy need a second pass over the vocabulary: only where somebody reads them.
             answer_detail=1 if self.measures_tokens or not run.model.training else 0,
         )
         if self.measures_tokens:
@@ -93,26 +97,28 @@ class AnswerLoss(Feature):
         return outputs.loss, outputs
 
     def make_prediction(self, run: Run, model: Any, inputs: Inputs, loss_only: bool) -> tuple[Any, ...] | None:
-        """In place of logits the tokens foretold, as far as is known: -1 for a wrong one."""
+        """In place of logits the predicted tokens, as far as is known: -1 for a wrong one."""
+        # With labels smoothed, or a loss of the user's own, the Trainer must see logits.
         if loss_only or not finds_answers(run, inputs):
             return None
         inputs = run._prepare_inputs(inputs)
         with torch.no_grad(), run.compute_loss_context_manager():
             loss, outputs = run.compute_loss(model, inputs, return_outputs=True)
         labels = next_tokens(inputs)
-        foretold = torch.full_like(labels, -1)
+        predicted = torch.full_like(labels, -1)
         scored = labels != IGNORE_INDEX
-        foretold[scored] = torch.where(outputs.is_top1, labels[scored], -1)
-        # Metrics compare what is foretold at a place with the label at the next one.
+        predicted[scored] = torch.where(outputs.is_top1, labels[scored], -1)
+        # Metrics compare what is predicted at a place with the label at the next one.
         if "shift_labels" not in inputs:
-            return loss.detach(), foretold, inputs["labels"]
+            return loss.detach(), predicted, inputs["labels"]
         pad = torch.nn.functional.pad
-        return loss.detach(), pad(foretold, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
+        return loss.detach(), pad(predicted, (0, 1), value=-1), pad(labels, (1, 0), value=IGNORE_INDEX)
 
     def counts(self, run: Run) -> dict[str, Any]:
         """Sums since the last log, over all ranks: what `resume_counts` takes."""
         sums = self.sums["train"]
         own = torch.zeros(4, dtype=torch.float64, device=sums.device) if sums.sums is None else sums.sums.clone()
+        # Added up over ranks, since a resumed run may have others; one rank takes the sum again.
         whole = run.accelerator.reduce(own, "sum").tolist()
         return {"sums": whole if any(whole) else None}
 
@@ -130,17 +136,19 @@ def finds_answers(run: Run, inputs: Inputs) -> bool:
         "labels" in inputs
         and run.label_smoother is None
         and run.compute_loss_func is None
+        # Prompt learning puts virtual tokens before the labels, so that places in the input are others than in the
+        # labels.
         and not getattr(getattr(run.model, "active_peft_config", None), "is_prompt_learning", False)
     )
 
 
 def next_tokens(inputs: dict[str, Any]) -> torch.Tensor:
-    """(batch, tokens): the label that is to be foretold at each place."""
+    """(batch, tokens): the label that is to be predicted at each place."""
     return inputs["shift_labels"] if "shift_labels" in inputs else shifted(inputs["labels"], IGNORE_INDEX)
 
 
 def next_values(inputs: dict[str, Any], name: str, filler: float) -> torch.Tensor:
-    """(batch, tokens): what belongs to the label that is to be foretold at each place."""
+    """(batch, tokens): what belongs to the label that is to be predicted at each place."""
     values: torch.Tensor = inputs[name]
     return values if "shift_labels" in inputs else shifted(values, filler)  # slices come shifted like their labels
 

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import Sampler
-from transformers.trainer import TRAINER_STATE_NAME
 
 from hftune.data.corpus.blocks import BlockDataset, BlockSampler
 from hftune.data.corpus.streaming import StreamingDataset
 from hftune.distributed import ranks
-from hftune.errors import ArgumentError, ManifestError, shown
+from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
-from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
-
-LOADER_STATE_NAME = "loader_state.json"
-"""The file of a checkpoint that says which documents have been trained. The same for all ranks."""
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.loader_state import LOADER_STATE_NAME, read_state, refuse_state, state_errors
+from hftune.trainers.features.run import Run
 
 
 class Blocks(Feature):
@@ -41,7 +36,7 @@ class Blocks(Feature):
         if isinstance(run.train_dataset, BlockDataset):
             self._begin(run, checkpoint)
         elif checkpoint and not isinstance(run.train_dataset, StreamingDataset):
-            _refuse_state(checkpoint)
+            refuse_state(checkpoint)
 
     def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
         """Blocks are mixed by the data set itself."""
@@ -58,6 +53,7 @@ class Blocks(Feature):
         data = run.train_dataset
         if isinstance(data, BlockDataset) and "loss" in logs:
             epochs = data.epochs(self.trained(run))
+            # Four digits: an epoch of a large source takes many thousands of steps.
             logs |= {f"data_epoch/{name}": round(epoch, 4) for name, epoch in epochs.items()}
 
     def trained(self, run: Run) -> int:
@@ -74,6 +70,7 @@ class Blocks(Feature):
             return None
         blocks = self.trained(run)
         epochs = data.epochs(blocks)
+        # The first token of a document has nothing before it that could predict it.
         documents = sum(
             len(source.documents) * epochs[name] for name, source in zip(data.names, data.sources, strict=True)
         )
@@ -82,16 +79,18 @@ class Blocks(Feature):
     def _begin(self, run: Run, checkpoint: str | None) -> None:
         data, step_size = run.train_dataset, run.get_total_train_batch_size(run.args)
         data.round_to_steps(step_size)
+        # The position is part of the order of blocks here: nothing is read to be skipped.
         if run.args.ignore_data_skip:
             notice("--ignore_data_skip has no effect: the position in tokenised data is found without reading them")
             run.args.ignore_data_skip = False
         if not checkpoint:
             return
         state, steps = read_state(checkpoint)
-        with telling_faults(checkpoint):
+        with state_errors(checkpoint):
             changes = list(data.resume(state))
         for change in changes:
             notice(f"going on with changed data: {change}")
+        # Chosen so that `trained` gives the blocks of the checkpoint now, and counts on in steps of today's size.
         self._origin = state["blocks"] - steps * step_size
         if self._origin != 0 or state["block_size"] != data.block_size:
             fix_steps(run, state, steps, step_size)
@@ -119,46 +118,3 @@ def fix_steps(run: Run, state: dict[str, Any], steps: int, step_size: int) -> No
         f"a step is now {step_size} blocks of {data.block_size} tokens; {steps} steps were made before, and {left} "
         f"are left to {run.args.num_train_epochs:g} epoch(s)"
     )
-
-
-def _refuse_state(checkpoint: str) -> None:
-    if (Path(checkpoint) / LOADER_STATE_NAME).is_file():
-        raise ArgumentError(
-            f"{checkpoint} was made on tokenised or streamed data, and other data would be skipped by count",
-            place="--resume_from_checkpoint",
-            fix="Give the data that it was made with: --tokenized_dir, or --streaming.",
-        )
-
-
-@contextmanager
-def telling_faults(checkpoint: str | Path) -> Iterator[None]:
-    """Around what takes the state of the data apart: other keys and values than it wrote become the one message."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        file = Path(checkpoint) / LOADER_STATE_NAME
-        raise ManifestError(
-            f"{file} is no state of the data: {type(error).__name__} {shown(error)}",
-            place=str(file),
-            fix="resume from another checkpoint, or start anew from its weights: --warm_start",
-        ) from error
-
-
-def read_state(checkpoint: str | Path) -> tuple[dict[str, Any], int]:
-    """The state of the data in a checkpoint, and the steps made by then.
-
-    Raises:
-        ArgumentError: The checkpoint has none: it was made on other data, or is damaged.
-    """
-    folder = Path(checkpoint)
-    missing = [name for name in (LOADER_STATE_NAME, TRAINER_STATE_NAME) if not (folder / name).is_file()]
-    if missing:
-        raise ArgumentError(
-            f"{checkpoint} has no {' and no '.join(missing)}, so it is not known which documents it was trained on",
-            place="--resume_from_checkpoint",
-            fix="Go on with the data that it was made with (without --tokenized_dir or --streaming), or give the "
-            "folder as --model_name_or_path to start anew from its weights.",
-        )
-    state = read_checked(folder / LOADER_STATE_NAME)
-    steps = read_checked(folder / TRAINER_STATE_NAME)["global_step"]
-    return state, int(steps)

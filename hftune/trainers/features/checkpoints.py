@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from hftune.models.adapters.initialisation import initial_factors, split_plain_l
 from hftune.opening.safetensors_file import load_tensors
 from hftune.publishing.disk import flush, free_name, lexists
 from hftune.publishing.folder import make_work
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.publisher import Publisher
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.weight_files import weight_files
 
 
@@ -31,17 +32,15 @@ class Checkpoints(Feature):
     `save_total_limit` counts whole checkpoints only, and never takes the newest of them or the best. With
     `--async_save` training continues while what was written is read again, flushed and published.
 
-    Args:
-        save_state: Adds what all features keep to a folder, on all ranks.
-
     Attributes:
         manifest: Goes into every checkpoint: one that is merged or resumed must know its base as well.
     """
 
-    def __init__(self, save_state: Callable[[Path], None]) -> None:
+    def __init__(self) -> None:
         self.manifest: Manifest | None = None
-        self._save_state = save_state
-        self._publisher: Publisher | None = None
+        # One thread, which reads and renames files that nothing writes any more and never talks to other processes.
+        self._publisher = ThreadPoolExecutor(1, thread_name_prefix="hftune-publisher")
+        self._published: Future[None] | None = None
         self._work: Path | None = None  # where the Trainer writes while a checkpoint is made
         self._several_places: bool | None = None  # machines write into folders of their own; None: not asked yet
 
@@ -52,13 +51,15 @@ class Checkpoints(Feature):
         if run.args.async_save:
             ranks.barrier()  # on each machine a process clears up what it takes for leftovers
         output = Path(str(run.args.output_dir))
+        # Asked once: the answer takes a file written by one machine and looked for by the others.
         if self._several_places is None:
             self._several_places = writes_in_several_places(output)
         name = f"checkpoint-{run.state.global_step}"
         with self._writing_into(output / PARTIAL):
             yield
         finish_writing(run)
-        self._save_state(output / PARTIAL / name)
+        run.features.call_reversed(Feature.save_state, run, output / PARTIAL / name)
+        # After all files of features: the state that names the best checkpoint is written last.
         remember_best(run, output, name)
         ranks.barrier()
         if self._several_places:
@@ -106,12 +107,18 @@ class Checkpoints(Feature):
         return True
 
     def wait(self) -> None:
-        """Until the last checkpoint is published; only the rank that publishes waits."""
-        if self._publisher is not None:
-            self._publisher.wait()
+        """Until the last checkpoint is published; only the rank that publishes waits.
+
+        Raises:
+            Whatever went wrong there, once.
+        """
+        published, self._published = self._published, None
+        if published is not None:
+            published.result()
 
     def publish(self, run: Run, output: Path, name: str) -> None:
         """Check, rename and tidy: once on a file system that machines share, on each where they do not."""
+        # What a resumed run must know of the world that wrote it, before it opens a file of DeepSpeed's.
         about = {
             "step": run.state.global_step,
             "world_size": ranks.world_size(),
@@ -120,6 +127,7 @@ class Checkpoints(Feature):
             "expert_parallel_size": run.args.expert_parallel_size,
             "global_batch": run.get_total_train_batch_size(run.args),
         }
+        # Read now: the job may run in another thread while the Trainer changes its state.
         limit, best = run.args.save_total_limit, run.state.best_model_checkpoint
 
         def job() -> None:
@@ -130,8 +138,8 @@ class Checkpoints(Feature):
         if not run.args.async_save:
             job()
             return
-        self._publisher = self._publisher or Publisher()
-        self._publisher.submit(job)
+        # The next checkpoint waits for this one before it begins, so that there is one job at a time.
+        self._published = self._publisher.submit(job)
 
     @contextmanager
     def _writing_into(self, folder: Path) -> Iterator[None]:
@@ -161,7 +169,7 @@ def writes_in_several_places(output: Path) -> bool:
 def finish_writing(run: Run) -> None:
     """Nothing may be in flight when a checkpoint is checked; called on all ranks.
 
-    DeepSpeed's decoupled writers would go on until a later step, in a folder that has another name by then.
+    DeepSpeed's decoupled writers would continue until a later step, in a folder that has another name by then.
     """
     engine = run.model_wrapped if run.is_deepspeed_enabled else None
     writer = getattr(engine, "checkpoint_engine", None)
@@ -205,14 +213,17 @@ def publish_checkpoint(aside: Path, final: Path, about: dict[str, Any]) -> None:
     """Give a checkpoint its name once it is whole; what had that name before is replaced, or kept if it is not ours."""
     write_record(aside, about)
     fault = checkpoint_fault(aside)
+    # Not an error for the user: what is checked was written a moment ago, by this run.
     assert fault is None, f"the checkpoint just written is not whole: {fault}"
     if lexists(final):  # the same step again after resuming, or another tool's checkpoint
+        # Another tool, or the user, may have put files there: those are kept under another name.
         foreign = added_files(final)
         if foreign:
             kept = free_name(final.with_name(f"{final.name}.replaced"))
             final.rename(kept)
             notice(f"{kept} is what was {final.name}: hftune did not write {', '.join(foreign[:3])}")
         else:
+            # Two renames: at no time is there half a checkpoint under its name, and a kill between them leaves both.
             old = final.with_name(f".{final.name}.old")
             shutil.rmtree(old, ignore_errors=True)
             final.rename(old)

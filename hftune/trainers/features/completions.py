@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hftune.distributed import ranks
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 SAMPLES_NAME = "completions.jsonl"
 """Samples of a run: a line a completion, with its step, prompt, rewards and advantage."""
@@ -26,6 +27,7 @@ class Completions(Feature):
 
     def after_log(self, run: Run, logs: dict[str, float]) -> None:
         """TRL has just put the rewards of all ranks together."""
+        # An evaluation logs at the same step, and TRL keeps the answers of training until the next batch.
         new = run.state.global_step != self._shown and run._logs["prompt"]
         if new and run.args.sample_completions and ranks.is_main():
             self._shown = run.state.global_step
@@ -51,6 +53,7 @@ def write_samples(run: Run, file: Path) -> None:
     logs = run._logs
     columns = {name: list(values) for name, values in logs["rewards"].items()}
     rows = zip(logs["prompt"], logs["completion"], logs["advantages"], strict=False)
+    # RL logs before anything else is written where evaluation comes first.
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a", encoding="utf-8") as stream:
         for index, (prompt, completion, advantage) in enumerate(rows):

@@ -10,15 +10,15 @@ from hftune.arguments.training import StageArguments
 from hftune.logging import notice
 from hftune.models.kernels.dropout import Dropouts, find_dropouts
 from hftune.models.loading.dropout_fields import Probabilities, outside_config
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run, plain_model
 
 
 class DropoutWarmup(TrainerCallback):
     """Let dropout grow from 0 at step 0 to its full value at step `--dropout_warmup_steps`, in proportion to steps.
 
     ERNIEKit (its `LayerwiseDropoutCallback`) does the same, and always scales layer l of L (from 0) by l / L as well,
-    which is `--layerwise_dropout` here. A resumed run goes on where it was.
+    which is `--layerwise_dropout` here. A resumed run has the value of its step.
 
     Args:
         layers: The places of each decoder layer.
@@ -36,19 +36,19 @@ class DropoutWarmup(TrainerCallback):
 
     def set(self, step: int) -> None:
         """Set what holds after `step` optimizer steps."""
+        # 0 steps are no growth, and no divisor.
         share = 1.0 if step >= self.steps else step / self.steps
         for number, places in enumerate(self.layers):
             places.set(self.full.scaled(share * (number / len(self.layers) if self.layerwise else 1.0)))
 
 
 class DropoutSettings(Feature):
-    """Sets the dropouts asked for, wherever the architecture has or lacks them."""
+    """Sets the dropouts asked for, whether the architecture has its own or none."""
 
     def on_built(self, run: Run) -> None:
         """After the stage's own constructor, which may switch dropout off."""
-        if not run.args.asks_for_dropout:
-            return
         notice(describe(run.args))
+        # Adapters have a dropout of their own, which these flags do not mean.
         plain = plain_model(run.model)
         if left := outside_config(plain.config, run.args):
             run.add_callback(DropoutWarmup(find_dropouts(plain, left), left, run.args))

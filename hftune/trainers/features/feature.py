@@ -1,4 +1,4 @@
-"""What a feature of a trainer is, and what it sees of the trainer."""
+"""What a feature of a trainer is: its hooks, and how they are called in order."""
 
 from __future__ import annotations
 
@@ -6,108 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
-from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from hftune.arguments.training import StageArguments
+from hftune.trainers.features.run import Inputs, Run
 
-Inputs = dict[str, Any]
-"""A micro batch: names and tensors."""
-
-
-class Run(Protocol):
-    """What features use of a trainer: a test makes one up of these.
-
-    Attributes:
-        model: As it was given to the trainer; an adapter around it or not.
-        model_wrapped: What a training step calls: DeepSpeed's engine, DDP, or the model.
-    """
-
-    args: Any  # the stage's own class: mypy does not see the fields that these inherit from transformers
-    state: TrainerState
-    control: TrainerControl
-    accelerator: Any
-    model: Any
-    model_wrapped: Any
-    optimizer: Any
-    lr_scheduler: Any
-    processing_class: Any
-    data_collator: Any
-    train_dataset: Any
-    eval_dataset: Any
-    is_deepspeed_enabled: bool
-    model_accepts_loss_kwargs: bool
-    compute_loss_func: Any
-    current_gradient_accumulation_steps: int
-    label_smoother: Any
-    neftune_noise_alpha: float | None
-
-    # Private attributes of transformers' Trainer that features read or set; no public ones say the same (5.17-5.23).
-    _tr_loss: torch.Tensor
-    _total_loss_scalar: float
-    _globalstep_last_logged: int
-    _train_batch_size: int
-    _created_lr_scheduler: bool
-
-    # Of TRL's trainers: what is logged next, and tokens trained so far.
-    _metrics: dict[str, dict[str, list[float]]]
-    _total_train_tokens: int
-    _tp_size: int
-
-    # Of TRL's trainers that generate: the micro batch in a batch of answers, samples, and what rewards are asked with.
-    _step: int
-    _logs: dict[str, Any]
-    _tokenizer: Any
-    eos_token_ids: list[int]
-    reward_func_names: list[str]
-    num_generations: int
-    max_completion_length: int
-    mask_truncated_completions: bool
-
-    def upstream_sampler(self, dataset: Any) -> Any:
-        """What the upstream trainer draws the records of a data set with."""
-
-    def add_callback(self, callback: TrainerCallback) -> None:
-        """Of transformers."""
-
-    def is_world_process_zero(self) -> bool:
-        """Of transformers: whether this is the first of all processes."""
-
-    def get_total_train_batch_size(self, args: StageArguments) -> int:
-        """Rows of an optimizer step over all processes."""
-
-    def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Of transformers: parameters with weight decay."""
-
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint of the step just made."""
-
-    def counts(self) -> dict[str, Any]:
-        """What stage and features have counted so far, over all ranks; every rank must ask."""
-
-    def resume_counts(self, saved: dict[str, Any]) -> None:
-        """Continue to count from what `counts` returned."""
-
-    def compute_loss(self, model: Any, inputs: Inputs, return_outputs: bool = False) -> Any:
-        """The loss of a batch with all that features add to it."""
-
-    def evaluate(self) -> dict[str, float]:
-        """Metrics of all held-out records."""
-
-    def predict(self, test_dataset: Any, *, metric_key_prefix: str) -> Any:
-        """Of transformers: predictions and metrics of other records."""
-
-    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
-        """Of transformers: autocast, where it is used."""
-
-    def _prepare_inputs(self, inputs: Inputs) -> Inputs:
-        """Of transformers: a batch on the device."""
-
-    def get_tp_size(self) -> int:
-        """Of transformers: tensor-parallel processes that accelerate knows of."""
+FeatureType = TypeVar("FeatureType", bound="Feature")
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -227,10 +136,6 @@ class Feature:
 
     def on_step_end(self, run: Run, norm: Any) -> None:
         """The optimizer has made its step, with gradients of this norm; nothing is logged or saved yet."""
-
-    def tokens_seen(self, run: Run, tokens: int) -> int:
-        """Input tokens of a micro batch over all processes, of what the Trainer counts."""
-        return tokens
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """Figures are about to be logged, and can be added to."""
@@ -353,21 +258,61 @@ class Features:
         self.all = tuple(features)
         self._having: dict[str, tuple[Feature, ...]] = {}
 
-    def first_to_last(self, hook: Callable[..., Any]) -> tuple[Feature, ...]:
+    def add(self, features: Sequence[Feature]) -> None:
+        """Put features behind those that are there, each class once."""
+        known = {type(feature) for feature in self.all}
+        self.all += tuple(feature for feature in features if type(feature) not in known)
+        self._having.clear()
+
+    def one(self, kind: type[FeatureType]) -> FeatureType:
+        """The feature of a class, of which there is one."""
+        # Unpacking fails where there are several or none, which a stage must not have.
+        (found,) = (feature for feature in self.all if isinstance(feature, kind))
+        return found
+
+    def having(self, hook: Callable[..., Any]) -> tuple[Feature, ...]:
         """Those that override a hook of `Feature`, in order: a hot loop does not call the ones that do nothing."""
         name = hook.__name__
+        # Looked up once: hooks of a step are called for each micro batch.
         if name not in self._having:
             self._having[name] = tuple(one for one in self.all if getattr(type(one), name) is not hook)
         return self._having[name]
 
-    def last_to_first(self, hook: Callable[..., Any]) -> tuple[Feature, ...]:
-        """The same, from the inside out."""
-        return self.first_to_last(hook)[::-1]
+    def call(self, hook: Callable[Concatenate[Feature, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a hook from the first feature to the last."""
+        for feature in self.having(hook):
+            getattr(feature, hook.__name__)(*args, **kwargs)
+
+    def call_reversed(self, hook: Callable[Concatenate[Feature, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a hook from the last feature to the first."""
+        # The way out: what the first feature began it ends last.
+        for feature in reversed(self.having(hook)):
+            getattr(feature, hook.__name__)(*args, **kwargs)
+
+    def answers(self, hook: Callable[Concatenate[Feature, P], T], *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        """What a hook returns, feature by feature; the next one is called when its answer is asked for."""
+        return (getattr(feature, hook.__name__)(*args, **kwargs) for feature in self.having(hook))
+
+    def first_answer(
+        self, hook: Callable[Concatenate[Feature, P], T | None], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """What the first feature that has an answer returns; those behind it are not called."""
+        return next((answer for answer in self.answers(hook, *args, **kwargs) if answer is not None), None)
+
+    def merged(self, hook: Callable[[Feature, Run], dict[str, Any]], run: Run) -> dict[str, Any]:
+        """What a hook of all features returns, together."""
+        return {name: value for found in self.answers(hook, run) for name, value in found.items()}
 
     @contextmanager
-    def around(self, hook: Callable[..., Any], *given: Any) -> Iterator[None]:
+    def around(
+        self,
+        hook: Callable[Concatenate[Feature, P], AbstractContextManager[None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Iterator[None]:
         """All contexts of a hook, the first feature's outermost."""
+        # An error in the block, or in entering a later context, leaves those that were entered.
         with ExitStack() as stack:
-            for feature in self.first_to_last(hook):
-                stack.enter_context(getattr(feature, hook.__name__)(*given))
+            for context in self.answers(hook, *args, **kwargs):
+                stack.enter_context(context)
             yield

@@ -7,24 +7,27 @@ from typing import Any
 import torch
 
 from hftune.compat.installing import replace_method
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class GradientNorms(Feature):
     """At ZeRO stage 0 in float32, DeepSpeed clips and forgets the norm (0.19).
 
-    And it divides a loss by the number of accumulated batches, though it is told not to, where that is the very tensor
+    And it divides a loss by the number of accumulated batches, in spite of its setting, where that is the very tensor
     that the model returned: its hook on outputs then runs before the one that says that all is scaled already
     (`_backward_prologue_per_tensor`, 0.19.8).
     """
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """Have the engine remember what it clips."""
+        # Only the first time: the engine is made after this feature.
         if unpartitioned(run) and "clip_fp32_gradients" not in vars(model):
             replace_method(model, "clip_fp32_gradients", clip_and_remember)
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
         """A tensor of its own where DeepSpeed would take it for an output of the model."""
+        # Evaluation calls no backward, and needs no copy.
         return loss.clone() if unpartitioned(run) and run.model.training else loss
 
 

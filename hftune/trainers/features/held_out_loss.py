@@ -10,7 +10,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from hftune.constants import IGNORE_INDEX
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class HeldOutLoss(Feature):
@@ -43,8 +44,10 @@ class HeldOutLoss(Feature):
         """The loss over all tokens."""
         self._measures = False
         sums = torch.tensor(self._sums, dtype=torch.float64, device=run.args.device).view(-1, 2)
+        # Every rank has as many batches, which `evaluation_data` sees to: shapes agree.
         losses, tokens = run.accelerator.reduce(sums, "sum").T.tolist()
         self.tokens_per_batch = tuple(tokens)
+        # The prefix may have the name of one of several data sets in it.
         for name in metrics:
             if name.endswith("_loss") and sum(tokens):
                 metrics[name] = sum(losses) / sum(tokens)
@@ -86,6 +89,7 @@ def padded_with_ignored(dataset: Dataset, multiple: int) -> Dataset:
     if not missing or not len(dataset):
         return dataset
     first = dataset[0]
+    # A real record, since a collator and a model may refuse an empty one.
     masked = {**first, "labels": [IGNORE_INDEX] * len(first["labels"])}
     columns = {name: [masked[name]] * missing for name in dataset.column_names}
     return concatenate_datasets([dataset, Dataset.from_dict(columns, features=dataset.features)])

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class IsolationProof(Feature):
-    """Once a run, and only where documents share rows.
+    """Once a run, where documents share rows."""
 
-    Args:
-        prove: Of a stage, with the wrapped model; raises ArgumentError where documents see each other.
-    """
-
-    def __init__(self, prove: Callable[[Any], None]) -> None:
-        self._prove = prove
+    def __init__(self) -> None:
         self._proven = False
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
@@ -30,6 +25,7 @@ class IsolationProof(Feature):
 
     def prove_once(self, run: Run, model: Any) -> None:
         """All ranks come here at the same batch."""
-        if run.args.flat_batches and not self._proven:
+        if not self._proven:
+            # Before the proof, whose forward passes may come here again.
             self._proven = True
-            self._prove(model)
+            run.prove_isolation(model)

@@ -1,4 +1,4 @@
-"""The worker processes of the training DataLoader: what they say and which signals they mind."""
+"""The worker processes of the training DataLoader: their errors and their signals."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from torch.utils.data import DataLoader
 
 from hftune import interrupts
 from hftune.errors import UserError
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class LoaderWorkers(Feature):
-    """Workers do not die of what their parent is told, and what they say of the data reads as if there were none."""
+    """Workers outlive signals to their parent, and their errors read as if the parent had raised them."""
 
     def on_train_loader(self, run: Run, loader: DataLoader) -> None:
-        """Have workers begin with their signals."""
+        """Have workers set their signal handlers first."""
         inner: Any = getattr(loader, "base_dataloader", None)  # accelerate wraps the Trainer's
+        # Whichever of the two makes the iterator starts the workers.
         for each in (loader, inner):
             if each is not None and each.num_workers:
-                each.worker_init_fn = partial(begin_worker, each.worker_init_fn)
+                each.worker_init_fn = partial(start_worker, each.worker_init_fn)
 
     @contextmanager
     def fetching(self, run: Run) -> Iterator[None]:
@@ -33,7 +35,7 @@ class LoaderWorkers(Feature):
             raise without_traceback(error) from error
 
 
-def begin_worker(given: Callable[[int], None] | None, number: int) -> None:
+def start_worker(given: Callable[[int], None] | None, number: int) -> None:
     """What a worker does first; torch has set its own handlers by then."""
     interrupts.keep_working()
     if given is not None:
@@ -43,6 +45,7 @@ def begin_worker(given: Callable[[int], None] | None, number: int) -> None:
 def without_traceback(error: UserError) -> UserError:
     """An error of a DataLoader worker, which torch rebuilds from the text of its traceback, without the traceback."""
     name = f"{type(error).__module__}.{type(error).__qualname__}: "
+    # torch writes the traceback into the message, and raises the class of the error with that as its only argument.
     if not error.cause.startswith("Caught ") or name not in error.cause:
         return error
     return type(error)(error.cause.rsplit(name, 1)[1].rstrip())

@@ -13,7 +13,8 @@ from hftune.constants import IGNORE_INDEX
 from hftune.distributed import ranks, zero
 from hftune.errors import UserError, shown
 from hftune.logging import notice
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 _IDS = ("input_ids", "prompt_ids", "chosen_ids", "completion_ids")
 
@@ -35,6 +36,7 @@ class NanGuard(Feature):
         Raises:
             UserError: The loss of this micro batch is NaN or infinite on this rank.
         """
+        # With the batch, so that the error can say what was in it.
         self._losses.append((loss, inputs))
         if loss.device.type == "cpu":
             self._look_at_losses(run, ended=False)
@@ -43,7 +45,7 @@ class NanGuard(Feature):
         """Stop before a step is logged or saved that had gradients which are no numbers.
 
         DeepSpeed leaves such steps out in any precision, for ever if need be, and the run would end as if it had
-        trained. A loss scale for float16 does so now and then, and is lowered: only that goes on.
+        trained. A loss scale for float16 does so now and then, and is lowered: only then does the run continue.
 
         Raises:
             UserError: It had.
@@ -53,6 +55,7 @@ class NanGuard(Feature):
         left_out = bool(run.accelerator.optimizer_step_was_skipped)
         # DeepSpeed writes -1 for a norm that is NaN or infinite.
         broken = left_out or (norm is not None and (norm < 0 or not math.isfinite(norm)))
+        # A scale that is too high is expected in float16 at the beginning, and is halved.
         if broken and not (left_out and run.args.fp16):
             raise self._fault(run, "the gradient is not finite", {})
         self._last_norm = norm
@@ -68,12 +71,14 @@ class NanGuard(Feature):
         seen, self._losses = self._losses, []
         if not seen:
             return
+        # One transfer for all micro batches of the step.
         values = torch.stack([loss.float().reshape(()) for loss, _ in seen]).tolist()
         for value, (_, inputs) in zip(values, seen, strict=True):
             if not math.isfinite(value):
                 raise self._fault(run, f"the loss is {value}", inputs, ended=ended)
 
     def _fault(self, run: Run, what: str, inputs: Mapping[str, Any], *, ended: bool = True) -> UserError:
+        # The Trainer counts a step when it has ended.
         begun = run.state.global_step + (0 if ended else 1)
         place = [f"step {begun} of {run.state.max_steps}, rank {ranks.rank()}"]
         place += [f"learning rate {rate:.3g}" for rate in run.lr_scheduler.get_last_lr()[:1]]

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
-from hftune.distributed.expert_parallel import expert_options
 from hftune.distributed.zero import optimizer_members
 from hftune.logging import notice
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.optimizers.muon import muon_class, must_run_eagerly, tag
-from hftune.trainers.optimizers.parameter_groups import Group, full_shape, group_table, parameter_groups
+from hftune.on_demand import on_demand
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
+from hftune.trainers.optimizers.parameter_groups import Group, parameter_groups
 from hftune.trainers.optimizers.schedules import make_schedule
 from hftune.visible import say
-
-SMALLEST_8BIT = 4096
-"""bitsandbytes keeps the moments of smaller tensors in 32 bit, as `min_8bit_size` says."""
 
 
 class Optimizers(Feature):
@@ -38,26 +34,32 @@ class Optimizers(Feature):
         """The class, and hftune's groups as the `params` that the Trainer then hands to it."""
         assert model is not None, "groups are made of a model's parameters"
         args = run.args
+        # Options by the id of a parameter: groups are made of them below, whatever the class wants.
         chosen, kwargs, options = optimizer_class(args, upstream)
         if is_8bit(args.optim):
-            chosen, options = bits_by_group(chosen), options | _kept_in_32bit(model)
-        for key, more in expert_options(model).items():
-            options.setdefault(key, {}).update(more)
+            chosen, more = on_demand("hftune.trainers.optimizers.eight_bit:by_group")(chosen, model)
+            options |= more
+        if args.expert_parallel_size > 1:
+            for key, more in on_demand("hftune.distributed.expert_parallel:expert_options")(model).items():
+                options.setdefault(key, {}).update(more)
         self.groups = parameter_groups(model, args, set(run.get_decay_parameter_names(model)), options)
-        for group in self.groups:
-            for _, parameter in group.members:
-                tag(parameter, use_muon=group.rule == MUON)
+        if args.optim == MUON:
+            on_demand("hftune.trainers.optimizers.muon:mark_parameters")(self.groups)
         if args.print_groups and ranks.is_main():
+            group_table = on_demand("hftune.trainers.optimizers.group_table:group_table")
             say(group_table(self.groups, str(getattr(args.optim, "value", args.optim))), flush=True)
         return chosen, {**kwargs, "params": [group.as_dict() for group in self.groups]}
 
     def make_scheduler(self, run: Run, steps: int, optimizer: Any) -> Any:
         """hftune's schedule, made after the optimizer has been wrapped; the groups must have come through that."""
+        # One that is there stays: the user's, or this one where the Trainer asks again.
         if run.lr_scheduler is None:
             used = run.optimizer if optimizer is None else optimizer
+            # AutoTP shards parameters after the groups were made.
             if self.groups is not None and run.args.tensor_parallel_size > 1:
                 renew_members(self.groups, run.model)
             lost = lost_groups(self.groups, used) if self.groups is not None else None
+            # A group that is lost on the way trains at the rate of another, without an error.
             assert lost is None, lost
             run.lr_scheduler = make_schedule(run.args, used, steps)
             run._created_lr_scheduler = True
@@ -80,7 +82,7 @@ def optimizer_class(args: StageArguments, upstream: Callable[[], Any]) -> tuple[
             f"muon: learning rate x {args.muon_extra_scale_factor} x {args.muon_scale_mode} for the matrices of "
             "the layers, AdamW for all other weights"
         )
-        return muon_class(eager=must_run_eagerly(on_cpu=args.use_cpu)), {}, {}
+        return on_demand("hftune.trainers.optimizers.muon:muon_class")(on_cpu=args.use_cpu), {}, {}
     chosen, kwargs = upstream()
     # GaLore and APOLLO come with groups of their own, of which only the options are kept.
     return chosen, kwargs, _options(kwargs.pop("params", []))
@@ -99,6 +101,7 @@ def lost_groups(groups: list[Group], optimizer: Any) -> str | None:
     Args:
         optimizer: A torch optimizer, or ZeRO's around one, with accelerate's wrapper or without.
     """
+    # Of ZeRO's optimizers the members are in other places than in torch's groups.
     used, members = optimizer.param_groups, optimizer_members(optimizer)
     if len(used) != len(groups) or len(members) != len(groups):
         return f"the optimizer was given {len(groups)} parameter groups and uses {len(used)}"
@@ -124,33 +127,3 @@ def _options(groups: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
         for group in groups
         for parameter in group["params"]
     }
-
-
-def _kept_in_32bit(model: nn.Module) -> dict[int, dict[str, Any]]:
-    """Embeddings, as the Trainer does it, and what bitsandbytes finds too small: groups of their own.
-
-    ZeRO makes one flat tensor of a group, in which they would be quantised with the rest.
-    """
-    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    return {
-        id(parameter): {"optim_bits": 32}
-        for parameter in model.parameters()
-        if id(parameter) in embeddings or full_shape(parameter).numel() < SMALLEST_8BIT
-    }
-
-
-def bits_by_group(optimizer: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """One of bitsandbytes' classes that reads `optim_bits` from a group.
-
-    Its own way, by a parameter's id or its place, is lost under ZeRO: the parameters are others, and stage 1 and 2 hand
-    over one group at a time.
-    """
-
-    class BitsByGroup(optimizer):  # type: ignore[misc, valid-type]
-        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
-            """As bitsandbytes', with the group's own bits."""
-            config: dict[str, Any] = super().get_config(gindex, pindex, group)
-            return config | {name: group[name] for name in ("optim_bits",) if name in group}
-
-    BitsByGroup.__name__ = BitsByGroup.__qualname__ = optimizer.__name__
-    return BitsByGroup

@@ -8,7 +8,8 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from hftune.distributed import ranks
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.preference.batches import FILLER
 from hftune.trainers.preference.metrics import PairMetrics
 
@@ -56,6 +57,7 @@ class PairFigures(Feature):
 
     def resume_counts(self, run: Run, saved: dict[str, Any]) -> None:
         """Sums over all processes are given to one of them."""
+        # A sum over ranks, of which the number may have changed.
         self.seen_tokens.fill_(saved["seen"] if ranks.is_main() else 0)
         if ranks.is_main():
             self.metrics["train"].restore(saved["pairs"])
@@ -63,6 +65,7 @@ class PairFigures(Feature):
 
 def marked(dataset: Dataset, multiple: int) -> Dataset:
     """The dataset with a column that marks copies of its first record, as many as lack to a multiple of `multiple`."""
+    # So that every rank has whole batches; accelerate would repeat records, and they would count twice.
     missing = -len(dataset) % multiple
     whole = concatenate_datasets([dataset, dataset.select([0] * missing)]) if missing else dataset
     return whole.add_column(FILLER, [False] * len(dataset) + [True] * missing)

@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import nn
 from transformers import TrainerCallback
 
 from hftune.compat.installing import replace_method
 from hftune.distributed import phases
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run, plain_model
 
 
 class EvaluationBatches(TrainerCallback):
@@ -34,7 +34,7 @@ class Phases(Feature):
         self._reports_engine_steps = False
 
     def on_built(self, run: Run) -> None:
-        """Hear the batches of evaluations."""
+        """Report the batches of evaluations."""
         run.add_callback(EvaluationBatches())
 
     def training(self, run: Run) -> AbstractContextManager[None]:
@@ -50,6 +50,7 @@ class Phases(Feature):
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """The forward pass begins."""
+        # The engine is made between `on_built` and the first step.
         if not self._reports_engine_steps and run.is_deepspeed_enabled:
             self._reports_engine_steps = True
             report_engine_steps(run.model_wrapped)
@@ -57,6 +58,7 @@ class Phases(Feature):
 
     def after_loss(self, run: Run, loss: torch.Tensor, counted: Any) -> torch.Tensor:
         """While training, what follows the loss is the backward pass."""
+        # Evaluations compute losses as well, and no backward pass follows.
         if torch.is_grad_enabled():
             phases.enter(phases.BACKWARD)
         return loss
@@ -81,11 +83,11 @@ def report_engine_steps(engine: Any) -> None:
     """
     step = engine.step
 
-    def heard(_: Any, *args: Any, **kwargs: Any) -> Any:
+    def reported(_: Any, *args: Any, **kwargs: Any) -> Any:
         phases.enter(phases.OPTIMIZER)
         return step(*args, **kwargs)
 
-    replace_method(engine, "step", heard)
+    replace_method(engine, "step", reported)
 
 
 @contextmanager
@@ -96,8 +98,8 @@ def reporting_passes(model: nn.Module) -> Iterator[None]:
         model: Not wrapped by DeepSpeed or DDP; of an adapter its base, whose `generate` the adapter's calls. Not
             compiled: a hook breaks the graph.
     """
-    plain = model.get_base_model() if isinstance(model, PeftModel) else model
-    handle = plain.register_forward_pre_hook(lambda module, args: phases.keep_alive())
+    # On the base: what peft's `generate` calls is not the adapter's own forward.
+    handle = plain_model(model).register_forward_pre_hook(lambda module, args: phases.keep_alive())
     try:
         yield
     finally:

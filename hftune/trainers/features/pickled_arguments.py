@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class NoPickledArguments(Feature):
@@ -21,8 +22,9 @@ class NoPickledArguments(Feature):
 
     @contextmanager
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
-        """A run killed between writing and removing leaves no secret either: what is written is a word."""
+        """A run killed between writing and removing leaves no secret either: what is written is one sentence."""
         args = run.args
+        # The Trainer pickles whatever `args` is (5.23): no flag keeps it from that.
         hidden: Any = UnpicklableArguments(args)
         run.args = hidden
         try:
@@ -30,11 +32,12 @@ class NoPickledArguments(Feature):
         finally:
             run.args = args
         if args.should_save:
+            # Behind the context: the sentence is a file that nobody wants either.
             (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
 
 class UnpicklableArguments:
-    """Arguments that can be used and not be pickled: what is stored is a word where to find them."""
+    """Arguments that can be used and not be pickled: what is pickled is a sentence that says where they are."""
 
     def __init__(self, args: Any) -> None:
         self._args = args

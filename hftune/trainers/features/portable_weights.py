@@ -8,7 +8,8 @@ import torch
 
 from hftune.models.adapters.initialisation import initial_factors, load_plain_lora, rewrite_as_plain
 from hftune.models.heads import without_tied
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 
 class PortableWeights(Feature):
@@ -16,6 +17,7 @@ class PortableWeights(Feature):
 
     def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A tied matrix once."""
+        # safetensors refuses two names for one memory.
         return without_tied(run.model, weights)
 
     def after_weights(self, run: Run, folder: Path) -> None:
@@ -32,6 +34,7 @@ class PortableWeights(Feature):
 
     def load_best(self, run: Run) -> bool:
         """Likewise."""
+        # Under DeepSpeed `Checkpoints` has loaded the exported weights before.
         if run.is_deepspeed_enabled or not initial_factors(run.model):
             return False
         load_plain_lora(run.model, str(run.state.best_model_checkpoint))

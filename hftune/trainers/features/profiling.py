@@ -15,9 +15,19 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hftune.distributed import ranks
 from hftune.logging import get_logger, notice
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 FOLDER = "profile"
 ROWS = 40
+
+
+class Profiling(Feature):
+    """For `--profile`."""
+
+    def on_built(self, run: Run) -> None:
+        """The Trainer's own callbacks see the beginning and the end of a step."""
+        run.add_callback(ProfileSteps(run.args.profile_step_start, run.args.profile_step_end))
 
 
 class ProfileSteps(TrainerCallback):

@@ -8,26 +8,22 @@ from torch.utils.data import Sampler
 from trl.trainer.utils import RepeatSampler
 
 from hftune.data.mixture import ReorderedSampler
-from hftune.trainers.features.feature import Epoch, Feature, Inputs, Run
-from hftune.trainers.features.record_order import RecordOrder, innermost_sampler
+from hftune.trainers.features.feature import Epoch, Feature
+from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.run import Inputs, Run
 
 
 class PromptOrder(Feature):
-    """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption.
-
-    Args:
-        record_order: Draws the mixture.
-    """
-
-    def __init__(self, record_order: RecordOrder) -> None:
-        self._record_order = record_order
+    """A mixture's order inside TRL's pattern of repeats, and the same order after an interruption."""
 
     def train_sampler(self, run: Run, dataset: Any) -> Sampler | None:
         """The pattern over the places 0, 1, 2, ... of an epoch; each is then looked up in the mixture's order."""
-        drawn: Any = self._record_order.train_sampler(run, dataset)
+        drawn: Any = run.record_order.train_sampler(run, dataset)
         if drawn is None:
             return None
+        # Places and not records: the pattern repeats places, whichever records are drawn for them.
         pattern = run.upstream_sampler(range(len(drawn)))
+        # The mixture is in random order already.
         pattern.shuffle = False
         return ReorderedSampler(pattern, drawn)
 
@@ -38,9 +34,11 @@ class PromptOrder(Feature):
         """
         sampler = innermost_sampler(epoch.loader)
         if isinstance(sampler, RepeatSampler) and sampler.shuffle:
+            # Seed + number: unlike seeds for the epochs of a run, the same ones in a resumed run.
             sampler.generator.manual_seed(run.args.seed + epoch.number)
 
     def before_step(self, run: Run, model: Any, inputs: Inputs) -> None:
         """A run that resumes stands where it stopped in its batch of answers, which is drawn again."""
+        # Only in the first step after resuming: TRL counts from 0 in each process.
         if run._step == 0 and run.state.global_step:
             run._step = run.state.global_step * run.args.gradient_accumulation_steps

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Sampler
 from hftune.arguments.training import StageArguments
 from hftune.data.mixture import Mixture, MixtureSampler
 from hftune.errors import ArgumentError
-from hftune.trainers.features.feature import Epoch, Feature, Run
+from hftune.trainers.features.feature import Epoch, Feature
+from hftune.trainers.features.run import Run
 
 
 class RecordOrder(Feature):
@@ -31,6 +32,7 @@ class RecordOrder(Feature):
                 place=f"--train_sampling_strategy {run.args.train_sampling_strategy}",
                 fix="Leave it out, or leave out the weights of the sources.",
             )
+        # The same seed on all ranks: accelerate shards one order between them.
         return MixtureSampler(self.mixture, data_seed(run.args))
 
     def count_examples(self, run: Run, loader: DataLoader) -> int | None:
@@ -57,6 +59,7 @@ def data_seed(args: StageArguments) -> int:
 def innermost_sampler(dataloader: DataLoader) -> Any:
     """The sampler of single indices, below the batch samplers that accelerate wraps around each other."""
     batches: Any = getattr(dataloader, "batch_sampler", None)
+    # accelerate wraps once for sharding, and once more to skip batches when a run resumes.
     while hasattr(batches, "batch_sampler"):
         batches = batches.batch_sampler
     return getattr(batches, "sampler", None)

@@ -20,7 +20,8 @@ import hftune
 from hftune.distributed import phases, ranks
 from hftune.errors import ArgumentError
 from hftune.logging import notice
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.preference.reference_model import (
     COPY,
     RENEWED_NAME,
@@ -41,7 +42,7 @@ IDS = ("prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "kl_ids")
 
 
 class PreferenceRun(Run, Protocol):
-    """What this feature sees of a preference trainer, besides what every feature sees."""
+    """What this feature sees of a preference trainer, in addition to what every feature sees."""
 
     ref_model: Any
 
@@ -80,6 +81,7 @@ class ReferencePolicy(Feature):
             return
         adapted = isinstance(run.model, PeftModel)
         self._adapter_off = starts_as_base
+        # Before anything is made: what is said here is what a user can change by a flag.
         self.kind, why = self._choose_kind(adapted, ref_model)
         notice(f"reference: {WORDS[self.kind]} ({why})")
         if self.kind == ADAPTER and (args.sync_ref_model or not starts_as_base):
@@ -90,6 +92,7 @@ class ReferencePolicy(Feature):
             alpha = args.ref_model_mixup_alpha
             if adapted and alpha != 1.0:
                 notice(f"the reference is renewed by mixing each factor of the adapters, {alpha:g} of the trained one")
+            # From here on a checkpoint needs the reference as well: where the run began it is no longer.
             self._renewed = True
             run.add_callback(RenewReference(self.parameters, alpha))
 
@@ -136,6 +139,7 @@ class ReferencePolicy(Feature):
 
     def _live(self, inputs: Inputs) -> torch.Tensor:
         if self.kind == NONE:
+            # Zeros cancel: losses without a reference never read them, and metrics then compare the policy alone.
             return torch.zeros(len(inputs["answer_lengths"]), device=self.run.args.device)
         return self.log_probs(self.run.model_wrapped, inputs)
 
@@ -147,6 +151,7 @@ class ReferencePolicy(Feature):
         """
         run = self.run
         plain = run.accelerator.unwrap_model(run.model)
+        # A resumed adapter is the reference itself, until it is trained: computed before training it stays on.
         off = self._adapter_off or self.kind != PRECOMPUTED
         with as_reference_model(plain, run.args, adapter_off=off), run.accelerator.autocast():
             return run.answer_sums(run.ref_model or model, inputs)
@@ -166,6 +171,7 @@ class ReferencePolicy(Feature):
         run = self.run
         if self.kind != PRECOMPUTED or has_reference(run.train_dataset):
             return
+        # The flags of this are checked where it is chosen; here a loss of the reference would go unnoticed.
         assert run.state.global_step == 0, "the model is no longer its own reference"
         weights = self._fingerprint()
         run.train_dataset = self._with_reference(run.train_dataset, weights, "train")
@@ -199,6 +205,7 @@ class ReferencePolicy(Feature):
 
     def _with_reference(self, dataset: Dataset, weights: str, name: str) -> Dataset:
         columns = [column for column in IDS if column in dataset.column_names]
+        # All that decides the numbers: a change of any computes them again.
         about = (
             hftune.__version__,
             weights,
@@ -212,15 +219,18 @@ class ReferencePolicy(Feature):
     def compute(self, dataset: Dataset, name: str) -> Columns:
         """The reference's columns, every rank a share of the records."""
         run = self.run
+        # No gradients are kept, so that the batch of an evaluation fits.
         size = run.args.precompute_ref_batch_size or run.args.eval_batch_size
         # Long records first: what memory is needed is needed at once. As many batches for all ranks, under ZeRO-3.
         lengths = dataset["length"][:] if "length" in dataset.column_names else [0] * len(dataset)
         order = sorted(range(len(dataset)), key=lambda row: -lengths[row])
         chunks = [order[start : start + size] for start in range(0, len(order), size)]
+        # Under ZeRO-3 every forward pass needs all ranks: those with nothing left score a record again, and drop it.
         chunks += [[]] * (-len(chunks) % ranks.world_size())
         model = self._for_computing()
         names = ["ref_logps"] if "label" in dataset.column_names else ["ref_chosen_logps", "ref_rejected_logps"]
         names += ["ref_kl_logps"] if "kl_ids" in dataset.column_names else []
+        # float64 and a sum: each rank fills its own places, all others are 0.
         found = torch.zeros(len(names), len(dataset), dtype=torch.float64, device=run.args.device)
         mine = chunks[ranks.rank() :: ranks.world_size()]
         for rows in tqdm(mine, desc=f"reference ({name})", disable=not ranks.is_main() or run.args.disable_tqdm):
@@ -256,8 +266,9 @@ class ReferencePolicy(Feature):
             return live, "it is renewed in training"
         if not adapted or ref_model is not None:
             return PRECOMPUTED, "no second model is kept in training"
-        if other := _trained_besides(self.run.model):
+        if other := _trained_elsewhere(self.run.model):
             return PRECOMPUTED, f"{other} is trained beside the adapter, and cannot be switched off"
+        # With one pass, computing ahead is as much work, and the cache only pays in the next run.
         passes = self._passes()
         if passes > 1:
             return PRECOMPUTED, f"{passes:.3g} passes over the records, and cached for the next run"
@@ -268,6 +279,7 @@ class ReferencePolicy(Feature):
         args = self.run.args
         if args.max_steps <= 0:
             return float(args.num_train_epochs)
+        # --max_steps ends a run in the middle of an epoch, or after several.
         records = args.max_steps * self.run.get_total_train_batch_size(args)
         return float(records / len(self.run.train_dataset))
 
@@ -290,7 +302,7 @@ WORDS = {
 }
 
 
-def _trained_besides(model: PeftModel) -> str | None:
+def _trained_elsewhere(model: PeftModel) -> str | None:
     """The first parameter that is trained and is no part of the adapter."""
     return next(
         (name for name, parameter in model.named_parameters() if parameter.requires_grad and ".default." not in name),

@@ -14,8 +14,9 @@ from hftune.constants import IGNORE_INDEX
 from hftune.data.batches.collators import CausalCollator, FlatCollator
 from hftune.distributed import ranks
 from hftune.errors import DataError
-from hftune.trainers.features.feature import Epoch, Feature, Run
+from hftune.trainers.features.feature import Epoch, Feature
 from hftune.trainers.features.record_order import innermost_sampler
+from hftune.trainers.features.run import Run
 
 ROWS = "row_lengths"
 
@@ -44,7 +45,7 @@ class RepeatedRows(Feature):
             run.data_collator = collator
 
     def on_steps(self, run: Run, loader: DataLoader) -> None:
-        """Refuse an empty loader, which the Trainer goes through and calls that training.
+        """Refuse an empty loader: the Trainer would end at once, as if it had trained.
 
         Raises:
             DataError: There is no whole batch.

@@ -11,7 +11,8 @@ from hftune.compat.transformers_patches import Loader, checkpoint_loader
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.opening.torch_file import checked_loading
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.resharding import is_of_this_world, reshard, scheduler_state, written_by
 
 

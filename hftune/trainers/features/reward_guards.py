@@ -13,7 +13,8 @@ from hftune.distributed import ranks
 from hftune.errors import ManifestError, shown
 from hftune.logging import notice
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.online.dynamic_sampling import groups_that_differ
 from hftune.trainers.rewards.guards import AllAlike, Drift, distinct_ngrams
 from hftune.trainers.rewards.loading import Rewards
@@ -71,9 +72,9 @@ class RewardGuards(Feature):
         distinct = torch.tensor([distinct_ngrams(one) for one in ids], device=run.accelerator.device)
         metrics["completions/distinct_3"].append(run.accelerator.gather(distinct).mean().item())
         if run.model.training:
-            self._say_if_all_are_alike(run, rewards, weighted, prompts, ids)
+            self._notice_equal_rewards(run, rewards, weighted, prompts, ids)
         if run.mask_truncated_completions and not share_ended(run, ids):
-            # No gradient, no error and no word would come of it.
+            # Neither a gradient nor an error would come of it.
             notice(
                 f"no answer of a batch ends within --max_completion_length {run.max_completion_length}, and "
                 "--mask_truncated_completions trains on none that is cut: such steps train nothing"
@@ -86,10 +87,10 @@ class RewardGuards(Feature):
             metrics[f"judge/{name}/mean"].append(judged[:, column].nanmean().item())
         metrics["judge/drift"].append(self.drift.measure(weighted.tolist(), judged.nanmean(dim=1).tolist()))
 
-    def _say_if_all_are_alike(
+    def _notice_equal_rewards(
         self, run: Run, rewards: torch.Tensor, weighted: torch.Tensor, prompts: list[Any], ids: list[list[int]]
     ) -> None:
-        """No gradient, no error and no word would come of it."""
+        """Say that nothing is learned: there is neither a gradient nor an error."""
         group = run.num_generations if run.num_generations > 1 else len(rewards)  # PPO: one answer a prompt
         said = self.alike.measure(
             groups_that_differ(weighted, group),

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from hftune.arguments.training import StageArguments
+from hftune.distributed.expert_parallel import expert_layers
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.errors import ArgumentError
 from hftune.logging import notice
 from hftune.models.experts import is_mixture, router_shares, routers_of
-from hftune.trainers.features.feature import Feature, Run
-from hftune.trainers.features.sequence_parallel import SequenceParallel
-from hftune.trainers.features.tiling import plain_model
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run, plain_model
 from hftune.trainers.losses.routers import balance_loss, z_loss
 
 
@@ -37,7 +37,7 @@ class _Pass:
 
 
 class RouterListener:
-    """Hears the routers of a model while it is open, in passes that are trained on.
+    """Keeps what the routers of a model say while it is open, in passes that are trained on.
 
     Args:
         model: The plain model (not an adapter around it), a mixture of experts.
@@ -52,24 +52,24 @@ class RouterListener:
         self.shares = shares
         model.register_forward_pre_hook(self._begin, with_kwargs=True)
         for router in routers_of(model):
-            router.register_forward_hook(self._hear)
+            router.register_forward_hook(self._keep_scores)
 
     def listen_to_sharded(self, router: Any) -> None:
-        """Hear a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
+        """Listen to a router of AutoEP's, which took the place of another and gives scores in the place of logits."""
         said: list[torch.Tensor] = []
 
         def keep(gate: Any, args: Any, logits: torch.Tensor) -> None:
             said[:] = [logits]
 
-        def hear(module: Any, args: Any, output: Any) -> None:
-            self._hear(module, args, (said.pop(), *output[:2]))
+        def with_logits(module: Any, args: Any, output: Any) -> None:
+            self._keep_scores(module, args, (said.pop(), *output[:2]))
 
         router.gate.register_forward_hook(keep)
-        router.register_forward_hook(hear)
+        router.register_forward_hook(with_logits)
 
     @contextmanager
     def open(self) -> Iterator[list[_Pass]]:
-        """Passes in the block are heard; a recomputed one, in the backward pass after it, is not."""
+        """Passes in the block are kept; one recomputed in the backward pass after it is not."""
         self.passes = []
         try:
             yield self.passes
@@ -96,7 +96,7 @@ class RouterListener:
                 mask = shared.counts.to(kwargs["input_ids"].device)[None]
             self.passes.append(_Pass(mask if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None))
 
-    def _hear(self, router: Any, args: Any, output: Any) -> None:
+    def _keep_scores(self, router: Any, args: Any, output: Any) -> None:
         if not self.passes or not torch.is_grad_enabled():
             return
         logits = output[0] if isinstance(output, tuple) else output
@@ -113,15 +113,12 @@ class RouterLoss(Feature):
 
     Logged are `aux_loss` (as TRL calls the balance loss) and `z_loss`, before their coefficients: means over the steps
     since the last log and over ranks.
-
-    Args:
-        sequence: Knows the processes that share rows, over which the losses are computed.
     """
 
-    def __init__(self, sequence: SequenceParallel) -> None:
-        self._sequence = sequence
+    def __init__(self) -> None:
         self._balance_by, self._z_by = 0.0, 0.0
         self._listener: RouterListener | None = None
+        self._listens_to_sharded = False
         self._passes: list[_Pass] | None = None  # of the loss that is being computed
         self._sums: dict[str, list[torch.Tensor]] = defaultdict(list)
 
@@ -151,14 +148,16 @@ class RouterLoss(Feature):
             self._listener = RouterListener(plain_model(run.model))
             notice(f"router losses: load balancing x {self._balance_by:g}, z-loss x {self._z_by:g}")
 
-    def hear_sharded(self, router: Any) -> None:
-        """Listen to a router of AutoEP's, which took the place of another."""
-        if self._listener is not None:
-            self._listener.listen_to_sharded(router)
+    def before_optimizer(self, run: Run) -> None:
+        """Listen to the routers of sharded experts, which have just taken the place of the others."""
+        if self._listener is not None and run.args.expert_parallel_size > 1 and not self._listens_to_sharded:
+            self._listens_to_sharded = True
+            for _, layer in expert_layers(run.model):
+                self._listener.listen_to_sharded(layer.router)
 
     @contextmanager
     def forward(self, run: Run) -> Iterator[None]:
-        """Hear the routers while a training loss is computed."""
+        """Listen to the routers while a training loss is computed."""
         self._passes = None
         if self._listener is None or not run.model.training:
             yield
@@ -171,7 +170,7 @@ class RouterLoss(Feature):
         if self._passes is None or self._listener is None:
             return loss
         passes, self._passes = self._passes, None
-        balance, z = self._listener.losses(passes, self._sequence.group)
+        balance, z = self._listener.losses(passes, run.sequence_group)
         if not balance.requires_grad:
             raise ArgumentError(
                 "the routers have no gradient: reentrant checkpointing recomputes them, or nothing below is trained",

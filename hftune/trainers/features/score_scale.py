@@ -11,7 +11,8 @@ from datasets import Dataset
 from hftune.checkpoints.reward_scale import RewardScale, scale_of
 from hftune.constants import REWARD_SCALE_FIELD as FIELD
 from hftune.logging import get_logger, notice
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 TRAINING_RECORDS = 500
 """As many are scored for the scale where none are held out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,18 +26,14 @@ from hftune.distributed.mesh import Mesh
 from hftune.distributed.sequence_parallel import SequenceGroup
 from hftune.logging import notice
 from hftune.models.attention.whole_row_rope import stretch_by_whole_rows
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run
 
 
 class SequenceParallel(Feature):
-    """Does nothing unless `--sequence_parallel_size` is above 1.
-
-    Attributes:
-        group: This process's; None without sequence parallelism.
-    """
+    """For `--sequence_parallel_size` above 1. This process's group becomes the run's `sequence_group`."""
 
     def __init__(self) -> None:
-        self.group: SequenceGroup | None = None
         self._rows_compared = False
         # Micro batches of the step so far, and that step.
         self._micro, self._micro_of = 0, -1
@@ -45,9 +41,7 @@ class SequenceParallel(Feature):
     def on_accelerator(self, run: Run) -> None:
         """Loaders give the processes of a group the same rows."""
         mesh = run.args.mesh
-        if mesh.sequence == 1:
-            return
-        self.group = sequence_parallel.join_group(mesh)
+        run.sequence_group = sequence_parallel.join_group(mesh)
         replace_method(run.accelerator, "prepare_data_loader", partial(_prepare_shared, mesh))
         # It cuts off what exceeds the rows of a last batch, and would take processes for rows.
         replace_method(run.accelerator, "gather_for_metrics", _gather_all)
@@ -57,21 +51,19 @@ class SequenceParallel(Feature):
         )
 
     def on_built(self, run: Run) -> None:
-        """The model is told of whole rows."""
-        if self.group is None:
-            return
+        """Have the model use positions and masks of whole rows."""
         stretch_by_whole_rows(run.model)
         if run.neftune_noise_alpha:
             # The noise is scaled by the tokens of what the embedding sees, which is a slice now.
-            run.neftune_noise_alpha /= math.sqrt(self.group.size)
+            run.neftune_noise_alpha /= math.sqrt(run.args.mesh.sequence)
 
     def rows_per_step(self, run: Run, rows: int) -> int:
         """A group of processes counts once."""
-        return rows // (self.group.size if self.group else 1)
+        return rows // run.args.mesh.sequence
 
     def batches(self, run: Run, batches: Iterator[Any]) -> Iterator[Any]:
         """Slices: labels are counted where they are trained."""
-        return batches if self.group is None else (self._slice(run, batch) for batch in batches)
+        return (self._slice(run, batch) for batch in batches)
 
     def before_evaluation_loop(self, run: Run, prefix: str) -> None:
         """Whether a group has the same rows is looked at again."""
@@ -79,12 +71,10 @@ class SequenceParallel(Feature):
 
     def before_prediction(self, run: Run, model: Any, inputs: Inputs) -> Inputs:
         """A slice."""
-        return inputs if self.group is None else self._slice(run, inputs)
+        return self._slice(run, inputs)
 
     def stepping(self, run: Run) -> AbstractContextManager[None]:
         """Random numbers of its own in each process: it has other tokens and other heads."""
-        if self.group is None:
-            return nullcontext()
         step = run.state.global_step
         self._micro = self._micro + 1 if step == self._micro_of else 0
         self._micro_of = step
@@ -92,26 +82,16 @@ class SequenceParallel(Feature):
         # A prime keeps the seeds of two runs apart for a million micro batches.
         return _drawn_from(run.args.seed * 1_000_003 + place + ranks.rank())
 
-    def read_row(self, model: Any, inputs: Inputs) -> torch.Tensor:
-        """The logits (1, tokens, vocabulary) of a whole row, on every process."""
-        assert self.group is not None
-        tokens = inputs["input_ids"].shape[1]
-        own = sliced(
-            {**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}, self.group.slice_of, self.group.size
-        )
-        del own["labels"], own["shift_labels"]
-        return self.group.whole(model(**own).logits, tokens)
-
     def _slice(self, run: Run, batch: Inputs) -> Inputs:
-        assert self.group is not None
+        group: SequenceGroup = run.sequence_group
         if not self._rows_compared:
             # Nothing later would notice: exchanges of slices of two rows work as well.
             ids = batch["input_ids"].flatten()
             places = torch.arange(1, len(ids) + 1, device=ids.device)
-            same = self.group.same((ids * places).sum().to(run.args.device))
+            same = group.same((ids * places).sum().to(run.args.device))
             assert same, "the processes of a group have different rows"
             self._rows_compared = True
-        return sliced(batch, self.group.slice_of, self.group.size)
+        return sliced(batch, group.slice_of, group.size)
 
 
 def _gather_all(accelerator: Accelerator, data: Any, use_gather_object: bool = False) -> Any:
@@ -153,7 +133,7 @@ def _prepare_shared(
 
 @contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Random numbers from this seed; afterwards they go on as if nothing had been drawn: samplers draw them, too."""
+    """Random numbers from this seed; afterwards the state is as before, since samplers draw from it as well."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from hftune.distributed import zero
 from hftune.models.experts import expert_count
 from hftune.preflight.devices import known_gpu
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Inputs, Run, plain_model
 from hftune.trainers.progress import peak_memory
 
 
@@ -34,15 +35,15 @@ class Cost:
     @classmethod
     def of(cls, model: Any) -> Cost:
         """Of a model, with an adapter around it or not."""
-        plain: PreTrainedModel = model.get_base_model() if hasattr(model, "peft_config") else model
+        plain: PreTrainedModel = plain_model(model)
         config: Any = plain.config.get_text_config()
         experts, chosen = expert_count(plain.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
         head = plain.get_output_embeddings()
-        words = {id(one) for one in plain.get_input_embeddings().parameters()}
-        words -= {id(one) for one in head.parameters()} if head is not None else set()
+        embeddings = {id(one) for one in plain.get_input_embeddings().parameters()}
+        embeddings -= {id(one) for one in head.parameters()} if head is not None else set()
         total = 0.0
         for parameter in model.parameters():
-            if id(parameter) in words or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
+            if id(parameter) in embeddings or len(getattr(parameter, "ds_shape", parameter.shape)) < 2:
                 continue
             stacked = len(getattr(parameter, "ds_shape", parameter.shape)) == 3
             share = chosen / experts if experts and stacked else 1.0

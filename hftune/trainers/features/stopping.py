@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.preemption import EvaluationStopped
 
 

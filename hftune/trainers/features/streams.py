@@ -16,8 +16,9 @@ from hftune.data.corpus.streaming import ORIGIN, StreamingDataset
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger, notice
-from hftune.trainers.features.blocks import LOADER_STATE_NAME, read_state, telling_faults
-from hftune.trainers.features.feature import Feature, Inputs, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.loader_state import LOADER_STATE_NAME, read_state, state_errors
+from hftune.trainers.features.run import Inputs, Run
 
 
 class Streams(Feature):
@@ -35,10 +36,10 @@ class Streams(Feature):
         """Tell the stream where it stands."""
         if isinstance(run.train_dataset, StreamingDataset) and checkpoint:
             state, steps = read_state(checkpoint)
-            with telling_faults(checkpoint):
+            with state_errors(checkpoint):
                 run.train_dataset.resume(state)
             run.args.ignore_data_skip = True
-            get_logger().info("data: going on after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
+            get_logger().info("data: resuming after %d steps and %s trained tokens", steps, state["totals"]["tokens"])
 
     def after_train(self, run: Run) -> None:
         """Say what the stream had to drop."""
@@ -115,7 +116,7 @@ def progress_of(run: Run) -> Progress:
 
 
 class WithOrigins:
-    """A collator that keeps the origins of the examples beside the batch."""
+    """A collator that adds the origins of the examples to the batch."""
 
     def __init__(self, collator: Callable[[list[dict[str, Any]]], dict[str, Any]]) -> None:
         self.collator = collator

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from peft import PeftModel
-
 from hftune.logging import notice
 from hftune.models.kernels.tiling import longest_batch, tile_mlps, tiles_for
 from hftune.models.loading.config import row_length
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run, plain_model
 
 
 class Tiling(Feature):
-    """Tiles the MLPs of the model where `--tiled_mlp` asks for it."""
+    """For `--tiled_mlp`."""
 
     def on_built(self, run: Run) -> None:
         """After the stage's constructor, which sees the model as it is."""
-        if not run.args.tiled_mlp:
-            return
         plain = plain_model(run.model)
         longest = row_length(run.args)
         assert longest, "preflight asks for a length"
@@ -26,8 +21,3 @@ class Tiling(Feature):
         tiles = tiles_for(tokens, plain.config.get_text_config().hidden_size)
         count = tile_mlps(plain, tiles)
         notice(f"--tiled_mlp: {count} MLPs are computed in {tiles} piece(s) of at most {-(-tokens // tiles)} tokens")
-
-
-def plain_model(model: Any) -> Any:
-    """The model without the adapter around it."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from hftune.trainers.features.answer_loss import AnswerLoss
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
 from hftune.trainers.features.held_out_loss import HeldOutLoss, weighted_mean
+from hftune.trainers.features.run import Run
 
 
 class TokenFigures(Feature):

@@ -16,7 +16,8 @@ from transformers import TrainerCallback
 
 from hftune.distributed import ranks
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 
 NAME = "hftune_totals.json"
 """The file of a checkpoint that holds them."""
@@ -61,7 +62,9 @@ class Totals(Feature):
         self._loss_from, self.seconds_before = saved["from_step"], saved["seconds"]
         run._total_loss_scalar, run._globalstep_last_logged = saved["loss"], saved["logged_step"]
         run._tr_loss += pending[own] if alike else sum(pending) / len(pending)
-        run.resume_counts(saved)
+        if hasattr(run, "_total_train_tokens"):  # TRL's trainers
+            run._total_train_tokens = saved["tokens"]
+        run.features.call(Feature.resume_counts, run, saved)
 
     def before_log(self, run: Run, logs: dict[str, float]) -> None:
         """The mean loss at the end is that of all steps and of all processes."""
@@ -79,7 +82,9 @@ class Totals(Feature):
             "pending": ranks.gathered_objects(float(run._tr_loss)),
             "logged_step": run._globalstep_last_logged,
             "seconds": self.seconds(),
-            **run.counts(),
+            "tokens": getattr(run, "_total_train_tokens", 0),
+            # Of features that this trainer lacks: the file has the same keys for all stages.
+            **({"seen": 0, "sums": None, "pairs": {}} | run.features.merged(Feature.counts, run)),
         }
         if ranks.is_main():
             (folder / NAME).write_text(json.dumps(totals), encoding="utf-8")

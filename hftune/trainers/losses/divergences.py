@@ -34,8 +34,10 @@ def scores(ratios: torch.Tensor, divergence: str = "reverse_kl", alpha: float = 
         return math.log(2) + logsigmoid(ratios)
     if divergence != "alpha_divergence":
         raise ValueError(f"no divergence is called {divergence}")
+    # 0 / 0 there; the limit is the log ratio.
     if abs(alpha - 1) < 1e-6:
         return ratios
+    # exp overflows beyond: the loss would be inf, and its gradient NaN.
     exponent = ((alpha - 1) * ratios).clamp(max=_MAX_EXPONENT[ratios.dtype])
     return (torch.exp(exponent) - 1) / (alpha - 1)
 
@@ -54,7 +56,7 @@ def desensitised(
     Returns:
         (answers,), of the dtype of `per_token`.
     """
-    # With the size of the result at hand, a GPU need not be asked for it.
+    # Without output_size the host waits for the GPU, to learn how long the result is.
     numbers = torch.arange(len(lengths), device=per_token.device)
     answer = torch.repeat_interleave(numbers, lengths, output_size=len(per_token))
     if ld_alpha is not None:

@@ -32,6 +32,7 @@ def sigmoid(terms: Terms) -> torch.Tensor:
     """
     logits = terms.settings.beta * terms.delta
     if terms.settings.offset_alpha and terms.differences is not None:
+        # Added before the logarithm since two answers may have the same score.
         logits = logits - terms.settings.offset_alpha * torch.log(terms.differences + MIN_DIFFERENCE)
     return smoothed_logistic(logits, terms.settings.label_smoothing)
 
@@ -123,6 +124,7 @@ def dpop(terms: Terms) -> torch.Tensor:
 
 def kto_pair(terms: Terms) -> torch.Tensor:
     """KTO on pairs, each half's KL estimated by the other: half the sum of 1 - s(.) (arXiv:2402.01306, eq. 7)."""
+    # Without gradient: the estimates are constants of the batch.
     chosen_kl = terms.chosen_ratios.mean().clamp(min=0).detach()
     rejected_kl = terms.rejected_ratios.mean().clamp(min=0).detach()
     beta = terms.settings.beta

@@ -39,6 +39,7 @@ def bradley_terry(
     if margin is not None:
         distance = distance - margin.float()
     losses = -(1 - label_smoothing) * logsigmoid(distance)
+    # Left out at 0: the loss is the paper's then, to the bit.
     if label_smoothing:
         losses = losses - label_smoothing * logsigmoid(-distance)
     return losses if weight is None else losses * weight.float()
@@ -70,6 +71,7 @@ def step_loss(logits: torch.Tensor, labels: torch.Tensor, *, label_smoothing: fl
     Returns:
         (steps,), float32.
     """
+    # The log-odds of "right": two classes need no softmax.
     distance = logits[:, 1].float() - logits[:, 0].float()
     right = labels.float() * (1 - label_smoothing) + (1 - labels.float()) * label_smoothing
     return -(right * logsigmoid(distance) + (1 - right) * logsigmoid(-distance))

@@ -36,11 +36,14 @@ def balance_loss(
     weights = torch.ones(len(shares), device=shares.device) if mask is None else mask.float()
     total = weights.sum()
     hits = torch.zeros(experts, device=shares.device)
+    # Counts of a choice have no gradient: it flows through the probabilities alone.
     hits = hits.index_add(0, chosen.reshape(-1), weights.repeat_interleave(chosen.shape[-1]))
     probability = (shares * weights[:, None]).sum(dim=0)
     if over is not None:
         size, whole = over
+        # times size: gradients are means over processes, and each sees only its part of the sum.
         total, hits, probability = whole(total), whole(hits), probability * size
+    # A batch of nothing but padding.
     total = total.clamp(min=1.0)
     return experts * ((hits / total) * (probability / total)).sum()
 

@@ -62,6 +62,7 @@ def combined(terms: Terms, names: list[str], weights: list[float], pair_weights:
     """
     total = terms.chosen.new_zeros(())
     for name, weight in zip(names, weights, strict=True):
+        # Losses a pair, so that WPO's weights can be applied to any of them.
         losses = LOSSES[name].of(terms)
         total = total + weight * (losses if pair_weights is None else losses * pair_weights).mean()
     return total

@@ -75,4 +75,5 @@ class Terms:
     @property
     def averages(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability a token of both answers, (B,) each: what reference-free losses compare."""
+        # Lengths are at least 1: the end token counts.
         return self.chosen / self.chosen_tokens, self.rejected / self.rejected_tokens

@@ -18,6 +18,7 @@ def kto(ratios: torch.Tensor, desirable: torch.Tensor, kl: torch.Tensor | float,
     Returns:
         (answers,); eq. 7 of the paper up to its constant.
     """
+    # One formula for both: a bad answer has the signs of ratio and KL turned.
     sign = torch.where(desirable, 1.0, -1.0).to(ratios)
     return _weights(desirable, settings).to(ratios) * (1 - torch.sigmoid(settings.beta * sign * (ratios - kl)))
 
@@ -32,8 +33,9 @@ def kto_of_pairs(terms: Terms) -> torch.Tensor:
     kl = torch.zeros(()) if terms.kl is None else terms.kl
     good = torch.ones_like(terms.chosen, dtype=torch.bool)
     kl = kl.to(terms.chosen)
-    both = kto(terms.chosen_ratios, good, kl, terms.settings), kto(terms.rejected_ratios, ~good, kl, terms.settings)
-    return sum(both) / 2  # type: ignore[return-value]
+    chosen = kto(terms.chosen_ratios, good, kl, terms.settings)
+    rejected = kto(terms.rejected_ratios, ~good, kl, terms.settings)
+    return (chosen + rejected) / 2
 
 
 def _weights(desirable: torch.Tensor, settings: Settings) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hftune.arguments.training import StageArguments
 from hftune.distributed import phases
 from hftune.trainers.features.completions import Completions
 from hftune.trainers.features.feature import Feature
@@ -31,10 +32,10 @@ class OnlineTrainer(StageTrainer):
     processing_class: Any
     _keeper: Any = None  # stands for the tokenizer where prompts are encoded
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """Before all others: prompts have an order, guards a state, answers a file of their own."""
         self.guards = RewardGuards()
-        return [PromptOrder(self.record_order), self.guards, Completions(), *super().make_features()]
+        return [PromptOrder(), self.guards, Completions(), *super().make_features(model, args)]
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Overrides TRL's: a phase that the watchdog times; what follows it is scoring."""
@@ -45,7 +46,8 @@ class OnlineTrainer(StageTrainer):
         return result
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Overrides TRL's, which goes through a batch of answers in pieces: each is a sign of life."""
+        """Overrides TRL's, which scores a batch of answers in micro batches: each reports to the watchdog."""
+        # A step with gradients has phases of its own; a compiled model would be compiled anew for the hook.
         if torch.is_grad_enabled() or self.args.torch_compile:
             return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
         with reporting_passes(self.accelerator.unwrap_model(model)):
@@ -57,7 +59,9 @@ class OnlineTrainer(StageTrainer):
         """Overrides TRL's (completions of all ranks, functions): guards measure on the way."""
         phases.enter(phases.REWARDS)  # what reads log-probabilities before may have taken long
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, ids)
+        # A function that has no opinion gives NaN, which counts as 0 among others that have one.
         weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        # Where none has an opinion, 0 would be a reward like any other.
         self.scores = weighted.masked_fill(rewards.isnan().all(dim=1), torch.nan)
         self.guards.measure(self, rewards, weighted, prompts, ids)
         if self.guards.judges[0]:
@@ -71,6 +75,7 @@ class OnlineTrainer(StageTrainer):
     def _judges_in_place_of_rewards(self) -> Iterator[None]:
         """Judges are asked by TRL's own way of asking reward models and functions."""
         names = ("reward_funcs", "reward_processing_classes", "reward_func_names")
+        # Put back even after an error: the next step would train on the judges.
         trained = {name: getattr(self, name) for name in names}
         for name, value in zip(names, (*self.guards.judges, self.guards.names), strict=True):
             setattr(self, name, value)
@@ -93,6 +98,7 @@ class OnlineTrainer(StageTrainer):
     @contextmanager
     def _keeping_text(self) -> Iterator[None]:
         given = self.processing_class
+        # Made once, and late: TRL's constructor may change the tokenizer.
         if self._keeper is None:
             self._keeper = guarded_tokenizer(given, self.args.borders_in_text)
         self.processing_class = self._keeper

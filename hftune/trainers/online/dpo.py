@@ -47,8 +47,10 @@ class OnlineDPOTrainer(RolloutTrainer):
         """Pairs: (pairs, 2, ...) of chosen and rejected, all answers of a prompt being on one rank."""
         answers = self.answer(inputs)
         number = self.num_generations if self.model.training else self.num_generations_eval
+        # Without an opinion on one of its answers a prompt makes no pair.
         scores = answers.scores.masked_fill(~answers.scored, float("nan")).view(-1, number)
         known = ~scores.isnan().any(dim=1)
+        # argmax takes a NaN for the largest; such prompts are left out by `known`.
         best, worst, differ = best_and_worst(scores.nan_to_num())
         counts = (differ & known).float()
         rows = torch.arange(len(scores), device=scores.device) * number
@@ -56,6 +58,7 @@ class OnlineDPOTrainer(RolloutTrainer):
         self._log_pairs(answers, scores, counts)
         assert answers.ref_logps is not None, "preflight asks for --beta above 0"
         whole = answers.tokens() | {"ref_logps": answers.ref_logps}
+        # The loss of a micro batch is a sum; divided by the mean number of pairs, steps weigh all pairs alike.
         pieces = self.args.steps_per_generation if self.model.training else 1
         total = self.sum_over_ranks(counts.sum()) / (pieces * self.accelerator.num_processes)
         return {name: tensor[pairs] for name, tensor in whole.items()} | {
@@ -79,6 +82,7 @@ class OnlineDPOTrainer(RolloutTrainer):
         metrics["entropy"].append(both[0] / max(both[1], 1.0))
         if both[4]:
             metrics["rewards/accuracies"].append(both[3] / both[4])
+        # `counts` is 0 for pairs whose answers scored alike: they stay in the graph and add nothing.
         return (losses * counts).sum() / inputs["pairs"]
 
     def _log_pairs(self, answers: Answers, scores: torch.Tensor, counts: torch.Tensor) -> None:

@@ -40,6 +40,7 @@ def take_rows(batches: list[Batch], rows: list[Row], padding: int) -> Batch:
     fill = {"prompt_ids": padding, "completion_ids": padding, "tool_mask": 1}
     taken = {}
     for name, tensor in batches[0].items():
+        # One number for a batch, such as its tokens: computed again by the caller.
         if tensor.dim() == 0:
             continue
         found = [batches[batch][name][row] for batch, row in rows]
@@ -86,6 +87,7 @@ class DynamicSampling:
         while (missing := self._most_missing(uniform)) and rounds < self.run.args.max_sampling_rounds:
             fresh = self._other_rows(missing, rounds)
             batches.append(self.generate(fresh))
+            # The scores of the batch that was just made.
             still = set(self._uniform_groups(len(fresh)))
             groups = self._rows_by_group(len(batches) - 1, len(fresh))
             for group in (group for number, group in enumerate(groups) if number not in still):
@@ -96,6 +98,7 @@ class DynamicSampling:
         if len(batches) == 1:
             return output
         merged = take_rows(batches, [row for group in places for row in group], self.run._tokenizer.pad_token_id)
+        # TRL divides by the tokens of the whole batch, which has other answers now.
         mask = merged["completion_mask"] * merged.get("tool_mask", 1)
         merged["num_items_in_batch"] = self.run.accelerator.gather(mask.sum()).sum()
         return merged
@@ -125,7 +128,9 @@ class DynamicSampling:
         else:
             generator = torch.Generator().manual_seed(seed % 2**63)
             order = torch.randperm(len(records), generator=generator).tolist()
+        # All ranks draw the same order, and each takes its own part of it.
         first = self.run.accelerator.process_index * groups
+        # More may be missing than there are prompts.
         chosen = [order[place % len(order)] for place in range(first, first + groups)]
         return [records[index] for index in chosen for _ in range(self.run.num_generations)]
 

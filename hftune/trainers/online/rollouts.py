@@ -76,6 +76,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         steps = self.args.steps_per_generation
         if self._rollout is None or self._step % (steps * self.num_iterations) == 0:
             self._rollout = self._generate_and_score_completions(generation_batch)
+            # Else the last answers, shuffled, would be trained once more.
             self._buffered_inputs = None
         if self._buffered_inputs is None or self._step % steps == 0:
             self._buffered_inputs = split_tensor_dict(shuffle_sequence_dict(self._rollout), steps)
@@ -86,6 +87,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         prompts = [row["prompt"] for row in inputs]
         prompt_ids, completion_ids, completions = self._generate(prompts)
         tokens = self._tensors(prompt_ids, completion_ids)
+        # What the policy said before any of the steps on these answers: ratios are to this.
         with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
             with self.returning_values():
                 logps, values = self._in_pieces(self.model, tokens)
@@ -109,7 +111,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         )
 
     def returning_values(self) -> AbstractContextManager[None]:
-        """In the block, forward passes of the policy return what this algorithm needs besides log-probabilities."""
+        """In the block, forward passes of the policy also return what this algorithm needs of them."""
         return nullcontext()
 
     def forward_answers(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -117,9 +119,11 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         length = batch["completion_ids"].shape[1]
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+        # TRL's fused head (1.16) takes labels for the tokens to score, and shifts them itself.
         labels = ids.masked_fill(attention == 0, -100)
         labels[:, :-length] = -100
         with self.accelerator.autocast():
+            # TRL patches this argument into the forward pass: log-probabilities without the logits of all tokens.
             output = model(input_ids=ids, attention_mask=attention, labels=labels, fused_lm_head=True)
         values = output.get("state_values")
         # TRL gives the reference's head no entropies, and nothing asks for them.
@@ -131,7 +135,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         )
 
     def note(self, answers: Answers, advantages: torch.Tensor) -> None:
-        """Put rewards and samples into the log; `advantages` (B,) are shown beside each sample."""
+        """Put rewards and samples into the log; `advantages` (B,) are shown with each sample."""
         mode = "train" if self.model.training else "eval"
         for column, name in enumerate(self.reward_func_names):
             given = answers.rewards[:, column]
@@ -183,6 +187,7 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
         if self.ref_model is not None:
             return self._in_pieces(self.ref_model, tokens)[0]
         plain = self.accelerator.unwrap_model(self.model)
+        # Without a copy called "ref" the reference is the base, which the adapter began as.
         is_adapter = isinstance(plain, PeftModel)
         name = "ref" if is_adapter and "ref" in plain.peft_config else None
         with use_adapter(plain, adapter_name=name) if is_adapter else nullcontext():
@@ -198,10 +203,12 @@ class RolloutTrainer(OnlineTrainer, trl.RLOOTrainer):
             scores = scores.clamp(min=self.reward_clip_range[0], max=self.reward_clip_range[1])
         if self.args.missing_eos_penalty is not None:
             scores = scores - self.args.missing_eos_penalty * (~ended)
+        # Those without an opinion are left out of the loss by their mask; 0 keeps NaN out of the sums.
         return scores * scored, scored
 
     def _flush_what_functions_logged(self, mode: str) -> None:
         """What reward functions handed to `log_metric`: means over ranks. Columns of `log_extra` likewise."""
+        # Ranks may have logged other names, and must sum in the same order.
         for name in sorted(set(gather_object(list(self._pending_metrics)))):
             values = self._pending_metrics.get(name, [])
             sums = torch.tensor([sum(values), len(values)], dtype=torch.float64, device=self.accelerator.device)

@@ -65,6 +65,7 @@ def _unfit(tokenizer: PreTrainedTokenizerBase) -> Iterator[ArgumentError]:
             cause = "the model's chat template shows no tools and what they answer"
         else:
             cause = ""
+            # TRL knows the templates of many models by their text, and raises ValueError for others.
             if not reads:
                 add_response_schema(tokenizer)
             if not is_chat_template_prefix_preserving(tokenizer):

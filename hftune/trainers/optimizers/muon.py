@@ -6,46 +6,30 @@ again. torch's own would be given flat pieces.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from hftune.arguments.optimizer import MUON
 from hftune.compat.deepspeed_patches import run_muon_eagerly
 from hftune.distributed import op_builder
+from hftune.trainers.optimizers.parameter_groups import Group
 
 
-def muon_scale(shape: Sequence[int], mode: str) -> float:
-    """Factor on the learning rate that turns DeepSpeed's scaled update of an (out, in) matrix into that of `mode`.
-
-    DeepSpeed multiplies the orthogonal matrix by sqrt(max(1, out/in)) (Keller Jordan's Muon; Megatron's
-    shape_scaling). Megatron's spectral wants sqrt(max(out, in)) instead, unit_rms_norm sqrt(out/in). Stacked experts,
-    (experts, out, in), are updated matrix by matrix.
-    """
-    rows, columns = shape[-2], shape[-1]
-    wanted = {
-        "shape_scaling": max(1.0, rows / columns),
-        "spectral": float(max(rows, columns)),
-        "unit_rms_norm": rows / columns,
-    }[mode]
-    return math.sqrt(wanted / max(1.0, rows / columns))
-
-
-def muon_class(*, eager: bool) -> type[torch.optim.Optimizer]:
-    """DeepSpeed's Muon with AdamW beside it; `eager`: without torch.compile, which needs a compiler."""
+def muon_class(*, on_cpu: bool) -> type[torch.optim.Optimizer]:
+    """DeepSpeed's Muon, which updates all other weights by AdamW; without torch.compile where that is no help."""
     from deepspeed.runtime.zero.muon import muon_optimizer
 
-    if eager:
+    # On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step.
+    if on_cpu or not op_builder.has_cpp_compiler():
         run_muon_eagerly()
     chosen: type[torch.optim.Optimizer] = muon_optimizer.MuonWithAuxAdam
     return chosen
 
 
-def must_run_eagerly(*, on_cpu: bool) -> bool:
-    """On a CPU compiling takes longer than it saves, and without a C++ compiler it fails at the first step."""
-    return on_cpu or not op_builder.has_cpp_compiler()
-
-
-def tag(parameter: torch.nn.Parameter, *, use_muon: bool) -> None:
-    """Tell ZeRO which parameters to gather for Muon: it reads a mark on each, not the group."""
-    parameter.use_muon = use_muon  # type: ignore[attr-defined]
+def mark_parameters(groups: list[Group]) -> None:
+    """Tell ZeRO which parameters to gather whole for Muon: it reads a mark on each (0.19), not the group."""
+    for group in groups:
+        for _, parameter in group.members:
+            marked: Any = parameter
+            marked.use_muon = group.rule == MUON

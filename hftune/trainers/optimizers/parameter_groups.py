@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import nn
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
-from hftune.trainers.optimizers.muon import muon_scale
 
 LORAPLUS_LR_EMBEDDING = 1e-6  # peft's and the LoRA+ authors' default
 
@@ -55,16 +54,17 @@ class Layers:
             `num_hidden_layers` modules that lies nearest to the root.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    def __init__(self, model: Any) -> None:
+        config = model.config.get_text_config()
         self.count = int(config.num_hidden_layers)
         lists = [
             name
             for name, module in model.named_modules()
             if isinstance(module, nn.ModuleList) and len(module) == self.count
         ]
+        # The text model's layers, where a model has other lists of that length deeper inside.
         self.prefix = min(lists, key=lambda name: name.count(".")) + "." if lists else None
-        embeddings = model.get_input_embeddings()  # type: ignore[operator]
+        embeddings = model.get_input_embeddings()
         self.embeddings = next((f"{name}." for name, module in model.named_modules() if module is embeddings), None)
 
     def layer(self, name: str) -> int | None:
@@ -112,8 +112,10 @@ def parameter_groups(
             continue
         group = _group_of(name, parameter, args, layers, name in decayed)
         group.options |= (options or {}).get(id(parameter), {})
+        # By all that an optimizer reads of a group: parameters that agree in it share one.
         key = (group.lr, group.weight_decay, group.rule, *sorted(group.options.items(), key=str))
         found.setdefault(str(key), group).members.append((name, parameter))
+    # Stable: the other groups stay in the model's order.
     return sorted(found.values(), key=lambda group: group.lr != args.learning_rate)
 
 
@@ -125,6 +127,7 @@ def _group_of(name: str, parameter: nn.Parameter, args: StageArguments, layers: 
     shape = full_shape(parameter)
     if args.optim != MUON:
         return Group(lr, decay, "")
+    # Embeddings, heads and vectors have no spectrum that is worth orthogonalising (Keller Jordan's Muon).
     if len(shape) < 2 or layers.layer(name) is None:
         betas = (args.adam_beta1, args.adam_beta2)
         return Group(lr, decay, "adam", {"use_muon": False, "betas": betas, "eps": args.adam_epsilon})
@@ -139,6 +142,7 @@ def base_rate(name: str, shape: torch.Size, args: StageArguments) -> float:
     As in the authors' code and peft's: B and everything one-dimensional times the ratio, adapters on embeddings at
     their own rate, A and all else at --learning_rate.
     """
+    # PPO's, which is a child of the policy under this name.
     if name.startswith("critic.") and getattr(args, "critic_learning_rate", None) is not None:
         return args.critic_learning_rate
     if args.loraplus_lr_ratio is None:
@@ -150,48 +154,22 @@ def base_rate(name: str, shape: torch.Size, args: StageArguments) -> float:
     return args.learning_rate
 
 
+def muon_scale(shape: Sequence[int], mode: str) -> float:
+    """Factor on the learning rate that turns DeepSpeed's scaled update of an (out, in) matrix into that of `mode`.
+
+    DeepSpeed multiplies the orthogonal matrix by sqrt(max(1, out/in)) (Keller Jordan's Muon; Megatron's
+    shape_scaling). Megatron's spectral wants sqrt(max(out, in)) instead, unit_rms_norm sqrt(out/in). Stacked experts,
+    (experts, out, in), are updated matrix by matrix.
+    """
+    rows, columns = shape[-2], shape[-1]
+    wanted = {
+        "shape_scaling": max(1.0, rows / columns),
+        "spectral": float(max(rows, columns)),
+        "unit_rms_norm": rows / columns,
+    }[mode]
+    return math.sqrt(wanted / max(1.0, rows / columns))
+
+
 def full_shape(parameter: torch.Tensor) -> torch.Size:
     """Shape of the whole parameter; ZeRO-3 leaves an empty vector in its place."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
-
-
-def fold_layer_numbers(names: Iterable[str]) -> list[str]:
-    """Names with the numbers of their layers folded: layers.0-29.self_attn.q_proj.weight."""
-    numbers: dict[str, list[list[int]]] = {}
-    for name in names:
-        found = [int(number) for number in re.findall(r"(?<=\.)\d+(?=\.)", name)]
-        numbers.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "{}", name), []).append(found)
-    return [
-        pattern.format(*(_ranges(column) for column in zip(*rows, strict=True))) for pattern, rows in numbers.items()
-    ]
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0,1,2,5 as 0-2,5."""
-    parts: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1][-1:] = [number] if len(parts[-1]) > 1 else [parts[-1][0], number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
-
-
-def group_table(groups: list[Group], optimizer: str) -> str:
-    """What `--print_groups` shows: a line a group, then its members, layers folded."""
-    lines = [f"{'group':>5}  {'learning rate':>13}  {'decay':>8}  {'tensors':>7}  {'elements':>13}  optimizer"]
-    for number, group in enumerate(groups):
-        lines.append(
-            f"{number:>5}  {group.lr:>13.6g}  {group.weight_decay:>8.4g}  {len(group.members):>7}  "
-            f"{group.elements:>13,}  {_rule(group, optimizer)}"
-        )
-        lines += [f"{'':>7}{name}" for name in fold_layer_numbers(name for name, _ in group.members)]
-    total = sum(group.elements for group in groups)
-    lines.append(f"{'all':>5}  {'':>13}  {'':>8}  {sum(len(g.members) for g in groups):>7}  {total:>13,}")
-    return "\n".join(lines)
-
-
-def _rule(group: Group, optimizer: str) -> str:
-    extra = [f"{name}={value}" for name, value in group.options.items() if name not in ("use_muon", "betas", "eps")]
-    name = f"{optimizer}: {'AdamW' if group.rule == 'adam' else 'Muon'}" if group.rule else optimizer
-    return " ".join([name, *extra])

@@ -29,6 +29,7 @@ WSD_SHARE = 0.1
 
 def make_schedule(args: StageArguments, optimizer: torch.optim.Optimizer, steps: int) -> Any:
     """The scheduler of a run of `steps` steps: by `learning_rate_factor`, or one that reacts to metrics."""
+    # Both look at metrics and change the optimizer's groups: no function of the step.
     if args.lr_scheduler_type in REACTING:
         return get_scheduler(
             args.lr_scheduler_type, optimizer, scheduler_specific_kwargs=_reacting_options(args, optimizer)
@@ -69,6 +70,7 @@ def _floored(step: int, *, shape: Factor, warmup: int, last: int | None, lowest:
 
 def _shape(args: StageArguments, kind: SchedulerType, warmup: int, end: int) -> Factor:
     """transformers' own function of the step, taken from a scheduler on an optimizer that is thrown away."""
+    # Only the function is wanted; any optimizer does.
     stand_in = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
     scheduler = get_scheduler(
         kind,
@@ -82,7 +84,7 @@ def _shape(args: StageArguments, kind: SchedulerType, warmup: int, end: int) -> 
 
 
 def shape_options(args: StageArguments) -> dict[str, Any]:
-    """What transformers' schedule function takes beside warm-up and steps: `lr_scheduler_kwargs` and our own flags."""
+    """Further options of transformers' schedule function: `lr_scheduler_kwargs` and our own flags."""
     kind = SchedulerType(args.lr_scheduler_type)
     given = dict(args.lr_scheduler_kwargs or {})
     if args.num_cycles is not None and "cosine" in kind.value:
@@ -108,6 +110,7 @@ def _wsd(args: StageArguments, warmup: int, end: int) -> Factor:
     transformers starts its warm-up at the floor, and has no exponential decay; otherwise this is the same.
     """
     options = dict(args.lr_scheduler_kwargs or {})
+    # Who gives transformers' own options gets transformers' own schedule.
     if "num_decay_steps" in options:
         scheduler = _shape(args, SchedulerType.WARMUP_STABLE_DECAY, warmup, end)
         return scheduler
@@ -115,6 +118,7 @@ def _wsd(args: StageArguments, warmup: int, end: int) -> Factor:
     if asked is None:
         asked = WSD_SHARE
         notice(f"warmup_stable_decay: --lr_wsd_decay_steps left out, so the last {WSD_SHARE:.0%} of the steps decay")
+    # Below 1 it is a share of the steps.
     decay = int(asked) if asked >= 1 else math.ceil(asked * end)
     if warmup + decay > end:
         raise ArgumentError(
@@ -144,6 +148,7 @@ def wsd_factor(step: int, *, warmup: int, decay: int, end: int, style: str) -> f
 
 
 def _check_warmup(kind: SchedulerType, warmup: int, end: int) -> None:
+    # All steps are warm-up: a short trial run, most likely.
     if warmup < end or not warmup:
         return
     if kind == SchedulerType.POLYNOMIAL:

@@ -25,13 +25,14 @@ from transformers.utils import ModelOutput
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
 from hftune.opening.safetensors_file import load_tensors
+from hftune.trainers.features.run import plain_model
 
 FOLDER, WEIGHTS, ABOUT = "critic", "critic.safetensors", "critic.json"
 
 
 @dataclass
 class WithValues(ModelOutput):
-    """What TRL's fused head returns, and values beside it, each (B, T - 1).
+    """What TRL's fused head returns, and values, each (B, T - 1).
 
     A class of its own, since DistributedDataParallel takes outputs apart and builds them anew.
     """
@@ -68,15 +69,17 @@ class Critic(nn.Module):
             inputs: `input_ids` and `attention_mask`, both (B, T), read by a body.
         """
         if self.body is not None:
+            # The policy's other inputs (labels, its fused head) are nothing to a transformer without a head.
             given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             hidden = self.body(**given, use_cache=False).last_hidden_state
         assert hidden is not None, "attach() hooks into the policy's transformer"
+        # Under autocast states are in 16 bit, and the head is in the dtype of the trained weights.
         values: torch.Tensor = self.head(hidden.to(self.head.weight.dtype)).squeeze(-1)
         return values.float()
 
     @contextmanager
     def returning_values(self) -> Iterator[None]:
-        """Forward passes of the policy in the block return `state_values` (B, T - 1) beside what they return."""
+        """Forward passes of the policy in the block also return `state_values` (B, T - 1)."""
         self._returns_values = True
         try:
             yield
@@ -92,13 +95,14 @@ class Critic(nn.Module):
         """Forward hook of the policy: value t is that of all tokens before the one with log-probability t."""
         if not self._returns_values:
             return None
+        # The state behind the last token predicts nothing that was drawn.
         values = self(self._states, kwargs)[:, :-1]
         self._states = None
         return WithValues(log_probs=output.log_probs, entropy=output.entropy, state_values=values)
 
 
 def attach(policy: nn.Module, critic: Critic) -> None:
-    """Make the critic a child of the policy, whose forward passes it then hears."""
+    """Make the critic a child of the policy, whose forward passes then call it."""
     policy.critic = critic
     transformer_of(policy).register_forward_hook(critic.keep_states)
     policy.register_forward_hook(critic.add_values, with_kwargs=True)
@@ -107,6 +111,7 @@ def attach(policy: nn.Module, critic: Critic) -> None:
 @contextmanager
 def detached(policy: nn.Module) -> Iterator[Critic]:
     """The policy without its critic, to be saved or loaded as the model that it was."""
+    # Not `del`: hooks, parameters and the engine's references to them stay as they are.
     critic = policy._modules.pop("critic")
     assert isinstance(critic, Critic)
     try:
@@ -117,8 +122,8 @@ def detached(policy: nn.Module) -> Iterator[Critic]:
 
 def transformer_of(policy: nn.Module) -> PreTrainedModel:
     """The transformer below the head of a causal LM or classifier, with the adapters that are injected into it."""
-    plain: Any = policy.get_base_model() if isinstance(policy, PeftModel) else policy
-    return plain.base_model
+    transformer: PreTrainedModel = plain_model(policy).base_model
+    return transformer
 
 
 def shared_critic(policy: nn.Module) -> Critic:
@@ -142,6 +147,7 @@ def critic_like(policy: nn.Module, again: PreTrainedModel | None = None) -> Crit
     transformer = transformer_of(policy)
     if again is not None:
         body = transformer_of(again)
+        # What is frozen in the policy is frozen in its critic.
         for parameter, other in zip(body.parameters(), transformer.parameters(), strict=True):
             parameter.requires_grad_(other.requires_grad)
     elif needs_reading_again(policy):
@@ -152,6 +158,7 @@ def critic_like(policy: nn.Module, again: PreTrainedModel | None = None) -> Crit
         )
     else:
         shared = {id(parameter): parameter for parameter in transformer.parameters() if not parameter.requires_grad}
+        # deepcopy takes what its memo has for done: frozen weights are not copied.
         body = copy.deepcopy(transformer, shared)
     return Critic(_hidden_size(body), _trained_dtype(policy), body)
 
@@ -180,6 +187,7 @@ def critic_from_reward(policy: nn.Module, reward: PreTrainedModel, mean: float =
         body.requires_grad_(False)
         body.to(_trained_dtype(policy))
         inject_adapter_in_model(_adapter_like(policy), body)
+        # With frozen embeddings, reentrant checkpointing would have no input with a gradient.
         body.enable_input_require_grads()
     else:
         body.float().requires_grad_(True)
@@ -187,13 +195,14 @@ def critic_from_reward(policy: nn.Module, reward: PreTrainedModel, mean: float =
 
 
 def save_critic(critic: Critic, folder: str | Path, state: Mapping[str, torch.Tensor]) -> None:
-    """Write the trained weights of the critic into `folder/critic`, for a run that goes on.
+    """Write the trained weights of the critic into `folder/critic`, for a run that resumes.
 
     Args:
         state: Whole tensors by their names in the critic; others than the trained ones are left out.
     """
     place = Path(folder) / FOLDER
     place.mkdir(parents=True, exist_ok=True)
+    # Frozen ones are those of the base, or of the reward model that it began as.
     trained = {name: state[name].detach().cpu().contiguous() for name in _trained(critic)}
     save_file(trained, place / WEIGHTS, metadata={"format": "pt"})
     kind = "shared" if critic.body is None else type(critic.body).__name__
@@ -215,6 +224,7 @@ def load_critic(critic: Critic, folder: str | Path) -> None:
         raise ArgumentError(f"{file} is that of another critic", place="--critic", fix=fix)
     for name, parameter in critic.named_parameters():
         if name in tensors:
+            # Partitioned by the time that a checkpoint is loaded.
             with zero.gathered([parameter], write=True):
                 parameter.data.copy_(tensors[name].to(parameter.dtype))
 
@@ -246,5 +256,6 @@ def _adapter_like(policy: PeftModel) -> LoraConfig:
         lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         use_rslora=config.use_rslora,
+        # By the last part: paths in a classifier begin otherwise than in a causal LM.
         target_modules=sorted({name.rsplit(".", 1)[-1] for name in adapted}),
     )

@@ -18,8 +18,6 @@ import torch
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 """Sums a tensor over all ranks; what comes back has the same shape."""
 
-KL_ESTIMATORS = ("k1", "k2", "k3")
-
 
 def own_sum(tensor: torch.Tensor) -> torch.Tensor:
     """The `Reduce` of a single process."""
@@ -52,6 +50,7 @@ def whiten(
         (B, C), 0 where the mask is.
     """
     mean = masked_mean(values, mask, reduce)
+    # 1e-8 as in the papers' code: equal rewards give 0, not NaN.
     whitened = (values - mean) * torch.rsqrt(masked_var(values, mask, reduce) + 1e-8)
     return (whitened if shift_mean else whitened + mean) * mask
 
@@ -73,6 +72,7 @@ def kl_estimate(logps: torch.Tensor, other: torch.Tensor, kind: str) -> torch.Te
     if kind == "k2":
         return x**2 / 2
     assert kind == "k3", kind
+    # expm1: near 0 the difference of exp(x) and 1 would lose all digits.
     return torch.expm1(x) - x
 
 
@@ -88,6 +88,7 @@ def token_rewards(scores: torch.Tensor, kl: torch.Tensor, mask: torch.Tensor, be
     lengths = mask.sum(dim=1).long()
     written = lengths > 0
     rows = torch.arange(len(scores), device=scores.device)[written]
+    # An answer of no tokens has no last one.
     rewards[rows, lengths[written] - 1] += scores[written]
     return rewards
 
@@ -113,6 +114,7 @@ def gae(
     values, rewards = values * mask, rewards * mask
     advantages = torch.zeros_like(values)
     carried, following = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    # From the end, since each estimate holds all that follow it.
     for step in reversed(range(values.shape[1])):
         delta = rewards[:, step] + gamma * following - values[:, step]
         carried = (delta + gamma * lam * carried) * mask[:, step]
@@ -186,5 +188,6 @@ class KLController:
     def update(self, kl: float, completions: int) -> None:
         """Take in the mean KL of a completion, in nats, measured on `completions` of them."""
         if self.target is not None and math.isfinite(kl):
+            # Ziegler 2019 clips to a fifth, so that one odd batch moves beta little.
             error = min(max(kl / self.target - 1, -0.2), 0.2)
             self.beta *= 1 + error * completions / self.horizon

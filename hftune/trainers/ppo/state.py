@@ -1,4 +1,4 @@
-"""What PPO keeps besides the policy: the critic next to its weights, and the KL coefficient in checkpoints."""
+"""What PPO keeps in addition to the policy: the critic next to its weights, and the KL coefficient in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
 from hftune.opening.model_files import read_checked
-from hftune.trainers.features.feature import Feature, Run
+from hftune.trainers.features.feature import Feature
+from hftune.trainers.features.run import Run
 from hftune.trainers.ppo.critic import FOLDER, detached, load_critic, save_critic
 from hftune.trainers.ppo.maths import KLController
 
@@ -36,7 +37,7 @@ class PPOState(Feature):
         self.controller = KLController(run.args.beta, run.args.kl_target, run.args.kl_horizon)
 
     def before_train(self, run: Run, checkpoint: str | None) -> None:
-        """The KL coefficient goes on where it was."""
+        """Restore the KL coefficient."""
         if checkpoint is None or self.controller is None:
             return
         file = Path(checkpoint) / STATE
@@ -56,6 +57,7 @@ class PPOState(Feature):
 
     def weights_to_save(self, run: Run, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The policy's alone; DeepSpeed has gathered the critic's with them."""
+        # As the child is called in the policy: DeepSpeed gathers all in one.
         begins = f"{FOLDER}."
         self._gathered = {name.removeprefix(begins): t for name, t in weights.items() if name.startswith(begins)}
         return {name: tensor for name, tensor in weights.items() if not name.startswith(begins)}
@@ -63,6 +65,7 @@ class PPOState(Feature):
     @contextmanager
     def saving_weights(self, run: Run, folder: Path) -> Iterator[None]:
         """Save the policy without its critic, and that in a folder of its own."""
+        # Without DeepSpeed nothing was gathered, and the critic has all of its tensors.
         state, self._gathered = self._gathered, None
         with detached(run.model) as critic:
             yield

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hftune.arguments.rl_algorithms import PPOArguments
+from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.logging import notice
 from hftune.models.kernels.activation_checkpointing import recompute
@@ -44,6 +45,7 @@ class PPOTrainer(RolloutTrainer):
         super().__init__(**kwargs)
         args = self.args
         if not self.is_deepspeed_enabled:
+            # DeepSpeed moves all parameters itself, with those that it offloads.
             critic.to(args.device)
         if args.recomputation is not None and critic.body is not None:
             reentrant = bool((args.gradient_checkpointing_kwargs or {}).get("use_reentrant"))
@@ -52,10 +54,10 @@ class PPOTrainer(RolloutTrainer):
         if args.beta == 0.0:
             notice("--beta 0: no reference, so KL is neither held nor logged")
 
-    def make_features(self) -> list[Feature]:
+    def make_features(self, model: Any, args: StageArguments) -> list[Feature]:
         """The critic around all others: they meet the policy as the model that it was."""
         self.ppo_state = PPOState()
-        return [self.ppo_state, *super().make_features()]
+        return [self.ppo_state, *super().make_features(model, args)]
 
     @property
     def controller(self) -> KLController:
@@ -82,6 +84,7 @@ class PPOTrainer(RolloutTrainer):
         """Overrides TRL's: answers with old log-probabilities and values, advantages and returns: each (B, C)."""
         answers = self.answer(inputs)
         assert answers.values is not None, "the critic listens"
+        # Answers without a score are read by the critic, and train nothing.
         mask = answers.completion_mask * answers.scored[:, None]
         if self.mask_truncated_completions:
             mask = mask * answers.ended[:, None]
@@ -97,6 +100,7 @@ class PPOTrainer(RolloutTrainer):
         if self.args.normalize_advantages:
             advantages = whiten(advantages, mask, reduce=self.sum_over_ranks)
         pieces = self.args.steps_per_generation if self.model.training else 1
+        # The mean of micro batches over the whole batch: sums divided by it weigh tokens alike.
         count = self.sum_over_ranks(mask.sum().float()) / (pieces * ranks.world_size())
         return answers.tokens() | {
             "mask": mask,
@@ -151,8 +155,10 @@ class PPOTrainer(RolloutTrainer):
             per_answer = self.accelerator.gather(log_ratio.sum(dim=1))
             metrics["kl_sequence"].append(per_answer.mean().item())
             metrics["beta"].append(self.controller.beta)
+            # The coefficient follows training; an evaluation must not move it.
             if mode == "train":
                 self.controller.update(per_answer.mean().item(), len(per_answer))
+        # What is maximised: scores less the penalty for KL.
         total = self.accelerator.gather((rewards * written).sum(dim=1))
         metrics["reward_with_kl"].append(total.mean().item())
         assert answers.values is not None, "the critic listens"

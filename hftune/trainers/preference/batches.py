@@ -95,11 +95,13 @@ class PairCollator:
             batch, placed = _shared(prompts, answers)
         else:
             batch, placed = self._apart(prompts, answers)
+        # All first answers, then all second ones: halves of every tensor are chosen and rejected.
         in_order = list(chain.from_iterable(zip(*placed, strict=True)))
         batch["answer_at"] = torch.tensor([place for answer in in_order for place in answer.predictors()])
         batch["answer_ids"] = torch.tensor([token for answer in in_order for token in answer.ids])
         batch["answer_lengths"] = torch.tensor([len(answer.ids) for answer in in_order])
         batch["paired"] = len(answers[0]) == 2
+        # A plain number: as a tensor, slicing by it would wait for the device.
         batch["chosen_total"] = sum(len(those[0]) for those in answers)
         tokens = sum(len(prompt) + len(ids) for prompt, those in zip(prompts, answers, strict=True) for ids in those)
         batch["num_tokens"] = torch.tensor(tokens)
@@ -140,6 +142,7 @@ def _shared(prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any
     placed: list[list[_Placed]] = []
     end = 0
     for prompt, those in zip(prompts, answers, strict=True):
+        # The prompt's last token predicts the first token of each of its answers.
         last = end + len(prompt) - 1
         end += len(prompt)
         texts.append(prompt)
@@ -150,6 +153,7 @@ def _shared(prompts: list[Ids], answers: list[list[Ids]]) -> tuple[dict[str, Any
             texts.append(ids)
             positions.append(range(len(prompt), len(prompt) + len(ids)))
             end += len(ids)
+    # Plain numbers, not tensors: masks are built of them on the host, without waiting for the device.
     lengths = tuple(tuple(len(ids) for ids in those) for those in answers)
     shared = SharedPrompts(tuple(len(prompt) for prompt in prompts), lengths)
     return {**_flat(texts, positions, shared.runs), "shared_prompts": shared}, placed

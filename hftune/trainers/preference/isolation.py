@@ -34,6 +34,7 @@ def prove_answer_isolation(
         ArgumentError: They differ by more than rounding.
     """
     made = [_tokens(number, vocabulary) for number in range(len(LENGTHS))]
+    # Rows of one answer each, which no other answer can reach.
     padded = PairCollator(collator.pad_token_id, flat=False)
     here, alone = (score(each(made)).float() for each in (collator, padded))
     off = (here - alone).abs().max() / alone.abs().max().clamp(min=1e-6)

@@ -9,9 +9,9 @@ from torch import nn
 
 from hftune.arguments.preference import DPOArguments
 from hftune.models.kernels.answer_head import AnswerOutput
-from hftune.trainers.features.feature import Inputs, Run
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.reference_policy import ReferencePolicy
+from hftune.trainers.features.run import Inputs, Run
 from hftune.trainers.losses.divergences import desensitised, scores
 from hftune.trainers.losses.table import LOSSES, combined
 from hftune.trainers.losses.terms import Settings, Terms
@@ -41,6 +41,7 @@ class PairLoss:
     def loss(self, model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, AnswerOutput]:
         """The weighted sum of the losses asked for, a scalar, and what the model said."""
         args = self.run.args
+        # Before the pass with gradients, so that its memory is free again.
         kl = self.divergence(model, inputs) if "kto" in args.loss_type else None
         outputs = forward_answers(model, inputs)
         if "label" in inputs:
@@ -63,6 +64,7 @@ class PairLoss:
         sums = desensitised(outputs.log_probs, lengths, shared, self.run.args.ld_alpha)
         if not self.run.args.normalize_logps:
             return sums
+        # Both answers of a pair by their common mean length: sums stay of the same size as without the flag.
         means = (lengths[:half] + lengths[half:]).repeat(2) / 2
         return sums * means / lengths
 
@@ -71,8 +73,10 @@ class PairLoss:
         assert "kl" in inputs, "records for KTO bring an answer to another prompt"
         with torch.no_grad():
             policy = self.answer_sums(forward_answers(model, inputs["kl"]), inputs["kl"])
+            # As a mask, not a slice: its sum is the number of answers.
             kept = inputs[FILLER].logical_not() if FILLER in inputs else torch.ones_like(policy, dtype=torch.bool)
             ratios = (policy - self.reference_policy.of_mismatched(inputs).to(policy))[kept].double()
+            # Over all ranks: the estimate is a mean, and a rank may have few answers.
             total, number = self.run.accelerator.reduce(torch.stack([ratios.sum(), kept.sum().double()]), "sum")
         return (total / number.clamp(min=1)).clamp(min=0).to(policy.dtype)
 
@@ -84,6 +88,7 @@ class PairLoss:
         names, kl = self.run.args.loss_type, torch.zeros_like(ratios.sum()) if kl is None else kl
         weights = self.run.args.loss_weights or [1.0] * len(names)
         losses = [of_answers(name, ratios, good, kl, self.settings).mean() for name in names]
+        # `* 0` keeps the graph where all records are fillers: every rank must call backward.
         loss = sum((weight * each for weight, each in zip(weights, losses, strict=True)), policy.sum() * 0)
         metrics = self.figures.metrics["train" if self.run.model.training else "eval"]
         if self.run.model.training:
@@ -126,6 +131,7 @@ class PairLoss:
         if self.run.model.training:
             self.figures.seen_tokens += inputs["num_tokens"]
         chosen, rejected = self.rewards(terms)
+        # As often as there are pairs, so that batches weigh by their size.
         metrics.add("loss", loss.expand(len(chosen)))
         values = {
             "rewards/chosen": chosen,
@@ -150,6 +156,7 @@ class PairLoss:
         """Implicit rewards of both answers, (B,): what the losses compare, times beta."""
         beta = self.run.args.beta
         kinds = [LOSSES[name] for name in self.run.args.loss_type if name != "sft"]
+        # With several losses, rewards follow the one that has a reference.
         if any(kind.average for kind in kinds) and not any(kind.reference for kind in kinds):
             chosen, rejected = terms.averages
             return beta * chosen.detach(), beta * rejected.detach()

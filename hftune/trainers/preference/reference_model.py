@@ -24,6 +24,7 @@ from hftune.distributed import ranks, zero
 from hftune.errors import ArgumentError
 from hftune.logging import get_logger
 from hftune.opening.safetensors_file import load_tensors
+from hftune.trainers.features.run import plain_model
 from hftune.user_cache import read_sealed, write_sealed
 
 _KEY = "key"
@@ -70,6 +71,7 @@ def as_reference_model(model: nn.Module, args: Any, *, adapter_off: bool = True)
     adapter: Any = nullcontext()
     if isinstance(model, PeftModel) and adapter_off:
         adapter = use_adapter(model, COPY if COPY in model.peft_config else None)
+    # Nothing is recomputed without gradients, and reentrant checkpointing would warn in each pass.
     checkpointing = disable_gradient_checkpointing(model, args.gradient_checkpointing_kwargs)
     with torch.no_grad(), checkpointing, adapter:
         model.eval()
@@ -99,6 +101,7 @@ class RenewReference(TrainerCallback):
         """One parameter at a time, so that ZeRO-3 gathers one at a time."""
         for target, source in self.pairs():
             with zero.gathered([target, source], write=True):
+                # In the reference's dtype, which may be another than the policy's.
                 target.data.mul_(1 - self.alpha).add_(source.data.to(target.dtype), alpha=self.alpha)
 
 
@@ -108,6 +111,7 @@ def save_parameters(file: Path, parameters: Iterable[nn.Parameter]) -> None:
     for number, parameter in enumerate(parameters):
         with zero.gathered([parameter]):
             if ranks.is_main():
+                # By number: names of an adapter's copy, of a second model and of the policy differ.
                 found[str(number)] = parameter.detach().cpu().clone()
     if ranks.is_main():
         save_file(found, file)
@@ -143,14 +147,17 @@ def weights_fingerprint(model: nn.Module, *, adapter_off: bool) -> str:
     """
     digest = xxhash.xxh3_128()
     adapted = isinstance(model, PeftModel) and adapter_off
-    plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    plain = plain_model(model)
+    # Settings that change no number would have the reference computed again.
     config = {name: value for name, value in plain.config.to_dict().items() if name not in _NOT_WEIGHTS}
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in model.named_parameters():
         if adapted and ".default." in name:
             continue
+        # The part that this rank holds: gathering all weights only to hash them takes as long as a step.
         held: Any = getattr(parameter, "ds_tensor", parameter)
         data = held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        # Without the prefix of peft: a model with its adapter off has the fingerprint of the plain one.
         digest.update(f"\0{name.replace('base_model.model.', '')} {parameter.dtype}\0".encode())
         digest.update(data)
     return xxhash.xxh3_128_hexdigest("".join(ranks.gathered_objects(digest.hexdigest())).encode())
@@ -175,11 +182,13 @@ def add_reference_columns(dataset: Dataset, key: str, compute: Callable[[], Colu
         compute: Gives float64 columns, one number a record, the same on all ranks; called by all ranks or none.
     """
     kept = _read_cache(key, len(dataset))
+    # Machines have caches of their own, and `compute` needs all ranks or none.
     if ranks.all_agree(kept is not None):
         get_logger().info("reference from the cache: %s", key)
         columns = kept or {}
     else:
         columns = {name: values.cpu().numpy() for name, values in compute().items()}
+        # One a machine: each has a cache of its own.
         if ranks.local_rank() == 0:
             _write_cache(key, columns)
         ranks.barrier()
@@ -191,6 +200,7 @@ def _read_cache(key: str, count: int) -> dict[str, np.ndarray] | None:
     found = read_sealed(_FOLDER, f"{key}.sealed")
     if found is None:
         return None
+    # A cache is a file that others may have written: no pickles.
     with np.load(io.BytesIO(found), allow_pickle=False) as stored:
         columns = {name: stored[name] for name in stored.files}
     whole = str(columns.pop(_KEY, "")) == key and all(values.shape == (count,) for values in columns.values())

@@ -33,6 +33,7 @@ def accuracy(completions: list[Any], **columns: Any) -> list[float | None]:
         ArgumentError: The data have none of these columns.
     """
     column = next((name for name in REFERENCES if columns.get(name) is not None), None)
+    # Not a reward of 0: training would go on, and learn nothing.
     if column is None:
         raise ArgumentError(
             f"no record has a right answer: looked for {', '.join(REFERENCES)}",
@@ -70,6 +71,7 @@ def fits_length(completions: list[Any], **columns: Any) -> list[float]:
     rewards = []
     for text in map(text_of, completions):
         words = len(text.split())
+        # Slopes and not steps: an answer that is nearly right gets nearly all.
         too_short, too_long = words / SHORT, 2.0 - words / LONG
         rewards.append(max(0.0, min(1.0, too_short, too_long)))
     return rewards
@@ -118,6 +120,7 @@ def _boxed(text: str) -> str | None:
 
 def _literally(right: str, text: str) -> bool:
     wanted, given = _plain(final_answer(right)), _plain(final_answer(text))
+    # 1/2 and 0.5 are the same; a number and a word are not.
     numbers = _value(wanted), _value(given)
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -144,6 +147,7 @@ def _has_math_verify() -> bool:
 def _mathematically(right: str, text: str) -> bool:
     from math_verify import parse, verify
 
+    # No timeouts: math-verify sets them by signals, which only the main thread may use.
     gold, given = (parse(_in_dollars(part), parsing_timeout=None) for part in (right, text))
     return bool(gold and given and verify(gold, given, timeout_seconds=None)) or _literally(right, text)
 

@@ -42,6 +42,7 @@ class AllAlike:
             cut: Share of answers that are cut at `limit` tokens.
         """
         self.count = 0 if any(differ) else self.count + 1
+        # Said once: a run that stays so would say it with every batch.
         if self.count != PATIENCE:
             return None
         figures = ", ".join(f"{name} {mean:.3g}" for name, mean in means.items())
@@ -83,6 +84,7 @@ class Drift:
         found = {"reward": _mean_and_std(reward), "judge": _mean_and_std(judge)}
         if any(math.isnan(mean) for mean, _ in found.values()):
             return math.nan
+        # The first batch is where both are still the base's; a checkpoint keeps it.
         self.first = self.first or found
         gained = {name: (found[name][0] - mean) / max(std, 1e-6) for name, (mean, std) in self.first.items()}
         return gained["reward"] - gained["judge"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hftune.trainers.metrics import calibration_error
+from hftune.trainers.rewards.metrics import calibration_error
 
 ECE_BINS = 10
 """Of equal width, over confidences from 0.5 to 1."""
@@ -47,6 +47,7 @@ def pair_report(scores: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
     Returns:
         Plain values: pairs, the figures, ece_bins, edges (the borders of the histograms' bins), by_source.
     """
+    # The same bins for all sources, so that their histograms can be compared.
     edges = histogram_edges(scores)
     by_source = {}
     for source in sorted(set(sources)):

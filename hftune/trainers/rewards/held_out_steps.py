@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from hftune.trainers.metrics import calibration_error, first_error, step_accuracy
 from hftune.trainers.rewards.held_out_pairs import ECE_BINS, HISTOGRAM_BINS, bars, counts
+from hftune.trainers.rewards.metrics import calibration_error, first_error, step_accuracy
 
 Steps = Sequence[np.ndarray]
 """An array an answer, of one number a step."""

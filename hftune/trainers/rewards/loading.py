@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import transformers
@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import logging as hf_logging
 
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
+from hftune.arguments.rl_fields import BUILTIN_REWARDS
 from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.manifest import read_manifest
 from hftune.checkpoints.reward_scale import RewardScale, read_scale
@@ -39,8 +39,18 @@ RewardSource: TypeAlias = PreTrainedModel | Callable[..., Sequence[float | None]
 Rewards: TypeAlias = tuple[list[RewardSource], list[PreTrainedTokenizerBase | None]]
 
 
-def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards:
-    """The rewards in order, models before functions, and a tokenizer beside each model.
+class RewardFields(Protocol):
+    """Arguments of RL that rewards are loaded by."""
+
+    reward_model_path: list[str] | None
+    reward_funcs: list[str] | None
+    judge_reward: list[str] | None
+    normalize_rewards: bool
+    borders_in_text: str
+
+
+def load_rewards(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
+    """The rewards in order, models before functions, and the tokenizer of each model.
 
     Args:
         training_args: `reward_model_path`: folders of run_rm.py (adapter, full or merged), or Hub names with a score
@@ -56,14 +66,17 @@ def load_rewards(training_args: RLFields, model_args: ModelArguments) -> Rewards
     return _load(model_paths or [], functions or [], training_args, model_args)
 
 
-def load_judges(training_args: RLFields, model_args: ModelArguments) -> Rewards:
+def load_judges(training_args: RewardFields, model_args: ModelArguments) -> Rewards:
     """What `judge_reward` names: models are folders with a manifest or a config, all else functions."""
     names = training_args.judge_reward or []
     models = [name for name in names if ":" not in name and name not in BUILTIN_REWARDS]
     return _load(models, [name for name in names if name not in models], training_args, model_args)
 
 
-def _load(model_paths: list[str], functions: list[str], training_args: RLFields, model_args: ModelArguments) -> Rewards:
+def _load(
+    model_paths: list[str], functions: list[str], training_args: RewardFields, model_args: ModelArguments
+) -> Rewards:
+    # Scores are compared with each other: 16 bit rounds close ones to the same number.
     dtype = torch.float32 if model_args.dtype == "auto" else getattr(torch, model_args.dtype)
     sources: list[RewardSource] = []
     tokenizers: list[PreTrainedTokenizerBase | None] = []
@@ -72,7 +85,8 @@ def _load(model_paths: list[str], functions: list[str], training_args: RLFields,
         if isinstance(source, PreTrainedModel):
             source.config._name_or_path = name  # what TRL calls it in the log: of an adapter it would be the base
         else:
-            source.__name__ = name  # type: ignore[attr-defined]
+            named: Any = source
+            named.__name__ = name
         sources.append(source)
         tokenizers.append(tokenizer)
     for name in functions:
@@ -87,6 +101,7 @@ def log_names(paths: Sequence[str]) -> list[str]:
     Figures of the same name would be averaged, and rows of the table of answers mixed up.
     """
     whole = [Path(path).resolve().parts for path in paths]
+    # One part of the path more until all names differ.
     for count in range(1, max(map(len, whole), default=0) + 1):
         names = ["-".join(parts[-count:]) for parts in whole]
         if len(set(names)) == len({*whole}):
@@ -95,7 +110,7 @@ def log_names(paths: Sequence[str]) -> list[str]:
 
 
 def _reward_of(
-    path: str, dtype: torch.dtype, training_args: RLFields
+    path: str, dtype: torch.dtype, training_args: RewardFields
 ) -> tuple[RewardSource, PreTrainedTokenizerBase | None]:
     """A reward model and its tokenizer; one that scores steps as a function, which has its own."""
     trusted = bool(getattr(training_args, "trust_remote_code", False))
@@ -129,6 +144,7 @@ def reward_head(path: str, flag: str = "--reward_model_path", *, trust_remote_co
             raise cannot_load(path, error, flag, "reward model") from error
         heads = {"ForSequenceClassification": "score", "ForTokenClassification": "steps"}
         head = next((head for end, head in heads.items() if names[0].endswith(end)), "causal_lm")
+    # Without a head transformers would make one up, with random weights.
     if head == "causal_lm":
         raise ArgumentError(
             f"{path} has no score head", place=flag, fix="give the output folder of run_rm.py, or its merged model"
@@ -164,14 +180,17 @@ def load_reward_model(
             options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
             model, info = pretrained(auto, path, num_labels=labels, output_loading_info=True, **options)
             check_loaded(info, model, path, flag=flag, scores=False)  # its head as well: it was trained
+    # TRL pads conversations to score them, and transformers looks for pads to find the last token.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    # It is never trained, and no gradients are kept for it.
     model.requires_grad_(False)
     return model.eval(), tokenizer
 
 
 def _from_base(auto: Any, base: str, **given: Any) -> PreTrainedModel:
+    # transformers warns of a head with random weights, which is about to be replaced.
     level = hf_logging.get_verbosity()
     hf_logging.set_verbosity_error()  # the head is missing in the base, and comes with the adapter
     try:
@@ -234,6 +253,7 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
     module: Any
     try:
         if where.endswith(".py"):
+            # By its path: the file need not lie where Python looks for modules.
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
             assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
@@ -241,6 +261,7 @@ def named_function(name: str, flag: str) -> Callable[..., Any]:
         else:
             module = importlib.import_module(where)
         function: Callable[..., Any] = getattr(module, attribute)
+    # Errors that the module's own code raises are its author's, and come with their traceback.
     except (ImportError, FileNotFoundError, AttributeError) as error:
         fix = f"write {flag} FILE.py:FUNCTION, of a file that is there and a function in it, or MODULE:FUNCTION"
         raise ArgumentError(f"{name} cannot be loaded: {error}", place=flag, fix=fix) from error

@@ -27,6 +27,7 @@ def run_batches(model: PreTrainedModel, found: list[Scored], pad: int, batch_tok
         pad: Fills rows.
         batch_tokens: Of a batch, padding included; a longer conversation goes alone.
     """
+    # What memory is needed is needed by the first batch.
     order = sorted(found, key=lambda one: -len(one.ids))
     collate = CausalCollator(pad)
     while order:
@@ -77,6 +78,7 @@ class StepReward:
         for prompt, completion in zip(prompts, completions, strict=True):
             *before, answer = completion
             parts = str(answer.get("content") or "").split(self.separator)
+            # An answer may end with a separator, or have two in a row.
             steps = [part.strip() for part in parts if part.strip()]
             solution = Solution([*prompt, *before], steps, [None] * len(steps), None, "completion")
             found.append(self.conversations.solution(SINGLE, solution) if steps else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,6 @@ from torch._dynamo.testing import CompileCounter
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
 )
@@ -26,7 +21,7 @@ from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
 from hftune.errors import ArgumentError
 from hftune.models.attention.segments import SEGMENTS
-from hftune.trainers.packing_isolation import layers_of_each_kind, prove_isolation, uncompiled_and_unrounded
+from hftune.trainers.packing_isolation import prove_isolation, uncompiled_and_unrounded
 from hftune.trainers.sft import SFTTrainer
 from tests.unit.data.helpers import pack, to_dataset
 
@@ -107,49 +102,6 @@ def test_apart_with_a_config_that_asks_for_a_cache(tiny_model: Path, attention: 
     model = AutoModelForCausalLM.from_pretrained(tiny_model, attn_implementation=attention)
     model.config.use_cache = True
     prove_isolation(model, 256, attention, CPU)
-
-
-def test_on_a_cpu_a_few_layers_answer_for_all(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=32, num_hidden_layers=9, num_attention_heads=2, intermediate_size=32
-    )
-    model = LlamaForCausalLM(config)
-    every, ran = model.model.layers, list[int]()
-    for number, layer in enumerate(every):
-        layer.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
-    prove_isolation(model, 256, "sdpa", CPU)
-    assert ran == [0, 1, 2, 3] * 2
-    assert model.model.layers is every and len(every) == 9
-    ran.clear()
-    every[6].self_attn.is_causal = False
-    with suppress(ArgumentError):
-        prove_isolation(model, 256, "sdpa", CPU)
-    assert ran == [0, 1, 2, 3, 4, 5, 6] * 2, "a layer of every kind is asked"
-
-
-def test_layers_whose_attention_is_of_another_kind_are_asked() -> None:
-    """Of Gemma 3's layers the sixth sees everything, the others a window."""
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
-    config = Gemma3TextConfig(vocab_size=256, num_hidden_layers=13, intermediate_size=32, **sizes)
-    model = Gemma3ForCausalLM(config)
-    assert layers_of_each_kind(model, model.model.layers, 4) == 6
-    assert layers_of_each_kind(model, model.model.layers[:5], 4) == 4
-
-
-def test_a_model_that_insists_on_all_its_layers_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=256, hidden_size=32, num_hidden_layers=6, num_attention_heads=2, intermediate_size=32)
-    )
-    forward, lengths = model.model.forward, list[int]()
-
-    def insists(*args: Any, **kwargs: Any) -> Any:
-        lengths.append(len(model.model.layers))
-        assert len(model.model.layers) == 6
-        return forward(*args, **kwargs)
-
-    monkeypatch.setattr(model.model, "forward", insists)
-    prove_isolation(model, 256, "sdpa", CPU)
-    assert lengths == [4, 6, 6]
 
 
 def test_what_rounds_more_may_move_more(tiny_model: Path) -> None:

@@ -117,10 +117,9 @@ def test_features_are_wrapped_around_each_other() -> None:
     features = Features([Noted("a", said), Feature(), Noted("b", said)])
     with features.around(Feature.training, None):
         said.append("training")
-    for one in features.last_to_first(Feature.after_train):
-        one.after_train(None)  # type: ignore[arg-type]  # no run is looked at
+    features.call_reversed(Feature.after_train, None)  # type: ignore[arg-type]  # no run is looked at
     assert said == ["into a", "into b", "training", "out of b", "out of a", "after b", "after a"]
-    assert features.first_to_last(Feature.before_train) == (), "those that do nothing are not called"
+    assert features.having(Feature.before_train) == (), "those that do nothing are not called"
 
 
 def test_a_fault_in_the_second_context_leaves_the_first() -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from hftune import interrupts
 from hftune.errors import DataError
-from hftune.trainers.features.loader_workers import LoaderWorkers, begin_worker
+from hftune.trainers.features.loader_workers import LoaderWorkers, start_worker
 from tests.unit.trainers.features import made_up
 
 
 def test_workers_keep_working_and_do_what_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
     monkeypatch.setattr(interrupts, "keep_working", lambda: done.append("keeps working"))
-    begin_worker(done.append, 3)
-    begin_worker(None, 4)
+    start_worker(done.append, 3)
+    start_worker(None, 4)
     assert done == ["keeps working", 3, "keeps working"]
 
 

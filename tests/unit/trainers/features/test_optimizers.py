@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.data.splits import Splits
-from hftune.trainers.features.optimizers import is_8bit, lost_groups
+from hftune.trainers.features.optimizers import Optimizers, is_8bit, lost_groups
 from hftune.trainers.optimizers.muon import muon_class
 from hftune.trainers.optimizers.parameter_groups import Group
 from hftune.trainers.pt import PTTrainer
@@ -39,9 +39,11 @@ def trainer(tiny_model: Path, tmp_path: Path) -> Any:
 def test_the_groups_reach_the_optimizer(trainer: Any, optim: str) -> None:
     made = trainer("--optim", optim, "--layerwise_lr_decay_bound", "0.5", "--learning_rate", "1e-3")
     optimizer = made.create_optimizer()
-    assert lost_groups(made.optimizers.groups, optimizer) is None
+    assert lost_groups(made.features.one(Optimizers).groups, optimizer) is None
     trained = [name for name, parameter in made.model.named_parameters() if parameter.requires_grad]
-    assert sorted(name for group in made.optimizers.groups for name, _ in group.members) == sorted(trained)
+    assert sorted(name for group in made.features.one(Optimizers).groups for name, _ in group.members) == sorted(
+        trained
+    )
     assert {group["lr"] for group in optimizer.param_groups} > {1e-3}
 
 
@@ -51,11 +53,11 @@ def test_lost_groups_are_noticed(trainer: Any) -> None:
     for name, value in (("lr", 1.0), ("weight_decay", 0.5)):
         changed = copy.copy(optimizer)
         changed.param_groups = [{**optimizer.param_groups[0], name: value}, *optimizer.param_groups[1:]]
-        assert f"was given {name}" in str(lost_groups(made.optimizers.groups, changed))
+        assert f"was given {name}" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     changed.param_groups = optimizer.param_groups[:1]
-    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.optimizers.groups, changed))
+    assert "was given 2 parameter groups and uses 1" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     changed.param_groups = [{**optimizer.param_groups[0], "params": []}, *optimizer.param_groups[1:]]
-    assert "other members" in str(lost_groups(made.optimizers.groups, changed))
+    assert "other members" in str(lost_groups(made.features.one(Optimizers).groups, changed))
     made.optimizer.param_groups[0]["lr"] = 7.0
     with pytest.raises(AssertionError, match=r"uses 7\.0"):
         made.create_scheduler(10)
@@ -97,7 +99,7 @@ def test_muon_steps_by_hand(shape: tuple[int, int]) -> None:
     weight = torch.nn.Parameter(torch.randn(shape))
     start, gradient, rate, beta = weight.detach().clone(), torch.randn(shape), 0.02, 0.95
     group = {"params": [weight], "lr": rate, "weight_decay": 0.5, "use_muon": True, "momentum": beta}
-    optimizer = muon_class(eager=True)([group])
+    optimizer = muon_class(on_cpu=True)([group])
     weight.grad = gradient.clone()
     optimizer.step()
     update = newton_schulz((1 - beta) * gradient + beta * (1 - beta) * gradient)
@@ -111,7 +113,7 @@ def test_muon_runs_without_a_compiler() -> None:
     """DeepSpeed's functions lose torch.compile's wrapper; should its name change, this fails."""
     from deepspeed.runtime.zero.muon import original_muon
 
-    muon_class(eager=True)
+    muon_class(on_cpu=True)
     for name in ("muon_update", "zeropower_via_newtonschulz5", "zeropower_via_gram_newtonschulz"):
         function = getattr(original_muon, name)
         assert function.__module__ == original_muon.__name__ and not hasattr(function, "_torchdynamo_orig_callable")
@@ -121,7 +123,7 @@ def test_small_tensors_and_embeddings_keep_32_bits(trainer: Any) -> None:
     made = trainer("--optim", "adamw_8bit", "--max_steps", "1")
     made.train()
     states = {id(parameter): state for parameter, state in innermost(made.optimizer).state.items()}
-    for group in made.optimizers.groups:
+    for group in made.features.one(Optimizers).groups:
         for name, parameter in group.members:
             whole = "embed" in name or parameter.numel() < 4096
             assert states[id(parameter)]["state1"].dtype == (torch.float32 if whole else torch.uint8), name

@@ -11,6 +11,7 @@ import torch
 
 from hftune.trainers.features import totals
 from hftune.trainers.features.answer_loss import AnswerLoss, TokenSums
+from hftune.trainers.features.feature import Features
 from hftune.trainers.features.pair_figures import PairFigures
 from hftune.trainers.features.totals import NAME, Totals
 from tests.unit.trainers.features import made_up
@@ -25,8 +26,9 @@ class Run:
         self.answers = AnswerLoss(measures_tokens=True)
         self.answers.sums = {"train": TokenSums(torch.device("cpu"))}
         self.pairs = PairFigures(torch.device("cpu"))
-        self.tokens = 0
+        self._total_train_tokens = 0
         self.totals = Totals()
+        self.features = Features([self.totals, self.answers, self.pairs])
         self.totals.on_built(self)
 
     def add_callback(self, callback: Any) -> None:
@@ -45,14 +47,6 @@ class Run:
     def save(self, folder: Path) -> None:
         self.totals.save_state(self, folder)
 
-    def counts(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, **self.answers.counts(self), **self.pairs.counts(self)}
-
-    def resume_counts(self, saved: dict[str, Any]) -> None:
-        self.tokens = saved["tokens"]
-        self.answers.resume_counts(self, saved)
-        self.pairs.resume_counts(self, saved)
-
 
 def trained(folder: Path) -> Run:
     """Six steps of losses 1 to 6, of which four are logged; saved."""
@@ -60,7 +54,7 @@ def trained(folder: Path) -> Run:
     trainer.train()
     trainer.state.global_step, trainer._globalstep_last_logged = 6, 4
     trainer._total_loss_scalar, trainer._tr_loss = 10.0, torch.tensor(11.0)
-    trainer.tokens = 600
+    trainer._total_train_tokens = 600
     trainer.pairs.seen_tokens += 77
     trainer.answers.sums["train"].sums = torch.tensor([1.0, 2.0, 3.0, 40.0], dtype=torch.float64)
     trainer.pairs.metrics["train"].add("margin", torch.tensor([1.0, 4.0]))
@@ -75,7 +69,7 @@ def test_what_is_saved_is_taken_up(tmp_path: Path) -> None:
     resumed.train(str(tmp_path))
     assert resumed._total_loss_scalar == 10.0 and float(resumed._tr_loss) == 11.0
     assert resumed._globalstep_last_logged == 4, "the next log is the mean of 4 steps, of which two are behind us"
-    assert resumed.tokens == 600 and int(resumed.pairs.seen_tokens) == 77
+    assert resumed._total_train_tokens == 600 and int(resumed.pairs.seen_tokens) == 77
     assert resumed.answers.sums["train"].take(resumed.accelerator) == (
         {"entropy": 1 / 3, "mean_token_accuracy": 2 / 3},
         40,
@@ -120,7 +114,7 @@ def test_each_process_takes_its_own_where_there_are_as_many(tmp_path: Path, monk
         resumed.train(str(tmp_path))
         assert float(resumed._tr_loss) == pending
         assert int(resumed.pairs.seen_tokens) == (77 if rank == 0 else 0), "a sum over processes is given to one"
-        assert resumed.tokens == 600, "and a count that all have, to all"
+        assert resumed._total_train_tokens == 600, "and a count that all have, to all"
 
 
 def test_seconds_of_all_starts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hftune.errors import UserError
 from hftune.trainers.online.tools import load_tools
 from tests.unit.trainers.rl_runs import PROMPTS, logged, make_trainer
 
-HERE = "tests.unit.trainers.test_tools"
+HERE = "tests.unit.trainers.online.test_tools"
 SMALL = ("--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "200")
 called: list[tuple[int, int]] = []
 

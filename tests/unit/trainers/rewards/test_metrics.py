@@ -1,4 +1,4 @@
-"""Figures of evaluations against numbers worked by hand."""
+"""Figures of reward models against numbers worked by hand."""
 
 from __future__ import annotations
 
@@ -6,27 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from transformers import EvalPrediction
 
-from hftune.trainers import metrics
-from hftune.trainers.pt import token_accuracy
+from hftune.trainers.rewards import metrics
 from hftune.trainers.rewards.held_out_pairs import pair_figures
-
-
-def test_token_accuracy_leaves_out_what_is_not_trained() -> None:
-    assert metrics.token_accuracy(np.array([1, 2, 3, 4]), np.array([1, -100, 3, 5])) == pytest.approx(2 / 3)
-    assert math.isnan(metrics.token_accuracy(np.array([1]), np.array([-100])))
-
-
-def test_a_position_predicts_the_next_token() -> None:
-    predicted = np.array([[5, 6, 7, 0]])  # position 0 says 5, position 1 says 6, ...
-    labels = np.array([[1, 5, 6, 9]])  # what comes after them: 5, 6, 9
-    assert token_accuracy(EvalPrediction(predicted, labels)) == {"token_accuracy": pytest.approx(2 / 3)}
-
-
-def test_perplexity_of_a_loss_that_has_diverged() -> None:
-    assert metrics.perplexity(math.log(12.0)) == pytest.approx(12.0)
-    assert metrics.perplexity(1e4) == math.inf
 
 
 def test_pairs() -> None:

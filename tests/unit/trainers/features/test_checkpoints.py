@@ -12,7 +12,6 @@ from transformers import Trainer, TrainerCallback
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import checkpoint_fault
 from hftune.trainers.features import checkpoints
-from hftune.trainers.publisher import Publisher
 from hftune.trainers.stage_trainer import StageTrainer
 from tests.unit.models.adapting import load
 
@@ -92,11 +91,11 @@ def test_a_full_disk_ends_the_run(tiny_model: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_problem_is_raised_once() -> None:
-    publisher, done = Publisher(), []
-    publisher.wait()
-    publisher.submit(lambda: done.append(1 / 0))
+    feature, done = checkpoints.Checkpoints(), list[int]()
+    feature.wait()
+    feature._published = feature._publisher.submit(lambda: done.append(1 // 0))
     with pytest.raises(ZeroDivisionError):
-        publisher.submit(lambda: done.append(1))
-    publisher.submit(lambda: done.append(2))
-    publisher.wait()
+        feature.wait()
+    feature._published = feature._publisher.submit(lambda: done.append(2))
+    feature.wait()
     assert done == [2]

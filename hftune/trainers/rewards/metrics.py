@@ -1,29 +1,10 @@
-"""Figures of evaluations, as pure functions of arrays."""
+"""Figures of reward models, as pure functions of arrays."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-
-IGNORED = -100
-"""The label of a token that is not trained."""
-
-
-def token_accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Share of trained tokens whose most likely prediction is the label; NaN where none is trained.
-
-    Args:
-        predicted, labels: Token ids of one shape, already aligned (predictions shifted); label -100 is left out.
-    """
-    trained = labels != IGNORED
-    return float((predicted[trained] == labels[trained]).mean()) if trained.any() else math.nan
-
-
-def perplexity(loss: float) -> float:
-    """exp of a mean loss in nats a token."""
-    # Above 700 nats exp leaves the range of a float; the loss itself has diverged by then.
-    return math.exp(loss) if loss < 700 else math.inf
 
 
 def calibration_error(predicted: np.ndarray, came: np.ndarray, bins: int) -> float:

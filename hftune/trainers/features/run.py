@@ -1,0 +1,115 @@
+"""What features see of a trainer."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from peft import PeftModel
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from hftune.arguments.training import StageArguments
+
+Inputs = dict[str, Any]
+"""A micro batch: names and tensors."""
+
+
+class Run(Protocol):
+    """What features use of a trainer: a test makes one up of these.
+
+    Attributes:
+        model: As it was given to the trainer; an adapter around it or not.
+        model_wrapped: What a training step calls: DeepSpeed's engine, DDP, or the model.
+    """
+
+    args: Any  # the stage's own class: mypy does not see the fields that these inherit from transformers
+    state: TrainerState
+    control: TrainerControl
+    accelerator: Any
+    model: Any
+    model_wrapped: Any
+    optimizer: Any
+    lr_scheduler: Any
+    processing_class: Any
+    data_collator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    is_deepspeed_enabled: bool
+    model_accepts_loss_kwargs: bool
+    compute_loss_func: Any
+    current_gradient_accumulation_steps: int
+    label_smoother: Any
+    neftune_noise_alpha: float | None
+
+    # Of `StageTrainer`.
+    features: Any  # `Features`, which knows this class
+    record_order: Any  # `RecordOrder`, likewise
+    reports_perplexity: bool
+    sequence_group: Any  # a `SequenceGroup` of `distributed.sequence_parallel`; None where no rows are shared
+
+    # Private attributes of transformers' Trainer that features read or set; no public ones say the same (5.17-5.23).
+    _tr_loss: torch.Tensor
+    _total_loss_scalar: float
+    _globalstep_last_logged: int
+    _train_batch_size: int
+    _created_lr_scheduler: bool
+
+    # Of TRL's trainers: what is logged next, and tokens trained so far.
+    _metrics: dict[str, dict[str, list[float]]]
+    _total_train_tokens: int
+    _tp_size: int
+
+    # Of TRL's trainers that generate: the micro batch in a batch of answers, samples, and what rewards are asked with.
+    _step: int
+    _logs: dict[str, Any]
+    _tokenizer: Any
+    eos_token_ids: list[int]
+    reward_func_names: list[str]
+    num_generations: int
+    max_completion_length: int
+    mask_truncated_completions: bool
+
+    def upstream_sampler(self, dataset: Any) -> Any:
+        """What the upstream trainer draws the records of a data set with."""
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        """Of transformers."""
+
+    def is_world_process_zero(self) -> bool:
+        """Of transformers: whether this is the first of all processes."""
+
+    def get_total_train_batch_size(self, args: StageArguments) -> int:
+        """Rows of an optimizer step over all processes."""
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Of transformers: parameters with weight decay."""
+
+    def prove_isolation(self, model: Any) -> None:
+        """Show that documents in a row do not see each other, or raise ArgumentError."""
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the step just made."""
+
+    def compute_loss(self, model: Any, inputs: Inputs, return_outputs: bool = False) -> Any:
+        """The loss of a batch with all that features add to it."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Metrics of all held-out records."""
+
+    def predict(self, test_dataset: Any, *, metric_key_prefix: str) -> Any:
+        """Of transformers: predictions and metrics of other records."""
+
+    def compute_loss_context_manager(self) -> AbstractContextManager[Any]:
+        """Of transformers: autocast, where it is used."""
+
+    def _prepare_inputs(self, inputs: Inputs) -> Inputs:
+        """Of transformers: a batch on the device."""
+
+    def get_tp_size(self) -> int:
+        """Of transformers: tensor-parallel processes that accelerate knows of."""
+
+
+def plain_model(model: Any) -> Any:
+    """The model without the adapter around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -1,0 +1,55 @@
+"""The order of records, and what samplers are told of their epoch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hftune.errors import ArgumentError
+from hftune.trainers.features import record_order
+from hftune.trainers.features.feature import Epoch
+from hftune.trainers.features.record_order import RecordOrder, data_seed, innermost_sampler
+from tests.unit.trainers.features import made_up
+
+
+class Sampler:
+    """Notes its epoch."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def loader(sampler: Any, depth: int) -> Any:
+    """A loader whose sampler lies below this many batch samplers."""
+    batches = SimpleNamespace(sampler=sampler)
+    for _ in range(depth):
+        batches = SimpleNamespace(batch_sampler=batches)
+    return SimpleNamespace(batch_sampler=batches)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_sampler_below_all_wrappers_is_told_its_epoch(depth: int) -> None:
+    sampler = Sampler()
+    assert innermost_sampler(loader(sampler, depth)) is sampler
+    RecordOrder().before_epoch(made_up.run(), Epoch(loader(sampler, depth), number=3, done=1))
+    assert sampler.epoch == 3
+
+
+def test_without_a_mixture_the_trainer_draws() -> None:
+    assert RecordOrder().train_sampler(made_up.run(), [1, 2]) is None
+    assert RecordOrder().count_examples(made_up.run(), loader(Sampler(), 1)) is None
+
+
+def test_a_mixture_is_drawn_by_the_seed_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_order, "MixtureSampler", lambda mixture, seed: (mixture, seed))
+    feature, run = RecordOrder(), made_up.run(args={"train_sampling_strategy": "random", "data_seed": 5})
+    feature.mixture = "mixture"  # type: ignore[assignment]  # made up
+    assert feature.train_sampler(run, []) == ("mixture", 5)
+    assert data_seed(made_up.run().args) == 7, "the run's seed where the data have none"
+    run.args.train_sampling_strategy = "sequential"
+    with pytest.raises(ArgumentError, match="order of their own"):
+        feature.train_sampler(run, [])

@@ -1,0 +1,107 @@
+"""What the routers add to a loss, with a listener that is made up."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, MixtralConfig
+
+from hftune.errors import ArgumentError
+from hftune.trainers.features import router_loss
+from hftune.trainers.features.router_loss import RouterLoss
+from tests.unit.trainers.features import made_up
+
+
+class Listener:
+    """Says the same balance and z loss for every pass."""
+
+    def __init__(self, *, trained: bool = True) -> None:
+        self.balance, self.z = (torch.tensor(value, requires_grad=trained) for value in (2.0, 3.0))
+        self.routers: list[Any] = []
+
+    def open(self) -> Any:
+        return nullcontext(["a pass"])
+
+    def losses(self, passes: list[Any], group: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        assert passes == ["a pass"] and group == "the group"
+        return self.balance, self.z
+
+    def listen_to_sharded(self, router: Any) -> None:
+        self.routers.append(router)
+
+
+def built(config: Any = None, **args: Any) -> tuple[RouterLoss, Any, Any]:
+    """The feature after its trainer was made, with the arguments and the config that the trainer saw."""
+    names = {"router_aux_loss_coef": None, "moe_z_loss_coef": 0.0, "recomputation": None}
+    given, feature = SimpleNamespace(**(names | args)), RouterLoss()
+    model = SimpleNamespace(config=config or MixtralConfig(router_aux_loss_coef=0.02, output_router_logits=True))
+    building: Any = feature.building
+    with building(model, given):
+        logits = getattr(model.config, "output_router_logits", None)
+        seen = SimpleNamespace(asked=given.router_aux_loss_coef, logits=logits)
+        model.config.router_aux_loss_coef = 0.0  # as TRL does
+    return feature, seen, SimpleNamespace(args=given, config=model.config)
+
+
+def run_of(*, training: bool = True, **given: Any) -> Any:
+    names = {"model_accepts_loss_kwargs": True, "compute_loss_func": None, "current_gradient_accumulation_steps": 4}
+    model = SimpleNamespace(training=training)
+    return made_up.run(model=model, sequence_group="the group", **(names | given))
+
+
+def listening(**coefficients: float) -> RouterLoss:
+    feature, _, _ = built(router_aux_loss_coef=0.1, **coefficients)
+    feature._listener = Listener()  # type: ignore[assignment]
+    return feature
+
+
+def test_upstream_s_losses_are_off_while_the_trainer_is_made() -> None:
+    feature, seen, after = built()
+    assert (seen.asked, seen.logits) == (0.0, False)
+    assert after.args.router_aux_loss_coef is None and after.config.router_aux_loss_coef == 0.02
+    assert feature._balance_by == 0.02, "the model's own coefficient, where none was asked for"
+    assert built(router_aux_loss_coef=0.5)[0]._balance_by == 0.5
+    assert built(LlamaConfig(), router_aux_loss_coef=0.5)[1].asked is None, "a dense model has none in TRL's eyes"
+
+
+@pytest.mark.parametrize(("counted", "steps"), [(None, 1), (128, 4)])
+def test_what_is_added(counted: int | None, steps: int) -> None:
+    """The Trainer divides a mean by the accumulated batches itself, and a sum over counted labels not."""
+    feature, run, logs = listening(moe_z_loss_coef=0.01), run_of(), {"loss": 1.0}
+    with feature.forward(run):
+        pass
+    found = feature.after_loss(run, torch.tensor(1.0), counted)
+    assert found.item() == pytest.approx(1 + (0.1 * 2 + 0.01 * 3) / steps)
+    feature.before_log(run, logs)
+    assert logs == {"loss": 1.0, "aux_loss": 2.0, "z_loss": 3.0}
+    feature.before_log(run, other := {"loss": 1.0})
+    assert other == {"loss": 1.0}
+
+
+def test_an_evaluation_has_the_loss_alone() -> None:
+    feature, run, loss = listening(), run_of(training=False), torch.tensor(1.0)
+    with feature.forward(run):
+        pass
+    assert feature.after_loss(run, loss, None) is loss
+
+
+def test_routers_without_a_gradient_are_refused() -> None:
+    feature, run = listening(), run_of()
+    feature._listener = Listener(trained=False)  # type: ignore[assignment]
+    with feature.forward(run):
+        pass
+    with pytest.raises(ArgumentError, match="routers have no gradient"):
+        feature.after_loss(run, torch.tensor(1.0), None)
+
+
+def test_routers_of_sharded_experts_are_listened_to_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [("a", SimpleNamespace(router=1)), ("b", SimpleNamespace(router=2))]
+    monkeypatch.setattr(router_loss, "expert_layers", lambda model: iter(layers))
+    feature, run = listening(), run_of(args={"expert_parallel_size": 2})
+    feature.before_optimizer(run)
+    feature.before_optimizer(run)
+    assert feature._listener.routers == [1, 2]  # type: ignore[union-attr]

@@ -1,0 +1,34 @@
+"""What a trainer sends to the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hftune.trainers import hub
+from tests.unit.trainers.features import made_up
+
+
+@pytest.mark.parametrize(("named", "repo"), [("mine/model", "mine/model"), (None, "from/arguments")])
+def test_the_output_folder_with_what_was_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str | None, repo: str
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(hub, "push_folder", lambda *given, **options: sent.append((given, options)) or "done")
+    args = {"output_dir": str(tmp_path), "hub_model_id": "from/arguments", "hub_token": "from arguments"}
+    args |= {"hub_private_repo": True, "hub_revision": "main"}
+    run = made_up.run(args=args, is_world_process_zero=lambda: True)
+    assert hub.push_result(run, named, message="done", token=None, revision=None, private=False) == "done"
+    options = {"token": "from arguments", "message": "done", "private": False, "revision": "main"}
+    assert sent == [((tmp_path, repo), options)]
+    run.is_world_process_zero = lambda: False
+    assert hub.push_result(run, named, message="", token=None, revision=None, private=None) is None and len(sent) == 1
+
+
+def test_a_folder_gives_its_name_where_nothing_else_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(hub, "push_folder", lambda folder, repo, **options: (repo, options["private"]))
+    args = {"output_dir": str(tmp_path / "model"), "hub_model_id": None, "hub_token": None, "hub_revision": None}
+    run = made_up.run(args=args | {"hub_private_repo": True}, is_world_process_zero=lambda: True)
+    assert hub.push_result(run, None, message="", token=None, revision=None, private=None) == ("model", True)

@@ -15,6 +15,7 @@ def look_for_engines(*, needed: bool) -> None:
     A run without DeepSpeed starts some seconds sooner without. Only `other` is told: what else asks accelerate whether
     DeepSpeed is installed gets the true answer.
     """
+    # From where `other` has imported it: that one stays what it was, so that this works twice.
     original = imports.is_deepspeed_available
     if needed:
         other.is_deepspeed_available = original

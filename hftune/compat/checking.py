@@ -25,6 +25,7 @@ OTHERS = "..."
 CHANGED, LOOKED_AT = "changed: ", " private or replaced parts of other libraries looked at"
 """How lines of `main` begin, and how its last one ends."""
 
+# Not None, which may be an attribute's value.
 _GONE = object()
 _SET_BY_SOURCE = object()
 
@@ -43,8 +44,10 @@ def problem_of(entry: UpstreamSymbol) -> str | None:
     Libraries that are not installed, and versions that the entry is not for, have no problem.
     """
     version = installed(entry.library)
+    # Before anything is imported: bitsandbytes, say, is not on every machine.
     if importlib.util.find_spec(entry.library) is None:
         return None
+    # Pre-releases, too: whoever tries one wants to know.
     if version is not None and not SpecifierSet(entry.versions).contains(version, prereleases=True):
         return None
     found = find(entry.symbol)
@@ -79,6 +82,7 @@ def find(symbol: str) -> Any:
     owner: Any = importlib.import_module(parts[0])
     for number, name in enumerate(parts[1:], start=1):
         value = getattr(owner, name, _GONE)
+        # A module that nobody has imported is no attribute of its package yet.
         if value is _GONE and isinstance(owner, ModuleType):
             value = _imported(f"{owner.__name__}.{name}")
         if value is _GONE:

@@ -27,10 +27,12 @@ def run_muon_eagerly() -> None:
     from deepspeed.runtime.zero.muon import muon_optimizer, original_muon
 
     names = [f"{_MUON}.original_muon.{name}" for name in _COMPILED]
+    # A list: all of them are asked, so that every change is said.
     if not all([usable(symbol) for symbol in (*names, f"{_MUON}.muon_optimizer.muon_update")]):
         return
     for name in _COMPILED:
         written = inspect.unwrap(getattr(original_muon, name))
+        # `inspect.unwrap` ends at what torch has put there where it no longer says what it wraps.
         if written.__code__.co_filename != original_muon.__file__:
             notice(f"off: --optim muon without compiling; torch hides what {name} was before")
         setattr(original_muon, name, written)

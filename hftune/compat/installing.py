@@ -42,12 +42,14 @@ def replace_method(instance: Any, name: str, function: Callable[..., Any]) -> No
     """
     if not callable(getattr(instance, name, None)):
         raise UserError(f"{type(instance).__name__} has no method {name}, which hftune replaces", fix=_FIX)
+    # Bound to the object, so that a copy of it (`copy.deepcopy`) does not act on the original.
     setattr(instance, name, MethodType(function, instance))
 
 
 @contextmanager
 def method_replaced(instance: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """`replace_method` in the block; afterwards the object has its own replacement again, or its class's."""
+    # In the object's own dict: a method of its class is found again when the replacement is deleted.
     own = vars(instance).get(name)
     replace_method(instance, name, function)
     try:

@@ -51,6 +51,7 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
     parts were gathered when it was computed.
     """
     original = trl_utils.maybe_gather_lm_head_ctx
+    # Several models may be prepared in one process (a reference next to the policy): one wrapper is enough.
     if getattr(original, "parameters_only", False) or not usable("trl.trainer.utils.maybe_gather_lm_head_ctx"):
         return
 
@@ -58,7 +59,7 @@ def gather_parameters_only(is_partitioned: Callable[[torch.Tensor], bool]) -> No
     def gather(*params: Any) -> Any:
         return original(*(weight for weight in params if weight is not None and is_partitioned(weight)))
 
-    gather.parameters_only = True  # type: ignore[attr-defined]  # the mark by which a second call sees the first
+    vars(gather)["parameters_only"] = True  # by which a second call sees the first
     trl_utils.maybe_gather_lm_head_ctx = gather
 
 

@@ -39,6 +39,7 @@ def no_deepspeed_config() -> Iterator[None]:
     require(_CONFIG)
     from transformers.integrations import deepspeed as hf_deepspeed
 
+    # The weak reference itself: a new one could not be made without the object that the arguments keep.
     remembered = hf_deepspeed._hf_deepspeed_config_weak_ref
     hf_deepspeed.unset_hf_deepspeed_config()
     try:
@@ -63,6 +64,7 @@ def checkpoint_loader(load: Callable[[Loader, Any, str, dict[str, Any]], None]) 
     def replacement(engine: Any, checkpoint: str, **options: Any) -> None:
         load(original, engine, checkpoint, options)
 
+    # In the Trainer's module, which has imported it by name.
     transformers.trainer.deepspeed_load_checkpoint = replacement
     try:
         yield
@@ -92,6 +94,7 @@ def attention_registered(name: str, attend: Callable[..., Any], mask: Callable[.
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
+    # Asked before anything is registered, which could then not be undone.
     for table in ("modeling_utils.AttentionInterface", "masking_utils.AttentionMaskInterface"):
         require(f"transformers.{table}._global_mapping")
     AttentionInterface.register(name, attend)

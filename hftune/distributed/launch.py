@@ -1,4 +1,4 @@
-"""Everything that must be in place before torch.distributed or DeepSpeed wake up.
+"""What must be decided before torch.distributed or DeepSpeed are imported or started.
 
 On a machine without accelerators the Trainer, accelerate and DeepSpeed each guess the device and backend on their own
 and disagree: every process then believes that it is alone. Here one decision is made and told to all three.
@@ -55,24 +55,50 @@ def prepare_environment() -> None:
     if watchdog.on_exit not in exit_hooks:
         exit_hooks.append(watchdog.on_exit)
     op_builder.put_ninja_on_path()
+    # Else DeepSpeed tries one kind of accelerator after the other, by the packages that are installed.
     if not torch.accelerator.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 
 @contextmanager
 def report_waiting() -> Iterator[None]:
-    """Say whom this process waits for, where the others do not come at once: torch waits half an hour in silence."""
+    """Report after a while which processes this one waits for in the block: torch waits half an hour in silence."""
     variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
     rank, *address = variables
     said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"
     timer = threading.Timer(_PATIENCE, lambda: get_logger().warning(said))
-    timer.daemon = True
+    timer.daemon = True  # it must not keep a process alive that gives up
     if ranks.world_size() > 1 and ranks.local_rank() == 0 and ranks.planned_world() is None:
         timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def accelerator_device() -> torch.device:
+    """The accelerator of this process, before a process group says so."""
+    kind = torch.accelerator.current_accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind.type, ranks.local_rank())
+
+
+def tell_libraries(*, use_cpu: bool, deepspeed: bool) -> None:
+    """Tell DeepSpeed and accelerate on what to train, before they are imported; no process group is joined.
+
+    Args:
+        use_cpu: Train on the CPU.
+        deepspeed: Whether a DeepSpeed config was given.
+    """
+    prepare_environment()
+    if ranks.planned_world() is not None:
+        return
+    # Before any model is unwrapped, which is when accelerate looks.
+    accelerate_patches.look_for_engines(needed=deepspeed)
+    if use_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
+        os.environ.pop("ACCELERATE_USE_CPU", None)
+        _limit_threads()
 
 
 def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800) -> None:
@@ -84,24 +110,16 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
         deepspeed: Whether a DeepSpeed config was given.
         timeout: Seconds that a collective may take, for a group that is made here.
     """
-    prepare_environment()
     if ranks.planned_world() is not None:
         return
-    accelerate_patches.look_for_engines(needed=deepspeed)
     if deepspeed and "RANK" not in os.environ:
         _set_single_process_variables()
-    if not use_cpu:
-        return
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    _limit_threads()
-    if deepspeed and not ranks.is_distributed():
+    if use_cpu and deepspeed and not ranks.is_distributed():
         _init_deepspeed_on_gloo(timeout)
 
 
 def _set_single_process_variables() -> None:
-    with socket.socket() as probe:
+    with socket.socket() as probe:  # several runs of one process each may share a machine
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
@@ -124,5 +142,6 @@ def _limit_threads() -> None:
 def _init_deepspeed_on_gloo(timeout: float) -> None:
     import deepspeed
 
+    # The order matters: DeepSpeed compiles the operator as it makes the group.
     deepspeed_patches.compile_no_shared_memory()
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False, timeout=timedelta(seconds=timeout))

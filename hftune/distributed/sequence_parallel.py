@@ -20,7 +20,7 @@ from hftune.distributed.mesh import Mesh
 
 
 def shares(total: int, size: int) -> tuple[int, ...]:
-    """`total` things for `size` processes, as evenly as they go: the first ones get one more."""
+    """`total` things for `size` processes, as evenly as possible: the first ones get one more."""
     least, more = divmod(total, size)
     return tuple(least + (number < more) for number in range(size))
 
@@ -51,6 +51,7 @@ class Heads:
 
     def key_range(self, rank: int) -> range:
         """The heads of keys that those queries need; several processes may need the same."""
+        # Head `h` of queries reads head `h // group` of keys: grouped-query attention.
         mine, group = self.query_range(rank), self.queries // self.keys
         return range(mine[0] // group, mine[-1] // group + 1)
 
@@ -108,9 +109,11 @@ class SequenceGroup:
             (batch, heads of this process, all tokens, size).
         """
         batch, _, mine, size = states.shape
+        # Elements, not bytes or rows: shares of heads and of tokens may both be uneven.
         sent = [count * batch * mine * size for count in heads]
         here = heads[self.rank] * batch * size
         received = [here * count for count in tokens]
+        # Heads first, so that what goes to a process lies in one piece.
         parts = self.exchange(states.transpose(0, 1).reshape(-1), sent, received).split(received)
         shaped = [part.view(-1, batch, count, size) for part, count in zip(parts, tokens, strict=True)]
         return torch.cat(shaped, dim=2).transpose(0, 1)
@@ -147,6 +150,7 @@ class SequenceGroup:
             part: (1, tokens of this process, size).
             tokens: Of the row.
         """
+        # NCCL and gloo gather tensors of one shape; the first share is the largest.
         sizes = shares(tokens, self.size)
         padded = torch.nn.functional.pad(part.detach(), (0, 0, 0, sizes[0] - part.shape[1])).contiguous()
         parts = [torch.empty_like(padded) for _ in range(self.size)]
@@ -178,7 +182,7 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, flat: torch.Tensor, group: Any, sent: list[int], received: list[int]) -> torch.Tensor:
         """`sent` and `received`: elements to and from each process."""
-        ctx.settings = group, received, sent
+        ctx.settings = group, received, sent  # swapped: backward sends what forward has received
         out = flat.new_empty(sum(received))
         dist.all_to_all_single(out, flat.contiguous(), received, sent, group=group)
         return out
@@ -199,8 +203,10 @@ def join_group(mesh: Mesh) -> SequenceGroup:
     """Make the groups, and remember that of this process; all processes must call, once the world is there."""
     global _active
     rank = ranks.rank()
+    # Once: a group costs connections, and a second one of the same ranks would be another group.
     if _active is None or _active.size != mesh.sequence:
         groups = {tuple(mesh.sequence_group(each)) for each in range(mesh.world)}
+        # torch wants every process to make every group, in one order.
         made = {} if len(groups) == 1 else {members: dist.new_group(list(members)) for members in sorted(groups)}
         mine = tuple(mesh.sequence_group(rank))
         _active = SequenceGroup(mesh.sequence, mesh.sequence_rank(rank), made.get(mine))

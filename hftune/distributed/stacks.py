@@ -17,6 +17,7 @@ _FRAMES = 10
 _WRAPPERS = 4
 """Frames between a wait and what DeepSpeed wraps it in."""
 
+# Ends of file names: packages may lie anywhere.
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LOADER = "torch/utils/data/dataloader.py"
 _CALLED = re.compile(r"\bdist\.(_?\w+)\(")
@@ -26,6 +27,7 @@ _NOT_DONE = ("scheduled", "started")
 
 def main_thread_stack(frames: int = _FRAMES) -> str:
     """The innermost frames of the main thread, the innermost last, with their source lines."""
+    # Read from the watchdog's thread: the main thread may wait in C and run nothing.
     frame = sys._current_frames().get(_main())
     found = traceback.extract_stack(frame)[-frames:] if frame else []
     return "".join(traceback.format_list(found)).rstrip()
@@ -45,7 +47,7 @@ def waiting_for() -> str | None:
     """
     threads = sys._current_frames()
     main = threads.pop(_main(), None)
-    threads.pop(threading.get_ident(), None)
+    threads.pop(threading.get_ident(), None)  # this one waits in nothing
     # Hooks of a backward pass on a GPU run in a thread of autograd's.
     for frame in (main, *threads.values()):
         name = _collective(frame)
@@ -103,7 +105,7 @@ def _pending_in_nccl() -> str | None:
     if not torch.cuda.is_available() or not torch.distributed.is_initialized():
         return None
     dump = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None)
-    if dump is None:
+    if dump is None:  # a build of torch without NCCL
         return None
     entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries") or []
     return next((_named(entry) for entry in entries if entry.get("state") in _NOT_DONE), None)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 Report = dict[str, Any]
+# With more, what matters would scroll out of a terminal.
 _STACKS = 2
 _ROWS = 24
 
@@ -25,8 +26,10 @@ def judge_hang(reports: dict[int, Report], silent: set[int]) -> dict[str, Any]:
     Returns:
         The verdict: `ranks` that are behind, none where all are at the same place, and all `reports`.
     """
+    # From the surest sign to the weakest: a process that waits in a collective cannot be what holds the others up.
     behind = silent or _not_waiting(reports) or _least(reports)
     rows = {str(rank): {**report, "silent": rank in silent} for rank, report in reports.items()}
+    # Every process prints the verdict: the stacks of all ranks would be pages.
     for rank, report in rows.items():
         if int(rank) not in sorted(behind)[:_STACKS]:
             report.pop("stack", None)
@@ -48,8 +51,10 @@ def _least(reports: dict[int, Report]) -> set[int]:
 
 def render(verdict: dict[str, Any], rank: int, timeout: float, stack: str) -> str:
     """The whole message for one process, as it is printed."""
+    # JSON has made texts of the ranks on the way.
     reports = {int(key): report for key, report in verdict["reports"].items()}
     words = {"hang": _hang, "lost": _lost, "failed": _failed}[verdict["kind"]](verdict, reports, timeout)
+    # The stacks of the first ranks are in the verdict already.
     if verdict["kind"] == "hang" and rank not in verdict["ranks"][:_STACKS]:
         words += [f"  main thread of rank {rank}, innermost last:", _indented(stack)]
     who = f"[rank {rank}] " if rank else ""

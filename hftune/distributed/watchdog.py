@@ -72,6 +72,7 @@ class Watchdog:
         self.rank, self.host = ranks.rank(), socket.gethostname()
         self._complained: float | None = None
         self._looked, self._forgiven = time.monotonic(), (0, 0.0)
+        # A daemon: a thread that waits must not keep a finished process alive.
         self._thread = threading.Thread(target=self._watch, name="hftune watchdog", daemon=True)
         self._thread.start()
 
@@ -162,7 +163,7 @@ class Watchdog:
         """Print the verdict in one piece and end the process, whatever its main thread does."""
         reports = verdict["reports"].values()
         if self.rank and verdict["kind"] != "hang" and any(report.get("host") == self.host for report in reports):
-            time.sleep(_SAME_HOST_GRACE)
+            time.sleep(_SAME_HOST_GRACE)  # the launcher's SIGTERM may end this process first
         if self.leaving:
             return
         self.leaving = True
@@ -171,6 +172,7 @@ class Watchdog:
         if self.hub is not None:
             time.sleep(1.0)  # the others hear the verdict from this process
         terminal.release()
+        # Not sys.exit: this is not the main thread, which is stuck and would be waited for.
         os._exit(STALLED_EXIT_CODE)
 
 
@@ -180,7 +182,7 @@ _watchdog: Watchdog | None = None
 def start(timeout: float) -> None:
     """Watch this process and, through rank 0, all of them; every process must call it. 0 seconds: do not."""
     global _watchdog
-    stop()
+    stop()  # the one of a run before in this process
     if timeout <= 0:
         return
     phases.enter(phases.PREPARATION, 0)

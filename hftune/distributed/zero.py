@@ -29,7 +29,7 @@ def gathered(parameters: Iterable[torch.Tensor], *, write: bool = False) -> Iter
     if not partitioned:
         yield
         return
-    import deepspeed  # heavy, and only needed where ZeRO-3 is at work
+    import deepspeed  # takes seconds, and is needed only where ZeRO-3 is at work
 
     with deepspeed.zero.GatheredParameters(partitioned, modifier_rank=0 if write else None):
         yield
@@ -103,6 +103,7 @@ def local_shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 def full_numel(parameter: torch.nn.Parameter) -> int:
     """Number of elements of the whole parameter, however it is partitioned, or packed by bitsandbytes."""
+    # bitsandbytes keeps two weights a byte, and their shape in the quantisation state.
     packed: Any = getattr(getattr(parameter, "quant_state", None), "shape", None)
     if packed is not None:
         return math.prod(packed)

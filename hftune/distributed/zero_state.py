@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Fragment:
-    """A run of a parameter's elements in a flat tensor: elements `begin` on, at `start`."""
+    """Consecutive elements of a parameter in a flat tensor: those from `begin` on, at `start`."""
 
     name: str
     begin: int
@@ -64,6 +64,7 @@ def slots(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
         optimizer: ZeRO's, or torch's.
         names: Of the model's parameters.
     """
+    # Stage 1 is cut as stage 2: both partition what the optimizer updates, one flat tensor a group.
     found = {0: _plain, 2: _stage_2, 3: _stage_3}
     layout = layout_of(optimizer)
     assert layout is not None, type(optimizer)
@@ -85,7 +86,7 @@ def _stage_2(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
         parts = []
         for parameter in group:
             mapping = parameter._hp_mapping
-            if mapping is not None:
+            if mapping is not None:  # else all of it lies on other ranks
                 model, flat_place = mapping.lp_fragment_address, mapping.get_hp_fragment_address()
                 parts.append(Fragment(names[parameter], model.start, flat_place.start, flat_place.numel))
         result.append(Slot(number, flat, parts, [names[each] for each in group]))
@@ -107,7 +108,7 @@ def _stage_3(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
         parts, offset = [], 0
         group = optimizer.fp16_groups[number]
         for parameter in group:
-            size = parameter.partition_numel()
+            size = parameter.partition_numel()  # rounded up, so that all ranks have equally many; the last are padded
             held = max(0, min(size, parameter.ds_numel - rank * size))
             parts.append(Fragment(names[parameter], rank * size, offset, held))
             offset += size
@@ -133,7 +134,7 @@ def filled_whole(slot: Slot, read: Read, sizes: dict[str, int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Groups:
-    """What an optimizer's groups go on with.
+    """What an optimizer's groups resume with.
 
     Attributes:
         settings: Of each group in the checkpoint; none where they are not known.
@@ -175,13 +176,14 @@ def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[s
     own["base_optimizer_state"] = {"state": states, "param_groups": _groups(own["base_optimizer_state"], groups)}
     rank = dist.get_rank(group=optimizer.dp_process_group)
     optimizer.load_state_dict({rank: own}, load_optimizer_states=True, load_from_fp32_weights=True)
-    optimizer.update_lp_params()
+    optimizer.update_lp_params()  # the 16-bit weights that the model computes with
 
 
 def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
     optimizer.checkpoint_event_prologue()
     own = optimizer.state_dict()
     order = sorted(range(len(weights)), key=lambda number: optimizer.sub_group_to_group_id[number])
+    # Weights by sub-group, as they lie in the optimizer; `slots` gave them group by group.
     own["fp32_flat_groups"] = [value for _, value in sorted(zip(order, weights, strict=True), key=lambda pair: pair[0])]
     own["optimizer_state_dict"] = {"state": states, "param_groups": _groups(own["optimizer_state_dict"], groups)}
     rank = dist.get_rank(group=optimizer.dp_process_group)
@@ -189,6 +191,7 @@ def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[s
     optimizer.checkpoint_event_epilogue()
 
 
+# How a step is computed, which follows this run's device; rates come from the schedule, ids from this run's tensors.
 _OF_THE_MACHINE = ("params", "lr", "foreach", "fused", "capturable", "differentiable")
 
 

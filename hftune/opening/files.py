@@ -33,7 +33,7 @@ def open_regular(file: str | Path, *, error: type[UserError] = ManifestError) ->
         handle = os.open(file, os.O_RDONLY | _NEVER_WAIT)
     except (OSError, ValueError) as problem:  # ValueError: a zero byte in the name
         raise error(_cannot(file, problem), place=str(file), fix=_way_out(file, problem)) from problem
-    kind = os.fstat(handle).st_mode
+    kind = os.fstat(handle).st_mode  # of what was opened, whatever has that name by now
     if not stat.S_ISREG(kind):
         os.close(handle)
         raise error(

@@ -18,6 +18,7 @@ from hftune.opening.files import open_regular
 _READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".jinja", ".txt", ".model", ".py", ".gguf", ".tiktoken"}
 """Suffixes of what a model, an adapter or a checkpoint is read from."""
 _NESTED = ("additional_chat_templates", "critic")
+# Names of huggingface_hub's cache: models--OWNER--NAME/blobs/DIGEST.
 _HUB = re.compile(r"(models|datasets|spaces)--")
 _BLOB = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?$")  # git's or the contents' own digest
 
@@ -43,6 +44,7 @@ def unsafe_entry(file: Path, folder: str | Path) -> ManifestError | None:
         kind = os.lstat(file).st_mode
     except OSError:
         return None
+    # First where it leads: what lies there is not even looked at.
     if stat.S_ISLNK(kind) and not _is_inside(file, Path(folder)):
         return _refusal(file, f"is a link that leads out of {folder}", "copy the file itself there (cp -L)")
     try:
@@ -91,6 +93,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 def _is_inside(file: Path, folder: Path) -> bool:
     """Whether a link ends in the folder, or in the blobs of a repository in the Hub's cache."""
+    # Both without links: the folder itself may be reached through one.
     ends, home = Path(os.path.realpath(file)), Path(os.path.realpath(folder))
     if home in ends.parents:
         return True

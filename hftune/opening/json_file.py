@@ -79,6 +79,7 @@ def parse_json(
         at = f"{place}:{line}" if line and not place.startswith("--") else place
         raise error(f"{place}: {cause}", place=at, fix=fix) from why
 
+    # Counted in the bytes, before anything is built of them.
     raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     if raw.count(b",") + raw.count(b"[") + 3 * raw.count(b"{") > _VALUES:
         refuse(f"it holds more than {_VALUES:,} values", None)
@@ -105,6 +106,7 @@ def _hooks(finite: bool) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # JSON leaves open which of two values counts; readers differ, and a check could see another than the user.
     found = dict(pairs)
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)

@@ -67,11 +67,13 @@ def read_safetensors_header(file: str | Path) -> Header:
         size = os.fstat(stream.fileno()).st_size
         first = stream.read(_LENGTH.size)
         length = _LENGTH.unpack(first)[0] if len(first) == _LENGTH.size else 0
+        # Before the header is read: the length may be anything up to 2**64.
         if length > HEADER_LIMIT:
             _refuse(file, f"its header has {length} bytes, and the format allows {HEADER_LIMIT}")
         if length < 2 or _LENGTH.size + length > size:
             _refuse(file, f"it is cut off: the header of {length} bytes is not all there ({size} bytes)")
         text = stream.read(length)
+    # The format says so; a parser would take white space before it.
     if not text.startswith(b"{"):
         _refuse(file, "its header does not begin with a brace")
     header = parse_json(text, str(file), fix=_FIX)
@@ -94,6 +96,7 @@ def _in_order(file: str | Path, header: dict[str, Any]) -> dict[str, dict[str, A
         fault = _fault_of(entry) or (f"the name has {len(name)} characters" if len(name) > _NAME else None)
         if fault:
             _refuse(file, f"{shown(ascii(name))}: {fault}")
+    # Without holes and overlaps no byte belongs to two tensors or to none, where something could be hidden.
     at = 0
     entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     for name, entry in entries:
@@ -124,6 +127,7 @@ def _fault_of(entry: Any) -> str | None:
 
 
 def _are_counts(values: Any) -> bool:
+    # `type`, since True is an int to isinstance.
     return isinstance(values, list) and all(type(value) is int and 0 <= value < _MOST for value in values)
 
 

@@ -62,6 +62,7 @@ def load_torch(file: str | Path, *, allow: Iterable[str] = (), mmap: bool = Fals
     check_torch(file, allow=allow)
     if not mmap:
         check_memory(file)
+    # Checked above and restricted here: neither the list of names nor torch's unpickler is trusted alone.
     with _allowed_globals(allow), _one_message(file):
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
@@ -134,10 +135,11 @@ def _check_archive(file: str | Path, stream: BinaryIO) -> None:
         entries = zipfile.ZipFile(stream).infolist()
     except (zipfile.BadZipFile, *_DAMAGED) as problem:
         _refuse(file, "it is cut off, or no file of torch.save (1.6 or later)", problem)
-    stream.seek(0)
+    stream.seek(0)  # for whoever reads it next
     size = os.fstat(stream.fileno()).st_size
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size > size for entry in entries):
         _refuse(file, "its parts are compressed, which torch.save never does")
+    # Only the pickles are parsed; the tensors' bytes are copied as they are.
     described = sum(entry.file_size for entry in entries if entry.filename.endswith(".pkl"))
     if described > _PICKLE_LIMIT:
         _refuse(file, f"the list of its tensors has {size_text(described)}, where {size_text(_PICKLE_LIMIT)} are much")

@@ -39,11 +39,11 @@ class BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Overrides `Composer.compose_node`: counts."""
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML has no types for it
         if self._open >= MAX_DEPTH:
             raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
         self._open += 1
-        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)  # type: ignore[no-untyped-call]  # nor here
         self._open -= 1
         if node is not None and id(node) not in self._sizes and self._is_open(node):
             raise BeyondLimits(problem="an alias stands inside what it stands for", problem_mark=mark)
@@ -152,8 +152,4 @@ def read_yaml(file: Path) -> Any:
     """
     text = read_yaml_text(file)
     with yaml_errors(file):
-        loader = BoundedLoader(text)
-        try:
-            return loader.get_single_data()  # type: ignore[no-untyped-call]
-        finally:
-            loader.dispose()  # type: ignore[no-untyped-call]
+        return yaml.load(text, Loader=BoundedLoader)

@@ -1,4 +1,4 @@
-"""Files and folders that outlive a power cut, and what a disk says when it cannot take them, in one message."""
+"""Files and folders that survive a power cut, and faults of disks and permissions as one message."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ _CUT_SHORT = re.compile(
 
 def flush(path: Path) -> None:
     """Make sure that a file's contents, or the names in a folder, outlive a power cut."""
+    # fsync works on a handle that was opened for reading, of a folder as well.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(handle)
@@ -53,6 +54,7 @@ def flush(path: Path) -> None:
 
 def flush_tree(folder: Path) -> None:
     """Flush every file and folder of a tree, the folder itself last."""
+    # Upwards: a folder's own entry is flushed after what it names.
     for root, _, files in os.walk(folder, topdown=False):
         for name in files:
             if not os.path.islink(os.path.join(root, name)):
@@ -80,11 +82,11 @@ def write_file(file: Path, content: bytes | str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(aside, file)
-    except BaseException:
+    except BaseException:  # Ctrl-C as well: the partial file has no other owner
         with suppress(OSError):
             aside.unlink()
         raise
-    flush(file.parent)
+    flush(file.parent)  # the rename itself lies in the folder
 
 
 def remove_partials(file: Path) -> None:

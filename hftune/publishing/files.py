@@ -52,12 +52,14 @@ def published_file(file: Path, *, flag: str) -> Iterator[TextIO]:
     Raises:
         ArgumentError: Another process writes to it, something is in the way, or the disk does not take it.
     """
+    # Not resolved: a link under the file's own name is replaced, not followed.
     target = Path(os.path.abspath(file))
     work = work_folder(target)
     with work_folder_locked(work, file, flag):
         clear_work(work)
         aside = begin_work(work) / target.name
         try:
+            # "x": the work folder was emptied, so that only something planted there can have the name.
             with aside.open("x", encoding="utf-8") as stream:
                 yield stream
                 stream.flush()
@@ -83,6 +85,7 @@ def is_marked(file: Path) -> bool:
     """Whether a page was written by `marked` and has not been edited since."""
     if not _is_regular(file):
         return False
+    # The mark is in the last bytes; a page that quotes one elsewhere is not marked by it.
     content = file.read_bytes()
     found = _MARK.search(content, max(0, len(content) - _MARK_BYTES))
     return found is not None and _digest(content[: found.start()]) == found[2].decode()

@@ -47,6 +47,7 @@ def work_folder_locked(work: Path, target: Path | str, flag: str = "--output_dir
     Raises:
         ArgumentError: Another process works there, something else has the folder's name, or the disk does not take it.
     """
+    # Before the lock: making one in somebody's folder would be a change of it.
     if _is_not_ours(work):
         raise ArgumentError(f"{work} is in the way, and hftune did not make it", place=flag, fix="move it away")
     with disk_errors(target, flag):
@@ -96,6 +97,7 @@ def published_folder(
     Raises:
         ArgumentError: The target holds something else, another process writes to it, or the disk does not take it.
     """
+    # Before anything is made: the work folder stands next to the target.
     raise_together(place_problems(str(output), inputs=list(inputs), flag=flag))
     target = Path(output).resolve()
     work = work_folder(target)
@@ -115,6 +117,7 @@ def recover(target: Path) -> None:
     """Complete, or take back, what a killed process left at a target; the caller holds the work folder."""
     work = work_folder(target)
     old = work / REPLACED
+    # The process died between the two renames: there is no target.
     if not lexists(target) and is_plain_folder(old):
         ready = is_ready(work)
         os.rename(work / RESULT if ready else old, target)
@@ -142,11 +145,13 @@ def begin_work(work: Path) -> Path:
 def make_ready(work: Path) -> None:
     """Flush what was filled in, then note that it is whole."""
     flush_tree(work / RESULT)
+    # After the flush: a result that is called ready must be on the disk.
     write_file(work / MARK, _READY)
 
 
 def _exchange(work: Path, target: Path) -> None:
     make_ready(work)
+    # No system call exchanges two folders on all file systems, so that for a moment there is no target: see `recover`.
     if lexists(target):
         os.rename(target, work / REPLACED)
         flush(target.parent)
@@ -204,6 +209,7 @@ def is_ours(work: Path) -> bool:
 
 def _state(work: Path) -> str | None:
     """What the mark of a work folder says; None where it has none of hftune's."""
+    # A link or a pipe that somebody planted there is no mark: neither followed nor waited for.
     try:
         handle = os.open(work / MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

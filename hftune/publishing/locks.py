@@ -45,6 +45,7 @@ def busy_error(target: Path | str, place: str) -> ArgumentError:
 
 def release_lock(held: FileLock) -> None:
     """Remove the lock's file, then let go; filelock notices that a file it waited for is gone, and makes a new one."""
+    # In this order: the other way round, the file of the next holder could be removed.
     with suppress(OSError):
         os.unlink(held.lock_file)
     held.release()

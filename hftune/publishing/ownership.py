@@ -42,6 +42,7 @@ def foreign_files(folder: Path) -> list[str]:
 
     Each entry is a phrase such as `thesis.txt` or `config.json (changed after it was written)`.
     """
+    # Without a finished manifest nothing says what hftune wrote: all of it is taken for somebody's.
     manifest = read_own_manifest(folder)
     files = _files(folder)
     if manifest is None or manifest.get("status") != COMPLETE:
@@ -101,6 +102,7 @@ def place_problems(output: str | None, *, inputs: list[Path], flag: str = "--out
     except (OSError, RuntimeError, ValueError) as error:  # a name too long, links in a circle, a zero byte
         what = getattr(error, "strerror", None) or str(error)
         return [ArgumentError(f"{output!r} cannot be a folder: {what}", place=flag, fix="choose another name")]
+    # Replacing a folder removes what it held, also what is only read.
     held = [path for path in inputs if folder == path.resolve() or folder in path.resolve().parents]
     if held:
         return [ArgumentError(f"{output} holds {held[0]}, which is read", place=flag, fix="choose another folder")]

@@ -69,6 +69,7 @@ def recover_result(folder: Path) -> None:
 
 def _move_in(work: Path, folder: Path) -> None:
     result = work / RESULT
+    # The manifest first: it says `running`, and a folder between two results must not claim to be finished.
     names = sorted(_names(result), key=lambda name: (name != MANIFEST_NAME, name))
     _remove_old(folder, {*names})
     for name in names:
@@ -88,6 +89,7 @@ def _remove_old(folder: Path, kept: set[str]) -> None:
     for name, record in recorded_files(manifest).items():
         file = folder / name
         if name not in kept and file.is_file() and not file.is_symlink():
+            # Edited since: it is no longer only hftune's, so that it is not hftune's to remove.
             if any(changed_files(folder, {name: record})):
                 notice(f"{file} is left: it was changed after the result before this one was written")
             else:

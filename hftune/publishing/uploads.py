@@ -92,6 +92,7 @@ def push_folder(
     chosen = files_to_upload(folder)
     if not any(name.endswith((".safetensors", ".gguf")) for name in chosen.files):
         raise ArgumentError(f"{folder} holds no weights to upload", place=flag, fix="give the folder of a result")
+    # All of them before the first byte leaves: a secret in the last file stops the upload.
     contents = {name: _content(folder / name) for name in chosen.files}
     _say(folder, repo, chosen)
     api = HfApi(token=token)
@@ -99,6 +100,7 @@ def push_folder(
     with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
         api.create_repo(repo, private=private, exist_ok=True)
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=what) for name, what in contents.items()]
+        # One commit: nobody can load a model of which half has arrived.
         done = api.create_commit(repo, operations, commit_message=redact(message), revision=revision)
     return str(done)
 
@@ -145,6 +147,7 @@ def _content(file: Path) -> str | bytes:
     """
     if file.suffix not in _TEXTS or file.stat().st_size > _LARGEST_TEXT:
         return str(file)
+    # Bytes that are no UTF-8 survive the way to text and back.
     text = file.read_bytes().decode("utf-8", errors="surrogateescape")
     clean = redact(text)
     if clean == text:
@@ -199,7 +202,7 @@ def _mapped(config: Path) -> Iterator[str]:
 
 def _imports(file: Path) -> Iterator[str]:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(file.read_bytes())  # read, never run: it is the code of whoever published the model
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):

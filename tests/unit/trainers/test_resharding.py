@@ -12,7 +12,6 @@ from torch import nn
 from hftune.checkpoints.engine_files import open_engine
 from hftune.checkpoints.engine_folder import engine_folder
 from hftune.checkpoints.sharded_state import from_optimizer
-from hftune.distributed.zero_state import Fragment, Slot, filled, filled_whole
 from hftune.errors import ManifestError
 from hftune.trainers.resharding import check_pieces, fill_optimizer
 from tests.unit.checkpoints.zero_files import PARAMETERS, write
@@ -79,18 +78,6 @@ def test_what_is_trained_must_be_there(tmp_path: Path) -> None:
         parameter = nn.Parameter(torch.zeros(shape))
         with pytest.raises(ManifestError, match=rf"no state for 1 of 1 trained parameters \({name}"):
             check_pieces(pieces, torch.optim.SGD([parameter]), {parameter: name}, "there")
-
-
-def test_slots() -> None:
-    """`a` is 0..5, `b` is 10..13. A share that begins in the middle of `b` after the end of `a`, and two of padding."""
-    values = {"a": torch.arange(6.0), "b": torch.arange(10.0, 14.0)}
-
-    def read(name: str, begin: int, numel: int) -> torch.Tensor:
-        return values[name][begin : begin + numel]
-
-    slot = Slot(0, torch.empty(6), [Fragment("b", 1, 2, 2), Fragment("a", 4, 0, 2)], ["a", "b"])
-    assert filled(slot, read, torch.float32).tolist() == [4, 5, 11, 12, 0, 0]
-    assert filled_whole(slot, read, {"a": 6, "b": 4}).tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12, 13]
 
 
 def test_the_trainer_loads_through_one_function() -> None:

@@ -58,6 +58,7 @@ class ScriptParser(HftuneParser):
         # `hftune vocab` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:
             return
+        # They depend on what is trained, which other arguments say.
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
         if not asked and looks_like_medicalgpt(written, self.known):
@@ -148,6 +149,7 @@ def script_of(stage: str) -> str:
 
 def scripts_with(name: str) -> list[str]:
     """The scripts that have an argument, under its own or another tool's name."""
+    # Another tool's name leads to the script that has what it stands for.
     row = table().get(name)
     if row is not None and row.translation is not None:
         return [script_of(stage) for stage in row.stages or STAGES]

@@ -1,4 +1,4 @@
-"""The hub hears deaths and exit_hooks at once."""
+"""The hub hears deaths and farewells at once."""
 
 from __future__ import annotations
 

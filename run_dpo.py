@@ -12,7 +12,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments("dpo")
+    arguments = parse_arguments("dpo")
 
     from hftune.data.encoders import make_encoder
     from hftune.data.splits import load_splits
@@ -20,18 +20,17 @@ def main() -> None:
     from hftune.models.loading.causal_lm import load_causal_lm
     from hftune.models.loading.reference_model import load_reference
     from hftune.models.loading.tokenizer import load_tokenizer
-    from hftune.preflight.rules.preference import settle_rows
     from hftune.stage import finish_run, start_run
     from hftune.trainers.dpo import DPOTrainer
 
-    settle_rows(model_args, training_args)  # padded, side by side, or one prompt for both answers
-    run = start_run("dpo", model_args, data_args, adapter_args, training_args)
+    run = start_run("dpo", arguments)  # decide what was left open, refuse what cannot work, seed
+    model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = make_encoder("dpo", tokenizer, training_args, data_args)  # pairs, or answers with a label
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
-    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
     reference = load_reference(model_args, adapter_args, training_args, tokenizer)  # often none is needed
     starts_as_base = adapter_args.starts_as_base

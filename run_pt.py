@@ -13,7 +13,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments("pt")
+    arguments = parse_arguments("pt")
 
     from hftune.data.splits import load_data
     from hftune.data.tokenizing.texts import TextEncoder
@@ -23,13 +23,14 @@ def main() -> None:
     from hftune.stage import finish_run, start_run
     from hftune.trainers.pt import PTTrainer
 
-    run = start_run("pt", model_args, data_args, adapter_args, training_args)
+    run = start_run("pt", arguments)  # decide what was left open, refuse what cannot work, seed
+    model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = TextEncoder.from_arguments(tokenizer, training_args)
     data = load_data(encoder, data_args, training_args)  # read, tokenise, pack, count
 
-    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
     trainer = PTTrainer(model, training_args, tokenizer, data)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest

@@ -14,7 +14,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments("rl")
+    arguments = parse_arguments("rl")
 
     from hftune.data.preferences.prompts import PromptEncoder
     from hftune.data.splits import load_splits
@@ -26,7 +26,8 @@ def main() -> None:
     from hftune.trainers.rewards.loading import load_judges, load_rewards
     from hftune.trainers.rl import rl_trainer
 
-    run = start_run("rl", model_args, data_args, adapter_args, training_args)
+    run = start_run("rl", arguments)  # decide what was left open, refuse what cannot work, seed
+    model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
     tools = load_tools(training_args, tokenizer)
@@ -34,7 +35,7 @@ def main() -> None:
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
     rewards, judges = load_rewards(training_args, model_args), load_judges(training_args, model_args)
 
-    read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer)
+    read_model = partial(load_causal_lm, model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(read_model(), adapter_args, training_args)
     starts = adapter_args.starts_as_base
     trainer = rl_trainer(

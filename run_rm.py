@@ -12,7 +12,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments("rm")
+    arguments = parse_arguments("rm")
 
     from hftune.data.encoders import make_encoder
     from hftune.data.splits import load_splits
@@ -22,13 +22,14 @@ def main() -> None:
     from hftune.stage import finish_run, start_run
     from hftune.trainers.reward_trainers import reward_trainer
 
-    run = start_run("rm", model_args, data_args, adapter_args, training_args)
+    run = start_run("rm", arguments)  # decide what was left open, refuse what cannot work, seed
+    model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = make_encoder("rm", tokenizer, training_args, data_args)  # pairs, or answers in steps
     data = load_splits(encoder, data_args, training_args)  # read, tokenise, count
 
-    model = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    model = load_reward_model(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
     trainer = reward_trainer(model, training_args, tokenizer, data)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest

@@ -11,7 +11,7 @@ def main() -> None:
     """Parse, check, tokenise, load, train, save."""
     from hftune.arguments.entry import parse_arguments
 
-    model_args, data_args, adapter_args, training_args = parse_arguments("sft")
+    arguments = parse_arguments("sft")
 
     from hftune.data.splits import load_data
     from hftune.data.tokenizing.chats import ChatEncoder
@@ -21,13 +21,14 @@ def main() -> None:
     from hftune.stage import finish_run, start_run
     from hftune.trainers.sft import SFTTrainer
 
-    run = start_run("sft", model_args, data_args, adapter_args, training_args)
+    run = start_run("sft", arguments)  # decide what was left open, refuse what cannot work, seed
+    model_args, data_args, adapter_args, training_args = run.arguments  # as decided
 
     tokenizer = load_tokenizer(model_args, training_args)
     encoder = ChatEncoder.from_arguments(tokenizer, training_args)
     data = load_data(encoder, data_args, training_args)  # read, tokenise, pack, count
 
-    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer)
+    model = load_causal_lm(model_args, adapter_args, training_args, tokenizer, run.facts.build)
     model = add_adapter(model, adapter_args, training_args)
     trainer = SFTTrainer(model, training_args, tokenizer, data)
     finish_run(run, trainer, data)  # resume, train, evaluate, save, manifest

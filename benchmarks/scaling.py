@@ -176,7 +176,7 @@ def planned(stage: str, argv: list[str], processes: int, gpus: str | None = None
     from hftune.distributed import ranks
     from hftune.models.loading.config import model_config
     from hftune.models.loading.skeleton import skeleton
-    from hftune.preflight.devices import cluster_here, cluster_of
+    from hftune.tools.planning.clusters import cluster_here, cluster_of
     from hftune.tools.planning.planner import Planner
 
     cluster = cluster_of(gpus, nodes) if gpus else cluster_here()

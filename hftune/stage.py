@@ -6,39 +6,41 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from peft import PeftModel
 from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.data import DataArguments
 from hftune.arguments.defaults.recipe import recipe
-from hftune.arguments.model import ModelArguments
+from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
-from hftune.checkpoints.adapter_chain import whole_chain
 from hftune.checkpoints.file_records import record_result
-from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.model_card import model_card
-from hftune.checkpoints.resume import find_checkpoint, rename_old_checkpoints, report_nothing_left, starts_fresh
-from hftune.checkpoints.warm_start import apply_warm_start
+from hftune.checkpoints.resume import (
+    find_checkpoint,
+    remove_leftovers,
+    rename_old_checkpoints,
+    report_nothing_left,
+    starts_fresh,
+)
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
 from hftune.distributed import phases, ranks, watchdog, zero
 from hftune.errors import ArgumentError, Preempted, UserError
-from hftune.logging import get_logger, notice, notices
+from hftune.logging import get_logger, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
-from hftune.models.attention.choice import decide_padding_free
 from hftune.models.heads import head_of
 from hftune.models.vocabulary.size import describe_vocabulary
-from hftune.preflight.checks import check_run
-from hftune.preflight.rules.vocabulary import follow_adapter
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
 from hftune.secrets import command_without_secrets, without_secrets
@@ -49,45 +51,51 @@ from hftune.trainers.stage_trainer import StageTrainer
 from hftune.weight_files import fingerprint
 
 
-@dataclass
-class Run:
-    """One run of one stage: what was asked for, and when it began."""
+@dataclass(frozen=True)
+class Run(Generic[Training]):
+    """One run of one stage.
 
-    stage: str
-    model_args: ModelArguments
-    data_args: DataArguments
-    adapter_args: AdapterArguments
-    training_args: StageArguments
+    Args:
+        facts: What it is; its arguments are as decided, and what is loaded and trained is made of them.
+        began: Seconds since the epoch.
+    """
+
+    facts: Facts[Training]
     began: float
 
+    @property
+    def arguments(self) -> RunArguments[Training]:
+        """Model, data, adapter and training, as decided."""
+        return self.facts.arguments
 
-def start_run(
-    stage: str,
-    model_args: ModelArguments,
-    data_args: DataArguments,
-    adapter_args: AdapterArguments,
-    training_args: StageArguments,
-) -> Run:
-    """Refuse what cannot work, all problems in one message, and seed everything. Nothing is written yet."""
-    watchdog.start(training_args.hang_timeout)
-    apply_warm_start(model_args, adapter_args, training_args)
-    check_run(model_args, data_args, adapter_args, training_args)
+
+def start_run(stage: str, arguments: RunArguments[Training]) -> Run[Training]:
+    """Decide what was left open, refuse what cannot work, all problems in one message, and seed everything.
+
+    Nothing is written yet.
+
+    Args:
+        stage: "pt", "sft", "rm", "dpo" or "rl".
+        arguments: As parsed. They must outlive the model: transformers has no other hold on the DeepSpeed config.
+    """
+    # First of all: the watchdog agrees on a word, and machines compare themselves, by collectives.
+    arguments.training.join_process_group()
+    watchdog.start(arguments.training.hang_timeout)
+    facts = resolve(stage, arguments)
+    check_run(facts)
+    training_args = facts.training_args
+    # Only now, for a run that is refused leaves no folder, and does not wait for one that another run holds.
     remove_new_folder_on_failure(Path(str(training_args.output_dir)))
     lock_output(Path(str(training_args.output_dir)), create=False)
-    if training_args.recomputes_least:
-        notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")
-    keep_global_batch(training_args, data_args)
-    _complete_chain(adapter_args)
-    follow_adapter(model_args, adapter_args)
-    decide_padding_free(model_args, training_args)
+    # After the checks, some of which draw numbers; all ranks draw the same adapter and score head.
     set_seed(training_args.seed)
     where = "CPU" if training_args.use_cpu else str(training_args.device)
     get_logger().info(
         "%s: %s process(es) on %s, ZeRO stage %s", stage, ranks.world_size(), where, training_args.zero_stage
     )
-    for line in recipe(model_args, data_args, adapter_args, training_args):
+    for line in recipe(*facts.arguments):
         get_logger().info(line)
-    return Run(stage, model_args, data_args, adapter_args, training_args, time.time())
+    return Run(facts, time.time())
 
 
 def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
@@ -101,7 +109,7 @@ def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
     """
     stop = PreemptionCallback()
     try:
-        with disk_errors(str(run.training_args.output_dir)):
+        with disk_errors(str(run.facts.training_args.output_dir)):
             return _finish_run(run, trainer, data, stop)
     finally:
         stop.end()
@@ -109,13 +117,15 @@ def finish_run(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
 
 
 def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionCallback) -> dict[str, Any]:
-    args = run.training_args
+    args = run.facts.training_args
+    # Known only now: a tokenised folder may hold a held-out split of its own.
     if data.evaluation is None and not args.do_train:
         raise nothing_to_do()
     assert trainer.is_deepspeed_enabled == (args.ds_resolved is not None), "DeepSpeed was asked for and is not at work"
-    if run.data_args.preview and ranks.is_main():
+    if run.facts.data_args.preview and ranks.is_main():
         rows = trainer.get_total_train_batch_size(args)
-        preview(data, trainer.processing_class, run.data_args.preview, rows_per_step=rows)
+        preview(data, trainer.processing_class, run.facts.data_args.preview, rows_per_step=rows)
+    # Before training, which partitions, wraps or folds what is described.
     manifest = describe_run(run, trainer, data)
     use_progress_line(trainer)
     if args.do_train:
@@ -125,6 +135,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         manifest["metrics"] |= _last_evaluation(trainer, manifest)
         _open_log(args)
         trainer.save_state()
+    # Of every rank: counting trained tokens is a collective.
     manifest |= _figures(run, trainer, data)
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
@@ -132,6 +143,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         manifest["files"] = record_result(str(args.output_dir))
     _write(args, manifest)
     ranks.barrier()
+    # Past the last collective; an upload may take longer than any step.
     watchdog.stop()
     if args.push_to_hub and args.do_train:
         trainer.push_to_hub(commit_message="Model trained with hftune")
@@ -147,6 +159,7 @@ def _last_evaluation(trainer: StageTrainer, manifest: manifests.Manifest) -> dic
     """
     step, metrics = trainer.last_evaluation or (-1, {})
     best = trainer.state.best_global_step if trainer.args.load_best_model_at_end else None
+    # The last step was evaluated already, unless better weights were loaded since.
     if trainer.args.do_train and step == trainer.state.global_step and best in (None, 0, step):
         return dict(metrics)
     try:
@@ -157,16 +170,12 @@ def _last_evaluation(trainer: StageTrainer, manifest: manifests.Manifest) -> dic
     return found
 
 
-def _complete_chain(adapter_args: AdapterArguments) -> None:
-    """Put the adapters that the named one was trained upon before it."""
-    whole = whole_chain(adapter_args.adapter_chain)
-    if whole != adapter_args.adapter_chain:
-        notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
-        adapter_args.peft_path = ",".join(whole)
-
-
 def _train(
-    run: Run, trainer: StageTrainer, data: Splits, manifest: manifests.Manifest, stop: PreemptionCallback
+    run: Run,
+    trainer: StageTrainer,
+    data: Splits,
+    manifest: manifests.Manifest,
+    stop: PreemptionCallback,
 ) -> dict[str, float]:
     """Train from the beginning or from a checkpoint, save the result, and return the metrics.
 
@@ -174,12 +183,14 @@ def _train(
         Preempted: A signal asked for an end, and a checkpoint is there.
         UserError: No step was trained.
     """
-    args = run.training_args
+    args = run.facts.training_args
     resume = find_checkpoint(args)
     if resume:
         report_nothing_left(args, resume)
         check_same_initialisation(trainer.model, resume)
+    # Each checkpoint carries it, so that whoever takes one up knows what made it.
     trainer.checkpoints.manifest = manifest | {"status": manifests.CHECKPOINT}
+    # In this order: signals are noted before the first file is written.
     trainer.add_callback(stop)
     trainer.add_callback(_Begin(lambda: _begin(args, trainer, data, manifest, anew=resume is None)))
     trainer.add_callback(ProgressFile(manifest["data"]["train"].get("tokens")))
@@ -190,10 +201,12 @@ def _train(
     if stop.stopped:
         raise _stopped(trainer, manifest)
     check_trained(trainer.state.global_step)
+    # What was taken apart for training (experts, fused layers) is put together again.
     trainer.before_saving()
     # The Trainer switches the cache off for training; generation from what is saved wants it.
     trainer.model.config.use_cache = True
     save_result(trainer, manifest)
+    # Told while it saved: the result is whole, and the exit code says that the run was asked to end.
     if stop.agreed_signal():
         raise _stopped(trainer, manifest)
     return result.metrics
@@ -215,6 +228,11 @@ def _begin(
 ) -> None:
     """The first that a run writes into its output folder."""
     _open_log(args)
+    if ranks.is_main():
+        # Writing a checkpoint does so, too; but a run that resumes from its last step writes none. A folder of somebody
+        # else's with that name is in the way of a checkpoint alone.
+        with suppress(ArgumentError):
+            remove_leftovers(Path(str(args.output_dir)))
     if anew and ranks.is_main():
         rename_old_checkpoints(Path(str(args.output_dir)))
     if not manifests.is_complete(args.output_dir):
@@ -233,6 +251,7 @@ def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:
     """What ends a run that was told to stop, once a checkpoint of its last step is there and the manifest says so."""
     args, step = trainer.args, trainer.state.global_step
     name = f"checkpoint-{step}"
+    # All ranks go the same way from here: saving is a collective.
     there = ranks.all_agree((Path(str(args.output_dir)) / name).is_dir())
     # Where the best weights were loaded they are not those of the last step any more.
     if not there and not args.load_best_model_at_end and step:
@@ -244,6 +263,7 @@ def _stopped(trainer: StageTrainer, manifest: manifests.Manifest) -> Preempted:
         _write(args, manifest | {"status": manifests.INTERRUPTED, "steps": step, "notices": notices()})
     ranks.barrier()
     saved = f"{name} is saved" if there else "checkpoints are kept" if step else "there is nothing to save"
+    # Without it the same command would begin anew.
     how = "the same command" + (" with --resume_from_checkpoint auto" if starts_fresh(args) else "")
     return Preempted(f"stopped at step {step}, {saved}: {how} resumes")
 
@@ -273,17 +293,17 @@ def check_trained(steps: int) -> None:
 
 def describe_run(run: Run, trainer: StageTrainer, data: Splits) -> manifests.Manifest:
     """Everything known before training: where the weights and records come from and how they are used."""
-    args, model = run.training_args, trainer.model
+    args, model = run.facts.training_args, trainer.model
     tokenizer = trainer.processing_class
-    base = str(run.model_args.model_name_or_path)
+    base = str(run.facts.model_args.model_name_or_path)
     adapter = isinstance(model, PeftModel)
     plain = model.get_base_model() if adapter else model
-    folded = run.adapter_args.folded_adapters
-    parents = [folder for folder in (base, *run.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
+    folded = run.facts.adapter_args.folded_adapters
+    parents = [folder for folder in (base, *run.facts.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
     parents += [folder for folder in folded if folder not in parents]
     return {
         "hftune": manifests.library_versions().get("hftune"),
-        "stage": run.stage,
+        "stage": run.facts.stage,
         "status": manifests.RUNNING,
         "command": [Path(sys.argv[0]).name, *command_without_secrets(sys.argv[1:])],
         "arguments": _arguments(run),
@@ -302,7 +322,7 @@ def describe_run(run: Run, trainer: StageTrainer, data: Splits) -> manifests.Man
             "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
             "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),
         },
-        "quantisation": _quantisation(run.adapter_args),
+        "quantisation": _quantisation(run.facts.adapter_args),
         "rope": _rope(run, plain.config.get_text_config()),
         "data": data.about,
         # Read by one process: the others have the same files.
@@ -342,15 +362,15 @@ def _quantisation(adapter_args: AdapterArguments) -> dict[str, Any] | None:
 
 def _rope(run: Run, config: Any) -> dict[str, Any] | None:
     """What --rope_scaling made of the base's positions: an adapter works on, and is merged into, a base with these."""
-    if run.model_args.rope_scaling is None:
+    if run.facts.model_args.rope_scaling is None:
         return None
     return {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
 
 
 def _arguments(run: Run) -> dict[str, Any]:
-    groups = {"model": run.model_args, "data": run.data_args, "adapter": run.adapter_args}
+    groups = {"model": run.facts.model_args, "data": run.facts.data_args, "adapter": run.facts.adapter_args}
     resolved = {name: without_secrets(vars(group)) for name, group in groups.items()}
-    training = {name: value for name, value in run.training_args.to_dict().items() if name != "ds_resolved"}
+    training = {name: value for name, value in run.facts.training_args.to_dict().items() if name != "ds_resolved"}
     return {**resolved, "training": without_secrets(training)}
 
 
@@ -379,6 +399,8 @@ def _say_goodbye(run: Run, manifest: manifests.Manifest) -> None:
     metrics = manifest["metrics"]
     shown = {name: metrics[name] for name in sorted(metrics) if name.startswith(("eval_", "train_loss"))}
     figures = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, float))
-    get_logger().info("%s done in %.0f s: %s", run.stage, manifest["wall_seconds"], run.training_args.output_dir)
+    get_logger().info(
+        "%s done in %.0f s: %s", run.facts.stage, manifest["wall_seconds"], run.facts.training_args.output_dir
+    )
     if figures:
         get_logger().info("  %s", figures)

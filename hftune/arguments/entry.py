@@ -74,19 +74,22 @@ def help_page(stage: str, argv: list[str]) -> str:
     from hftune.arguments import stages
 
     page = stages.help_of(stage, [word for word in argv if word not in HELP])
-    with contextlib.suppress(OSError, DataError):  # no cache, no harm
+    # A page that cannot be kept is made again next time.
+    with contextlib.suppress(OSError, DataError):
         write_sealed("help", name, page.encode())
     return page
 
 
 def _key(stage: str, argv: list[str]) -> str:
     """A name for everything that a page depends on."""
+    # hftune's own version says nothing in a checkout; sizes and times of these files do.
     files = [file for file in Path(__file__).parent.rglob("*") if file.suffix in (".py", ".csv")]
     own = [file.stat() for file in sorted(files)]
     parts = [
         stage,
         *argv,
         Path(sys.argv[0]).name,
+        # argparse wraps to the width of the terminal.
         str(shutil.get_terminal_size().columns),
         sys.version,
         *(f"{package} {_version(package)}" for package in SHAPED_BY),

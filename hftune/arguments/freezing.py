@@ -15,6 +15,7 @@ class FreezingArguments:
     freeze_parameters_regex: str | None = field(
         default=None, metadata={"help": "Leave parameters as they are in whose names this is found."}
     )
+    # A share of the elements, not of the layers, as Megatron-SWIFT counts.
     freeze_parameters_ratio: float = field(
         default=0.0,
         metadata={
@@ -46,6 +47,7 @@ class FreezingArguments:
     )
 
     def __post_init__(self) -> None:
+        # `a,b` and `a b` mean the same, as for the modules of an adapter.
         self.freeze_trainable_modules = split_commas(self.freeze_trainable_modules)
         for name in ("freeze_parameters", "trainable_parameters", "freeze_extra_modules"):
             if getattr(self, name):

@@ -23,6 +23,7 @@ LEFT_OUT = "leave it out; `hftune explain {}` knows the names of other tools, --
 _NAME = re.compile(r"[\w.-]*")
 _ONE_DASH = re.compile(r"-([A-Za-z][\w.-]+)(=|$)")
 
+# Not a global: parsers of a pipeline's check run in one process, one within another.
 GIVEN_NAMES: ContextVar[frozenset[str]] = ContextVar("GIVEN_NAMES", default=frozenset())
 """Arguments that were given, as hftune calls them, while dataclasses are made of them: a default given counts, too."""
 
@@ -52,6 +53,7 @@ def given_on_command_line(argv: list[str]) -> Given:
     Raises:
         ArgumentError: A word that is neither a name nor behind one; of `-name=value` the value is not told.
     """
+    # First: every message below may quote the command line.
     learn_command(argv)
     given: Given = []
     for token in argv:
@@ -66,6 +68,7 @@ def given_on_command_line(argv: list[str]) -> Given:
 
 
 def _refuse_stray(given: Given, token: str) -> None:
+    # A secret that begins with a dash would become a name, and be shown as unknown.
     if given and not given[-1][1] and says_secret(given[-1][0]) and token.startswith("-"):
         fix = f"where the value begins with a dash: --{given[-1][0]}=VALUE"
         raise ArgumentError(f"--{given[-1][0]} has no value", place=COMMAND_LINE, fix=fix)
@@ -109,11 +112,13 @@ def several(name: str, values: list[Any]) -> Iterator[ArgumentError]:
 def given_in_file(path: str | None) -> Given:
     if path is None:
         return []
+    # Before it is opened: a slip in the path deserves the nearest one, not an error of the system.
     if not Path(path).is_file():
         raise ArgumentError(f"there is no file {path}", place="--config", fix=path_hint(path, "a YAML file"))
     content = read_yaml(Path(path))
     if not isinstance(content, dict):
         raise ArgumentError("the file must hold names and values", place=path, fix="write name: value, a line each")
+    # The same for a file.
     learn_config(content)
     raise_together(problem for name in content for problem in bad_name(str(name), path))
     return [(str(name), value if isinstance(value, list) else [value]) for name, value in content.items()]
@@ -132,5 +137,6 @@ def yaml_value(values: list[Any]) -> Any:
 
 def given_twice(name: str, old: list[Any], new: list[Any]) -> str:
     """What is said where the last of two values of a name counts; secrets are `***`, however short."""
+    # Through the redaction of commands, which masks by name, also what is too short to be searched for.
     before, after = (command_without_secrets([f"--{name}", *map(str, of)])[1:] for of in (old, new))
     return f"--{name} was given twice (an alias counts too): {after} replaces {before}"

@@ -48,12 +48,14 @@ class HftuneParser(TrlParser):
     def __init__(
         self, dataclass_types: Iterable[type], stage: str = "", aliases: Mapping[str, str] | None = None
     ) -> None:
+        # argparse takes `--lr` for `--lr_scheduler_type` otherwise: a name of another tool would be misread.
         super().__init__(dataclass_types, allow_abbrev=False)
         self.stage = stage
         self.aliases = aliases or {}
         self.done_by_hftune = DONE_BY_HFTUNE_EVERYWHERE | DONE_BY_HFTUNE.get(self.stage, {})
         for name in (f.name for cls in self.dataclass_types for f in fields(cls) if get_origin(f.type) is dict):
             self.known[name].type = _json_object  # `dict` itself takes no string
+        # Annotations are texts; `bool | None` is a switch as well, for which argparse wants a value.
         self.switches = {f.name for cls in self.dataclass_types for f in fields(cls) if "bool" in str(f.type)}
         self.numbers = numbers_of(self.dataclass_types)
 
@@ -92,7 +94,9 @@ class HftuneParser(TrlParser):
         entries = self.translate(argv)
         self.set_run_defaults(entries, [entry.name for entry in read_entries(*take_config(argv))])
         from_file = {entry.name: yaml_value(entry.values) for entry in entries if entry.place != COMMAND_LINE}
+        # As defaults, so that argparse itself lets the command line win over the file.
         self.set_defaults_with_config(**from_file)
+        # A variable of the context, not an argument: dataclasses are made by TRL's parser, deep below.
         before = GIVEN_NAMES.set(frozenset(entry.name for entry in entries))
         try:
             return tuple(self.parse_args_into_dataclasses(args=self._flat(entries), look_for_args_file=False))
@@ -141,6 +145,7 @@ class HftuneParser(TrlParser):
     def misfits(self, entries: Iterable[Entry]) -> Iterator[ArgumentError]:
         """Values of translated arguments that are of another type, none of the choices or out of range; with places."""
         for entry in entries:
+            # One by one: argparse stops at its first complaint, and all of them are wanted.
             alone = Entry(entry.name, joined(entry.name, entry.values), COMMAND_LINE)
             try:
                 raise_together(several(entry.name, entry.values))
@@ -159,6 +164,7 @@ class HftuneParser(TrlParser):
     def unknown(self, name: str, place: str) -> ArgumentError:
         """The error for a name that this command does not have."""
         others = (row.name for row in table().values() if self._takes(row))
+        # Sorted: of equally near names the same one is proposed every time.
         fix = did_you_mean(name, sorted({*self.known, *self.aliases, *others} - {name}), written="--{}")
         fix = fix or LEFT_OUT.format(name)
         return ArgumentError(f"unknown argument --{name}", place=place, fix=fix)

@@ -99,8 +99,19 @@ class DPOArguments(StageArguments, PairLengths, trl.DPOConfig):
 
     @property
     def flat_batches(self) -> bool:
-        """Once `preflight.rules.preference.settle_rows` has decided what was left open."""
+        """Overrides `StageArguments.flat_batches`: padding-free ones are."""
         return bool(self.padding_free)
+
+    @property
+    def rows_per_record(self) -> int:
+        """Overrides `StageArguments.rows_per_record`: the chosen and the rejected answer."""
+        return 2
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Overrides `StageArguments.keeps_reference`: not where it was computed before training."""
+        again = self.sync_ref_model or self.precompute_ref_log_probs is False
+        return self.needs_reference and again
 
     @property
     def needs_reference(self) -> bool:

@@ -67,8 +67,13 @@ class RMArguments(StageArguments, PairLengths, trl.RewardConfig):
         super().__post_init__()
 
     @property
+    def rows_per_record(self) -> int:
+        """Overrides `StageArguments.rows_per_record`: the chosen and the rejected conversation."""
+        return 2
+
+    @property
     def head(self) -> str:
-        """What is trained, in the manifest's word."""
+        """Overrides `StageArguments.head`: a score for each conversation, or for each step."""
         return "steps" if self.reward_kind == "process" else "score"
 
     @property

@@ -76,6 +76,11 @@ class GRPOArguments(StageArguments, RLFields, trl.GRPOConfig):
             self._follow_paper(self.grpo_variant)
         super().__post_init__()
 
+    @property
+    def keeps_reference(self) -> bool:
+        """Overrides `StageArguments.keeps_reference`: the policy's distance from it is part of the loss."""
+        return bool(self.beta)
+
     def _follow_paper(self, variant: str) -> None:
         """Set what was not given; what was given, or has another value than its default, stays, and is said."""
         if variant not in GRPO_VARIANTS:
@@ -102,6 +107,11 @@ class RLOOArguments(StageArguments, RLFields, trl.RLOOConfig):
     reward_clip_range: list[float] | None = field(
         default=None, metadata={"help": "Two numbers, between which weighted rewards are kept."}
     )
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Overrides `StageArguments.keeps_reference`: the policy's distance from it is part of the loss."""
+        return bool(self.beta)
 
 
 @dataclass

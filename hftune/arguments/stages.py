@@ -55,8 +55,10 @@ class ScriptParser(HftuneParser):
         Raises:
             ArgumentError: `--defaults` names nobody's.
         """
+        # `hftune vocab` and its like share this parser, and have no defaults by what is trained.
         if self.stage not in STAGES:
             return
+        # They depend on what is trained, which other arguments say.
         chosen = choose_defaults(self.stage, entries, self.known)
         asked = any(entry.name == "defaults" for entry in entries)
         if not asked and looks_like_medicalgpt(written, self.known):
@@ -81,7 +83,8 @@ def stage_parser(stage: str, algorithm: str | None = None) -> ScriptParser:
     Args:
         algorithm: That of RL; left out, or unknown: GRPO.
     """
-    launch.prepare_environment()  # before transformers and peft, which come with the first class
+    # Before transformers and peft come with the first class: libraries read some variables once, at their import.
+    launch.prepare_environment()
     training = on_demand(ALGORITHMS.get(algorithm or "", STAGES[stage].arguments))
     return ScriptParser([ModelArguments, DataArguments, AdapterArguments, training], stage=stage)
 
@@ -106,7 +109,8 @@ def parse_command(cls: type[T], argv: list[str], aliases: Mapping[str, str] | No
 def help_of(stage: str, argv: list[str]) -> str:
     """The page that `--help` shows."""
     parser = parser_for(stage, argv)
-    with contextlib.suppress(UserError):  # said when the script runs
+    # A page of help is shown for a wrong command line, too; what is wrong is said when the script runs.
+    with contextlib.suppress(UserError):
         parser.set_run_defaults(parser.translate(argv))
     return parser.format_help()
 
@@ -120,11 +124,13 @@ def parser_for(stage: str, argv: list[str]) -> ScriptParser:
 
 def _algorithm(argv: list[str]) -> str | None:
     """The RL algorithm, on which the parser depends; also where another tool's name says it."""
+    # Read twice, here and by the parser: which class is parsed for depends on what the file says.
     config_path, rest = take_config(argv)
     given = {entry.name: entry.values for entry in read_entries(config_path, rest)}
     for name in ("rl_algorithm", "advantage_estimator"):
         if given.get(name):
             return str(given[name][0])
+    # MedicalGPT's PPO script, which trains with RLOO, is known by this name.
     return "rloo" if "sft_model_path" in given else None
 
 
@@ -143,6 +149,7 @@ def script_of(stage: str) -> str:
 
 def scripts_with(name: str) -> list[str]:
     """The scripts that have an argument, under its own or another tool's name."""
+    # Another tool's name leads to the script that has what it stands for.
     row = table().get(name)
     if row is not None and row.translation is not None:
         return [script_of(stage) for stage in row.stages or STAGES]

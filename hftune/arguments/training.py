@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 import trl
 from transformers import TrainingArguments
 
@@ -93,30 +94,33 @@ class StageArguments(
         self._given: frozenset[str] = GIVEN_NAMES.get()
         # transformers would choose a folder of its own; preflight asks for one instead.
         self.output_dir = self.output_dir or ""
+        # Decided for all libraries: each would guess by itself, and on a CPU they disagree.
         self.use_cpu = self.use_cpu or not launch.has_accelerator()  # type: ignore[has-type]
+        # fp16 is asked for where bf16 is not there; both at once transformers refuses.
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and launch.supports_bf16()
         self.resolve_recomputation()
         self.check_profile()
         self.check_precision()
         self.raise_ddp_timeout()
+        # Before transformers sees it: what it makes of a config cannot be changed any more.
         if self.deepspeed is not None:
             self._resolve_deepspeed()
         elif self.nvme_path is not None:
             raise ArgumentError("NVMe offload without DeepSpeed", place="--nvme_path", fix="add --deepspeed zero3_nvme")
         self.check_parallel_sizes()
-        with launch.report_waiting():
-            launch.join_process_group(
-                use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
-            )
+        launch.tell_libraries(use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None)
         # --do_eval alone means evaluation alone; an --eval_strategy, from which transformers infers it, does not.
         self.do_train = self.do_train or not self.do_eval  # type: ignore[has-type]
         asked = self.use_cpu
         if ranks.planned_world() is not None:
-            # A plan: transformers must not look for the device, nor join a process group.
+            # A plan, whose devices are not here: transformers would refuse what they could do.
             self.use_cpu, self.deepspeed = True, None
-        with launch.report_waiting():
-            super().__post_init__()
+        # transformers (5.23) and TRL (1.16) ask for the device and the processes here, and would join the group.
+        self._is_made = False
+        super().__post_init__()
+        self._is_made = True
+        # The plan's own answer, which the rules and the arithmetic ask.
         self.use_cpu = asked
         self.gradient_checkpointing = self.recomputation is not None  # transformers 5.23 copies the other name here
 
@@ -133,6 +137,7 @@ class StageArguments(
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Keep `__repr__`: each `@dataclass` would write one of its own, with the token in it."""
         super().__init_subclass__(**kwargs)
+        # `@dataclass` runs after this and keeps a `__repr__` that is there.
         cls.__repr__ = StageArguments.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
@@ -148,15 +153,56 @@ class StageArguments(
         return self._given
 
     @property
+    def device(self) -> torch.device:
+        """Overrides `TrainingArguments.device`: while arguments are made no process group is joined for it.
+
+        Later the first who asks joins it; `start_run` does.
+        """
+        if not self._is_made:
+            return torch.device("cpu") if self.use_cpu else launch.accelerator_device()
+        if "_setup_devices" not in vars(self):
+            self.join_process_group()
+        # Cached by transformers from the first call on.
+        found: torch.device = super().device  # type: ignore[misc]
+        return found
+
+    def join_process_group(self) -> None:
+        """Meet the other processes, and have transformers find its device among them."""
+        with launch.report_waiting():
+            launch.join_process_group(
+                use_cpu=self.use_cpu, deepspeed=self.deepspeed is not None, timeout=self.ddp_timeout
+            )
+            _ = super().device  # type: ignore[misc]
+
+    @property
     def world_size(self) -> int:
-        """Number of processes; of a plan: those that it is made for."""
-        imagined = ranks.planned_world()
-        return int(super().world_size if imagined is None else imagined.processes)  # type: ignore[misc]
+        """Overrides `TrainingArguments.world_size`: known before the group is joined."""
+        return ranks.world_size()
 
     @property
     def flat_batches(self) -> bool:
         """Whether documents lie side by side in a row of a batch, which the attention must keep apart."""
         return False
+
+    @property
+    def head(self) -> str:
+        """What is on top of the model, in the manifest's word."""
+        return "causal_lm"
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model scores conversations or steps, and writes none."""
+        return self.head != "causal_lm"
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the trainer keeps a frozen copy of a model that is trained in full."""
+        return False
+
+    @property
+    def rows_per_record(self) -> int:
+        """Rows that a record makes: two of a preference pair."""
+        return 1
 
     @property
     def zero_stage(self) -> int:
@@ -199,6 +245,7 @@ class PTArguments(StageArguments, TrainingArguments):
     @property
     def flat_batches(self) -> bool:
         """Packed blocks are, unless their documents are meant to see each other."""
+        # A block whose documents see each other is one document, and needs no borders.
         packs = self.packing or bool(self.eval_packing)
         return bool(self.padding_free) or (packs and not self.cross_document_attention)
 

@@ -124,7 +124,7 @@ class ReorderedSampler(torch.utils.data.Sampler[int]):
         self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self.places)  # type: ignore[arg-type]
+        return len(self.places)  # type: ignore[arg-type]  # torch 2.11: Sampler declares no __len__, those given have one
 
     def __iter__(self) -> Iterator[int]:
         # Not lazily: the pattern may ask for a place that the order has not reached yet.

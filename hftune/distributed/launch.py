@@ -76,6 +76,31 @@ def report_waiting() -> Iterator[None]:
         timer.cancel()
 
 
+def accelerator_device() -> torch.device:
+    """The accelerator of this process, before a process group says so."""
+    kind = torch.accelerator.current_accelerator()
+    return torch.device("cpu") if kind is None else torch.device(kind.type, ranks.local_rank())
+
+
+def tell_libraries(*, use_cpu: bool, deepspeed: bool) -> None:
+    """Tell DeepSpeed and accelerate on what to train, before they are imported; no process group is joined.
+
+    Args:
+        use_cpu: Train on the CPU.
+        deepspeed: Whether a DeepSpeed config was given.
+    """
+    prepare_environment()
+    if ranks.planned_world() is not None:
+        return
+    # Before any model is unwrapped, which is when accelerate looks.
+    accelerate_patches.look_for_engines(needed=deepspeed)
+    if use_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
+        os.environ.pop("ACCELERATE_USE_CPU", None)
+        _limit_threads()
+
+
 def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800) -> None:
     """Join the other processes, or become a world of one where DeepSpeed runs without a launcher.
 
@@ -85,20 +110,11 @@ def join_process_group(*, use_cpu: bool, deepspeed: bool, timeout: float = 1800)
         deepspeed: Whether a DeepSpeed config was given.
         timeout: Seconds that a collective may take, for a group that is made here.
     """
-    prepare_environment()
     if ranks.planned_world() is not None:
         return
-    # Before any model is unwrapped, which is when accelerate looks.
-    accelerate_patches.look_for_engines(needed=deepspeed)
     if deepspeed and "RANK" not in os.environ:
         _set_single_process_variables()
-    if not use_cpu:
-        return
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    # Told to accelerate by the Trainer's `use_cpu`; its own variable would switch DeepSpeed off.
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    _limit_threads()
-    if deepspeed and not ranks.is_distributed():
+    if use_cpu and deepspeed and not ranks.is_distributed():
         _init_deepspeed_on_gloo(timeout)
 
 

@@ -33,7 +33,7 @@ from hftune.weight_files import weight_shapes
 
 def load_adapted(plan: Plan, *, quantised: bool = False) -> PeftModel:
     """Base and adapters, the last level's not merged."""
-    model: Any = load_base(plan, quantised=quantised)
+    model = load_base(plan, quantised=quantised)
     # Folded one by one, as training did: peft knows no adapter upon an adapter.
     *below, last = plan.inputs.levels
     for level in below:
@@ -117,7 +117,7 @@ def _bitsandbytes(how: Quantisation) -> BitsAndBytesConfig:
     )
 
 
-def load_adapter(model: Any, folder: Path) -> PeftModel:
+def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """peft's own loading; an adapter that it cannot load is the user's to mend.
 
     Raises:
@@ -172,7 +172,7 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     """
     notice(f"merged by peft, with the whole model in memory: {plan.unsupported}")
     inputs = plan.inputs
-    model: Any = load_base(plan)
+    model = load_base(plan)
     if getattr(model, "quantization_method", None) is not None:
         raise ArgumentError(
             "the base is stored quantised, and peft would fold into its packed weights",
@@ -198,7 +198,7 @@ def write_with_peft(plan: Plan, folder: Path, max_shard_size: str | None) -> int
     return sum(before.get(name) != digest for name, digest in after.items())
 
 
-def _merge(model: Any, adapter: Adapter) -> Any:
+def _merge(model: PreTrainedModel, adapter: Adapter) -> PreTrainedModel:
     adapted: Any = load_adapter(model, adapter.folder)
     if not hasattr(adapted, "merge_and_unload"):
         raise ArgumentError(

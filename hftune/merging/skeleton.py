@@ -80,7 +80,7 @@ class BaseTensors:
         names = self._names(self.skeleton.get_output_embeddings()) if self.skeleton is not None else []
         return [f"{name}.{parameter}" for name in names for parameter in ("weight", "bias")]
 
-    def _names(self, wanted: Any) -> list[str]:
+    def _names(self, wanted: torch.nn.Module | None) -> list[str]:
         assert self.skeleton is not None
         return [name for name, module in self.skeleton.named_modules() if wanted is not None and module is wanted]
 
@@ -112,7 +112,9 @@ class BaseTensors:
         return None if found is None else tuple(found.shape)
 
 
-def build_skeleton(folder: Path, *, head: str = "causal_lm", labels: int | None = None, trust_remote_code: bool) -> Any:
+def build_skeleton(
+    folder: Path, *, head: str = "causal_lm", labels: int | None = None, trust_remote_code: bool
+) -> PreTrainedModel:
     """The model of a checkpoint folder on the meta device.
 
     Args:

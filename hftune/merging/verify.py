@@ -23,7 +23,8 @@ from hftune.on_demand import on_demand
 from hftune.weight_files import stored_tensors
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from peft import PeftModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PROMPTS = (
     "Who are you?",
@@ -167,7 +168,7 @@ class Comparison:
         return asdict(self)
 
 
-def answer(model: Any, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 16) -> Answers:
+def answer(model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, *, new_tokens: int = 16) -> Answers:
     """Logits of each prompt, float32: (length, vocabulary) of a causal LM, (labels,) of a reward model; and answers.
 
     Args:
@@ -256,7 +257,7 @@ def reload_strictly(folder: Path, *, head: str = "causal_lm", trust_remote_code:
     return model.eval()
 
 
-def _check_ties(model: Any) -> None:
+def _check_ties(model: PreTrainedModel) -> None:
     head = model.get_output_embeddings()
     asked = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if head is None or model.get_input_embeddings() is None:

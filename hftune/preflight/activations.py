@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from transformers import PretrainedConfig
 
-from hftune.arguments.preference import DPOArguments
 from hftune.arguments.recomputation import FULL
-from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.models.loading.config import row_length
 
@@ -58,9 +55,9 @@ def activation_bytes(config: PretrainedConfig, args: StageArguments, itemsize: i
         args: Of the run: rows, their length, what is recomputed.
         itemsize: Bytes of a number as it is computed with.
     """
-    pairs = isinstance(args, DPOArguments | RMArguments)
     row = _row(args)
-    tokens = args.per_device_train_batch_size * (2 if pairs else 1) * row // max(1, args.sequence_parallel_size)
+    tokens = args.per_device_train_batch_size * args.rows_per_record * row // max(1, args.sequence_parallel_size)
+    # As if attention kept no scores: hftune's own and FlashAttention keep none, and only a plan knows of others.
     whole = layer_bytes(config, tokens, row, itemsize, keeps_scores=False)
     plan, count = args.recomputation, config.num_hidden_layers
     # What recomputes parts of a layer keeps the rest of it: counted as if nothing were recomputed.
@@ -73,7 +70,7 @@ def activation_bytes(config: PretrainedConfig, args: StageArguments, itemsize: i
 
 
 def _row(args: StageArguments) -> int:
-    if isinstance(args, RLFields):
+    if hasattr(args, "num_generations"):  # RL: its rows are what it generates
         prompt, answer = (getattr(args, f"max_{part}_length", None) for part in ("prompt", "completion"))
         return (prompt or PROMPT) + (answer or COMPLETION)
     return row_length(args) or UNBOUND

@@ -21,6 +21,7 @@ def free_memory(*, on_cpu: bool, device: int = 0) -> Free:
         on_cpu: Whether the run trains on the CPU.
         device: The GPU of this process.
     """
+    # A container's limit may lie below what the machine has free, and a limit above it is no promise.
     host = float(min([psutil.virtual_memory().available, *cgroup_free()]))
     if on_cpu or not torch.cuda.is_available():
         return Free(device=host, host=host)
@@ -49,6 +50,7 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
     lines = own.read_text(encoding="utf-8").splitlines() if own.is_file() else []
     for base, marks in ((root, ("0::",)), (root / "memory", (":memory:",))):
         paths = [line.rsplit(":", 1)[1] for line in lines if any(mark in line for mark in marks)]
+        # A limit of any group above holds for this one as well.
         seen = {base}
         for path in paths:
             folder = base / path.strip("/")
@@ -70,5 +72,6 @@ def _droppable(stat: Path) -> int:
         lines = stat.read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
+    # The kernel drops these pages before it ends a process for want of memory.
     values = dict(line.split(" ", 1) for line in lines if " " in line)
     return int(values.get("total_inactive_file") or values.get("inactive_file") or 0)

@@ -157,6 +157,7 @@ class Free:
 
 def estimate(size: ModelSize, setup: Setup) -> Need:
     """What one process needs."""
+    # Stage 1 spreads optimizer states, 2 gradients as well, 3 weights as well.
     shares = [setup.processes if setup.zero_stage >= stage else 1 for stage in (1, 2, 3)]
     by_optimizer, by_gradients, by_weights = shares
     kept = 2.0 if setup.half else setup.weight_bytes
@@ -170,6 +171,7 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
     copy = setup.copy_bytes if setup.deepspeed and (setup.half or setup.zero_stage >= 1) else 0.0
     optimizer = size.trained * (copy + setup.state_bytes) / by_optimizer
     host = 0.0
+    # DeepSpeed's CPU Adam takes gradients in float32, whatever they were on the device.
     if setup.offload_optimizer:
         host += 0.0 if setup.on_disk else optimizer + gradients * 4.0 / setup.gradient_bytes
         optimizer, gradients = 0.0, 0.0
@@ -186,6 +188,7 @@ def _loading(size: ModelSize, setup: Setup, packed: float, plain: int) -> tuple[
     """
     if setup.packed_bytes is not None:
         return packed + plain * setup.weight_bytes, False
+    # `zero.Init` partitions each weight as it is read; else every process has all of them for a moment.
     share = setup.processes if setup.zero_stage == 3 else 1
     return size.weights * setup.weight_bytes / share, True
 
@@ -225,6 +228,7 @@ def ways_out(size: ModelSize, setup: Setup, adapter: int) -> Iterator[tuple[str,
         adapter: Parameters of a LoRA adapter of the rank asked for.
     """
     for stage in (2, 3):
+        # With one process there is nobody to share with: ZeRO would only add its copy.
         if setup.zero_stage < stage and setup.processes > 1:
             changed = replace(setup, deepspeed=True, zero_stage=stage, half=setup.half or not setup.on_cpu)
             yield f"--deepspeed ds_configs/zero{stage}.json", size, changed
@@ -235,6 +239,7 @@ def ways_out(size: ModelSize, setup: Setup, adapter: int) -> Iterator[tuple[str,
         yield "--deepspeed ds_configs/zero3_offload.json", size, offloaded
     if size.trained > adapter:
         lora = replace(size, trained=adapter, adapter=adapter, reference=0)
+        # A frozen base needs no float32 copy, so that its weights are loaded in 16 bit on a GPU.
         frozen = replace(setup, weight_bytes=setup.weight_bytes if setup.on_cpu else 2.0)
         yield "--use_peft", lora, frozen
         if setup.packed_bytes is None and size.packed:

@@ -26,6 +26,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
         "optimizer": need.optimizer,
         "activations": activations,
     }
+    # Loading may need more than training does: the line names the larger of the two.
     whole = in_one_memory(need) if setup.on_cpu else need.device
     named = ", ".join(f"{part} {count / GIB:.2f}" for part, count in parts.items() if count >= 0.005 * GIB)
     host = f", {need.on_host / GIB:.1f} in the machine's memory" if need.on_host and not setup.on_cpu else ""
@@ -38,6 +39,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
     )
     if _fits(size, setup, activations, free):
         return
+    # Counted here and not before: most runs fit, and making an adapter takes 0.2 s.
     ways = ways_out(size, setup, adapter())
     first = next((flags for flags, its, changed in ways if _fits(its, changed, activations, free)), None)
     notice(

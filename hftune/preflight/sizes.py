@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.preference import DPOArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ds_config, ranks, zero
 from hftune.distributed.ds_config import DsConfig
@@ -31,13 +30,14 @@ def model_size(bare: PreTrainedModel, adapter_args: AdapterArguments, training_a
     """Counts of a run's parameters.
 
     Args:
-        bare: The model on the meta device; an adapter is put around it and taken off again.
+        bare: The model on the meta device; not changed.
     """
     weights = sum(parameter.numel() for parameter in bare.parameters())
     adapter = adapter_parameters(bare, adapter_args) if adapter_args.use_peft else 0
     trained = adapter or trained_in_place(bare, adapter_args)
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
-    reference = weights if not adapter_args.use_peft and has_reference(training_args) else 0
+    # With an adapter the reference is the model with its adapter switched off: no second copy.
+    reference = weights if not adapter_args.use_peft and training_args.keeps_reference else 0
     return ModelSize(weights=weights, trained=trained, packed=packed, reference=reference, adapter=adapter)
 
 
@@ -67,14 +67,15 @@ def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) ->
 
 
 def count_adapter(bare: PreTrainedModel, config: LoraConfig) -> int:
-    """Parameters that this adapter would add to, or train in, the model. `bare` is as before when this returns."""
+    """Parameters that this adapter would add to, or train in, the model, which is not changed."""
     key = adapter_key(bare, config)
     if key not in _counted:
+        # On the meta device: the shapes are all that is counted.
         with zero.no_partitioning(), torch.device("meta"), warnings.catch_warnings(), usable_quantisers():
             warnings.simplefilter("ignore")  # peft warns about the same things when it makes the real one
-            adapted: Any = get_peft_model(bare, config, autocast_adapter_dtype=False)
+            # In a copy: what peft freezes stays frozen when the adapter is taken off again.
+            adapted = get_peft_model(copy.deepcopy(bare), config, autocast_adapter_dtype=False)
             _counted[key] = trained_parameters(adapted)
-            adapted.unload()
     return _counted[key]
 
 
@@ -103,6 +104,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
     config = training_args.ds_resolved
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     offloads = {what: ds_config.offload_device(config, what) for what in ("optimizer", "param")}
+    # Without DeepSpeed autocast computes in 16 bit, and the weights stay what they were loaded as.
     half = config is not None and bool(training_args.bf16 or training_args.fp16)
     return Setup(
         zero_stage=training_args.zero_stage,
@@ -114,7 +116,9 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
         adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
+        # `prepare_model_for_kbit_training` (peft 0.21) casts what is not quantised to float32.
         spare_bytes=4.0 if adapter_args.quantised and not half else None,
+        # DeepSpeed halves the states with bf16_optimizer_states.
         state_bytes=state_bytes(training_args) / (2 if _in_bf16(config, "bf16_optimizer_states") else 1),
         copy_bytes=2.0 if _in_bf16(config, "bf16_master_weights_and_grads") else 4.0,
         offload_optimizer=offloads["optimizer"] is not None,
@@ -151,11 +155,3 @@ def state_bytes(training_args: StageArguments) -> float:
     """Of the optimizer's states for a trained parameter."""
     name = str(getattr(training_args.optim, "value", training_args.optim))
     return float(OPTIMIZER_BYTES.get(name, ADAM_BYTES))
-
-
-def has_reference(training_args: StageArguments) -> bool:
-    """Whether the trainer keeps a frozen copy of a model that is trained in full."""
-    if isinstance(training_args, DPOArguments):
-        again = training_args.sync_ref_model or training_args.precompute_ref_log_probs is False
-        return training_args.needs_reference and again
-    return bool(getattr(training_args, "beta", 0.0)) and hasattr(training_args, "num_generations")

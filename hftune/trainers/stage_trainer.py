@@ -29,6 +29,8 @@ class StageTrainer(FeatureHost):
     """
 
     def __init__(self, *, model: Any, args: StageArguments, **kwargs: Any) -> None:
+        # Joins the process group where `start_run` has not: transformers asks who this is before it would join it.
+        _ = args.device
         self.features = Features(self.make_features(model, args))
         self.record_order, self.checkpoints = self.features.one(RecordOrder), self.features.one(Checkpoints)
         with self.features.around(Feature.building, model, args):

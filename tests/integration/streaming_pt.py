@@ -30,6 +30,7 @@ class Recorder(PTTrainer):
 
 def main() -> None:
     model_args, _, _, training_args = parse_arguments("pt")
+    training_args.join_process_group()
     tokenizer = AutoTokenizer.from_pretrained(model_args.model_name_or_path)
     model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
     stream = stream_of(60, per_chunk=2, rank=ranks.rank(), world=ranks.world_size())

@@ -16,7 +16,8 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from tests.conftest import CHATS, ROOT, Finished, _write_jsonl, tiny_tokenizer
 from tests.integration.mistakes import MISTAKES, Mistake, Words, copy_without
 
@@ -83,9 +84,10 @@ def attempt(run: Callable[..., Finished], mistake: Mistake, words: Words, places
     """The message of a command; empty where it works."""
     if mistake.until != "run":
         try:
-            arguments = parse_arguments(words[0].removeprefix("run_"), complete(words, places, out)[1:])
+            stage = words[0].removeprefix("run_")
+            arguments = parse_arguments(stage, complete(words, places, out)[1:])
             if mistake.until == "check":
-                check_run(*arguments)
+                check_run(resolve(stage, arguments))
         except UserError as error:
             return error.render()
         return ""

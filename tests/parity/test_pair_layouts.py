@@ -16,7 +16,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.kernels.answer_head import add_answer_head
 from hftune.models.loading.causal_lm import load_causal_lm
-from hftune.preflight.rules.preference import settle_rows
+from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.losses.table import LOSSES
 from hftune.trainers.preference.batches import PairCollator
@@ -98,8 +98,7 @@ def trainer_of(layout: str, method: str, model: Path, out: Path) -> DPOTrainer:
     common += [] if layout == "recomputed" else ["--gradient_checkpointing", "False"]
     adapter = ["--use_peft", "--lora_r", "4"] if method == "lora" else []
     argv = ["--model_name_or_path", str(model), "--output_dir", str(out), *common, *flags, *adapter]
-    model_args, _, adapter_args, args = parse_arguments("dpo", argv)
-    settle_rows(model_args, args)
+    model_args, _, adapter_args, args = resolve("dpo", parse_arguments("dpo", argv)).arguments
     tokenizer = AutoTokenizer.from_pretrained(model)
     loaded = add_adapter(load_causal_lm(model_args, adapter_args, args, tokenizer), adapter_args, args)
     if method == "lora":  # no adapter of zeros

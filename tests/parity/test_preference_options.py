@@ -17,7 +17,8 @@ from hftune.errors import UserError
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reference_model import load_reference
-from hftune.preflight.rules.preference import check_preferences, settle_rows
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.preference import check_preferences
 from hftune.trainers.dpo import DPOTrainer
 
 ERNIEKIT = {
@@ -60,9 +61,9 @@ def arguments(model: Path, data: Path, out: Path, flags: str) -> tuple[Any, ...]
 
 def trained(model: Path, data: Path, out: Path, flags: str) -> dict[str, Any]:
     """Two steps, as run_dpo.py makes them; what the second logged."""
-    model_args, data_args, adapter_args, args = arguments(model, data, out, flags)
-    settle_rows(model_args, args)
-    assert list(check_preferences(model_args, args)) == []
+    facts = resolve("dpo", arguments(model, data, out, flags))
+    assert list(check_preferences(facts)) == []
+    model_args, data_args, adapter_args, args = facts.arguments
     tokenizer = AutoTokenizer.from_pretrained(model)
     splits = load_splits(make_encoder("dpo", tokenizer, args, data_args), data_args, args)
     loaded = add_adapter(load_causal_lm(model_args, adapter_args, args, tokenizer), adapter_args, args)
@@ -108,8 +109,7 @@ def test_every_option_reaches_the_loss(
     ],
 )
 def test_what_cannot_be(flags: str, words: str, tiny_model: Path, tmp_path: Path) -> None:
-    model_args, _, _, args = arguments(tiny_model, tmp_path, tmp_path, flags)
-    (problem,) = check_preferences(model_args, args)
+    (problem,) = check_preferences(resolve("dpo", arguments(tiny_model, tmp_path, tmp_path, flags)))
     assert isinstance(problem, UserError) and words in str(problem)
 
 
@@ -122,5 +122,5 @@ def test_numbers_out_of_their_range(flags: str, tiny_model: Path, tmp_path: Path
 def test_each_loss_can_be_asked_for(tiny_model: Path, tmp_path: Path) -> None:
     for name in LOSS_TYPES:
         smoothing = " --label_smoothing 0.1" if name == "exo_pair" else ""
-        model_args, _, _, args = arguments(tiny_model, tmp_path, tmp_path, f"--loss_type {name}{smoothing}")
-        assert list(check_preferences(model_args, args)) == [], name
+        given = arguments(tiny_model, tmp_path, tmp_path, f"--loss_type {name}{smoothing}")
+        assert list(check_preferences(resolve("dpo", given))) == [], name

@@ -96,15 +96,18 @@ def grows(folders: Path, output: Path) -> None:
 
 def trains(folders: Path, output: Path) -> None:
     model = SimpleNamespace(model_name_or_path=str(folders / "base"), tokenizer_name_or_path=None)
-    adapter: Any = SimpleNamespace(adapter_chain=[str(folders / "adapter")])
-    raise_together(check_contents(model, adapter, SimpleNamespace()))  # type: ignore[arg-type]
+    adapter = SimpleNamespace(adapter_chain=[str(folders / "adapter")])
+    facts: Any = SimpleNamespace(model_args=model, adapter_args=adapter, training_args=SimpleNamespace())
+    raise_together(check_contents(facts))
 
 
 def compares(folders: Path, output: Path) -> None:
     """Preference optimisation and RL, which read more models."""
     model = SimpleNamespace(model_name_or_path="owner/name", tokenizer_name_or_path=None)
     others = SimpleNamespace(ref_model=str(folders / "base"), reward_model_path=[str(folders / "adapter")])
-    raise_together(check_contents(model, SimpleNamespace(adapter_chain=[]), others))  # type: ignore[arg-type]
+    adapter = SimpleNamespace(adapter_chain=[])
+    facts: Any = SimpleNamespace(model_args=model, adapter_args=adapter, training_args=others)
+    raise_together(check_contents(facts))
 
 
 ACTS: dict[str, Callable[[Path, Path], Any]] = {

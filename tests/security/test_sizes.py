@@ -24,7 +24,8 @@ from hftune.errors import ArgumentError, DataError, UserError
 from hftune.merging.inputs import read_config, read_inputs
 from hftune.models.loading.config_sizes import LIMITS, check_config, check_sizes
 from hftune.models.loading.skeleton import skeleton_of
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments, QuantisedArguments
 from hftune.tools.export.run import check_export
 from hftune.tools.scoring.ask import _load
@@ -113,7 +114,7 @@ def test_a_stage(stage: str, value: float, tiny_model: Path, tmp_path: Path) -> 
     argv = ["--model_name_or_path", str(folder), "--output_dir", str(tmp_path / "o"), "--train_file_dir", str(tmp_path)]
     argv += ["--use_peft", *(["--reward_funcs", "length"] if stage == "rl" else [])]
     with pytest.raises(UserError) as error:
-        check_run(*parse_arguments(stage, argv))
+        check_run(resolve(stage, parse_arguments(stage, argv)))
     assert "config.json" in str(error.value) and not (tmp_path / "o").exists()
 
 

@@ -266,12 +266,17 @@ def test_the_hub_refuses_in_one_message(road: str, folder: Path, monkeypatch: py
     assert "hftune export hub" in str(caught.value) and SECRET not in str(caught.value)
 
 
+def asking(**values: object) -> Any:
+    """The facts of a run with such training arguments, as far as this rule looks."""
+    return SimpleNamespace(training_args=SimpleNamespace(**values))
+
+
 @pytest.mark.parametrize("strategy", ("every_save", "checkpoint", "all_checkpoints"))
 def test_checkpoints_are_not_uploaded(strategy: str) -> None:
-    (problem,) = check_hub(SimpleNamespace(push_to_hub=True, hub_strategy=strategy))  # type: ignore[arg-type]
+    (problem,) = check_hub(asking(push_to_hub=True, hub_strategy=strategy))
     assert strategy in str(problem) and "hftune export hub" in str(problem)
-    assert not [*check_hub(SimpleNamespace(push_to_hub=False, hub_strategy=strategy))]  # type: ignore[arg-type]
+    assert not [*check_hub(asking(push_to_hub=False, hub_strategy=strategy))]
 
 
 def test_the_finished_result_is() -> None:
-    assert not [*check_hub(SimpleNamespace(push_to_hub=True, hub_strategy="end"))]  # type: ignore[arg-type]
+    assert not [*check_hub(asking(push_to_hub=True, hub_strategy="end"))]

@@ -16,7 +16,8 @@ from pathlib import Path
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
 from hftune.logging import get_logger
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from tests.architectures import ARCHITECTURES
 from tests.table.cells import Cell, all_cells
 from tests.table.refusals import rules_of
@@ -53,7 +54,8 @@ def refusal(cell: Cell, work: Path) -> str:
     """What preflight says to a cell's command; empty where it lets it through."""
     line = cell.as_line(work)
     try:
-        check_run(*parse_arguments(cell.script, [*line["flags"], "--output_dir", str(work / "not-there")]))
+        given = parse_arguments(cell.script, [*line["flags"], "--output_dir", str(work / "not-there")])
+        check_run(resolve(cell.script, given))
     except UserError as error:
         return " ".join(str(error).split())
     return ""

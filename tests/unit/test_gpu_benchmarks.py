@@ -17,7 +17,8 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed import launch, ranks
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from tests.conftest import without_launcher
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -175,7 +176,7 @@ def refusal_of(stage: str, flags: list[str]) -> str | None:
     """What hftune says of arguments before a model is loaded; None for nothing."""
     try:
         with ranks.planning_for(ranks.PlannedWorld(1, 1)):
-            check_run(*parse_arguments(stage, flags))
+            check_run(resolve(stage, parse_arguments(stage, flags)))
     except UserError as error:
         return str(error)
     return None

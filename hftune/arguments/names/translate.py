@@ -63,21 +63,20 @@ class Translator:
     def translate(self, given: Iterable[Entry], world_size: int = 1, local_world_size: int = 1) -> Outcome:
         """All of `given`, problems together; later entries of a name win over earlier ones, with a notice."""
         outcome = Outcome()
-        # Names that one function translates are asked together: `micro_batch_size` means nothing without
-        # `global_batch_size`.
+        # Names of one function are translated together: `global_batch_size` needs the micro batch, whatever its name.
         groups: dict[Translation, list[Entry]] = {}
         for entry in given:
             row = self.row(entry.name)
-            if row is not None and row.translation is not None and _says_something(entry):
+            if row is not None and row.translation is not None and _has_value(entry):
                 groups.setdefault(row.translation, []).append(entry)
             else:
-                self._plain(entry, row, outcome)
+                self._add_plain(entry, row, outcome)
         # Plain names come first: a translation may ask for the model's path or the accumulation.
         others = {entry.name: list(map(str, entry.values)) for entry in outcome.entries}
-        for function, members in sorted(groups.items(), key=lambda item: _place_of(item[0])):
-            answer = self._ask(function, members, others, (world_size, local_world_size), outcome)
+        for function, members in sorted(groups.items(), key=lambda item: _order_in_table(item[0])):
+            answer = self._answer(function, members, others, (world_size, local_world_size), outcome)
             # Later functions see what earlier ones made, in the order of the table.
-            others |= self._take(answer, members, outcome)
+            others |= self._add_translated(answer, members, outcome)
         return outcome
 
     def row(self, name: str) -> Row | None:
@@ -87,7 +86,7 @@ class Translator:
             return None
         return table().get(name)
 
-    def _plain(self, entry: Entry, row: Row | None, outcome: Outcome) -> None:
+    def _add_plain(self, entry: Entry, row: Row | None, outcome: Outcome) -> None:
         name = self._renamed(entry.name, row)
         if name in self.done_by_hftune and not _means_no(entry.values):
             reason = self.done_by_hftune[name]
@@ -95,7 +94,7 @@ class Translator:
                 ArgumentError(f"--{name} cannot be used: {reason}", place=entry.place, fix=_leave_out(name))
             )
         elif row is not None and row.verdict in (REFUSED, NO_EFFECT):
-            _turned_down(entry, row, outcome)
+            _refuse_or_ignore(entry, row, outcome)
         elif name in self.known:
             _add(outcome, Entry(name, entry.values, entry.place))
         else:
@@ -108,7 +107,7 @@ class Translator:
             return name
         return row.target(self.stage) or name
 
-    def _ask(
+    def _answer(
         self,
         function: Translation,
         members: list[Entry],
@@ -130,7 +129,7 @@ class Translator:
         return answer
 
     @staticmethod
-    def _take(answer: Answer, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
+    def _add_translated(answer: Answer, members: list[Entry], outcome: Outcome) -> dict[str, Values]:
         """Add what was translated, unless the argument itself was given where it counts for more."""
         said = " ".join(f"--{entry.name}" for entry in members)
         # One word of the command line is enough: it wins over a file, whatever the names.
@@ -153,9 +152,9 @@ def _leave_out(name: str) -> str:
     return f"leave --{name} out; what does the same here, if anything, is named above"
 
 
-def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
+def _refuse_or_ignore(entry: Entry, row: Row, outcome: Outcome) -> None:
     """A name that is refused or has no effect, unless its value asks for what happens anyway."""
-    if not _says_something(entry):
+    if not _has_value(entry):
         return
     if row.asks_for_nothing(_texts(entry)):
         asked = " ".join(_texts(entry)) if entry.values else "True"
@@ -170,7 +169,7 @@ def _turned_down(entry: Entry, row: Row, outcome: Outcome) -> None:
         outcome.notices.append(f"--{entry.name} has no effect: {row.because}")
 
 
-def _place_of(function: Translation) -> int:
+def _order_in_table(function: Translation) -> int:
     """Functions in the order of the table, whatever order their arguments were given in."""
     # Functions have no order of their own; the first row that uses one stands for it.
     return next(place for place, row in enumerate(table().values()) if row.translation is function)
@@ -189,7 +188,7 @@ def _texts(entry: Entry) -> Values:
     return [str(value) for value in entry.values]
 
 
-def _says_something(entry: Entry) -> bool:
+def _has_value(entry: Entry) -> bool:
     """A YAML file may hold `name:` with nothing behind it."""
     return entry.values != [None]
 

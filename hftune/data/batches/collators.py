@@ -114,3 +114,8 @@ def _padded(values: list[Any], length: int, filler: int, dtype: torch.dtype = to
 def causal_collator(pad_token_id: int, *, flat: bool) -> CausalCollator | FlatCollator:
     """The collator of PT and SFT: documents end to end in one row, or padded."""
     return FlatCollator() if flat else CausalCollator(pad_token_id)
+
+
+def shifted(values: torch.Tensor, filler: float) -> torch.Tensor:
+    """(batch, tokens): at each place what belongs to the token after it, and `filler` at the last."""
+    return torch.nn.functional.pad(values[:, 1:], (0, 1), value=filler)

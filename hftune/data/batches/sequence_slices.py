@@ -8,13 +8,9 @@ from typing import Any
 import torch
 
 from hftune.constants import IGNORE_INDEX
+from hftune.data.batches.collators import shifted
 
 Batch = dict[str, Any]
-
-
-def shifted(values: torch.Tensor, filler: float) -> torch.Tensor:
-    """(batch, tokens): at each place what belongs to the token after it, and `filler` at the last."""
-    return torch.nn.functional.pad(values[:, 1:], (0, 1), value=filler)
 
 
 def sliced(batch: Batch, slice_of: Callable[[int], slice], processes: int) -> Batch:

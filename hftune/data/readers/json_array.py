@@ -31,7 +31,7 @@ from hftune.errors import DataError
 
 # Numbers stay text: only the end of a record matters here, and an endless number must not cost anything.
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
-_BLANKS = re.compile(r"[ \t\r\n]*")
+_NOT_BLANK = re.compile(r"[^ \t\r\n]")
 _FIRST_LINE = 16 << 20
 _MANY = 16 << 20
 # Bytes that are not UTF-8 travel through text as surrogates, so that the record that holds them can be refused alone.
@@ -152,7 +152,8 @@ class _Window:
         """The next character that is not blank, which is then at `position`; "" at the end of the file."""
         while True:
             start, text = self.position, self.text
-            position = _BLANKS.match(text, start).end()  # type: ignore[union-attr]  # it matches no blank, too
+            found = _NOT_BLANK.search(text, start)
+            position = found.start() if found else len(text)
             self.line += text.count("\n", start, position)
             self.position = position
             if position < len(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -159,8 +160,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys all differ."""
     value = dict(pairs)
     if len(value) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise Malformed(f'the key "{shown(twice)}" is there twice in one object', "duplicate key", "Keep one of them.")
     return value
 

@@ -108,7 +108,7 @@ def cached(
     Raises:
         DataError: The cache folder cannot be written.
     """
-    root = cache_root(cache_dir)
+    root = Path(cache_dir).expanduser() if cache_dir else cache_folder()
     entry = root / "datasets" / key
     try:
         # Training data may be confidential: readable for their owner only, as are the files below.
@@ -143,11 +143,6 @@ def _one_writer(path: Path) -> Iterator[bool]:
         yield first
     finally:
         lock.release()
-
-
-def cache_root(cache_dir: str | None = None) -> Path:
-    """Where hftune keeps what it computes once; `cache_dir` wins over the environment's HFTUNE_CACHE."""
-    return Path(cache_dir).expanduser() if cache_dir else cache_folder()
 
 
 def _load(entry: Path, *, whole: bool) -> tuple[Dataset, Counts] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -99,15 +100,9 @@ class ChatEncoder(Encoder):
 
     def without_limit(self) -> ChatEncoder:
         """Conversations as long as they are."""
-        return ChatEncoder(
-            self.tokenizer,
-            max_length=None,
-            train_on_inputs=self.finder.train_everything,
-            last_turn_only=self.finder.last_turn_only,
-            turn_weights=self.turn_weights,
-            by_marks=self.finder.by_marks,
-            borders_in_text=self.finder.guard.mode,
-        )
+        other = copy.copy(self)
+        other.max_length, other.encodings = None, PrefixEncoder(self.tokenizer, None)
+        return other
 
     def settings(self) -> dict[str, Any]:
         """For the fingerprint."""

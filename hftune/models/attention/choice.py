@@ -12,10 +12,9 @@ from hftune.logging import notice
 from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, why_not_isolated
 from hftune.models.attention.machine import Machine, this_machine
 from hftune.models.attention.names import MAX_HEAD_SIZE, SEGMENTS, ULYSSES, VARLEN, whole_row_attention
-from hftune.models.loading.config import model_config
 
 
-def attention_for(model_args: ModelArguments, training_args: StageArguments) -> str | None:
+def attention_for(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> str | None:
     """The `attn_implementation` to load a model with; None leaves the choice to transformers.
 
     What `--attn_implementation` or `--flash_attn` asks for wins. Without documents side by side in a row (packed or
@@ -32,7 +31,6 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     asked = model_args.attn_implementation or (_flash(machine) if model_args.flash_attn else None)
     if not training_args.flat_batches:
         return asked
-    config = model_config(model_args, training_args)
     model_class = causal_class(config)
     refuse_unless_isolated(config, model_class)
     assert model_class is not None, "a class of its own was refused"
@@ -47,12 +45,14 @@ def attention_for(model_args: ModelArguments, training_args: StageArguments) -> 
     return chosen
 
 
-def decide_padding_free(model_args: ModelArguments, training_args: StageArguments) -> None:
-    """Set `padding_free` where `--padding_free` was left out: rows are padded only where documents cannot share one.
+def decide_padding_free(
+    config: PreTrainedConfig, model_args: ModelArguments, training_args: PTArguments | SFTArguments
+) -> None:
+    """Set `padding_free` where it was left out: rows are padded only where documents cannot share one.
 
     The losses are the same; pads, which are a quarter of a usual batch, are not computed.
     """
-    if not isinstance(training_args, PTArguments | SFTArguments) or training_args.padding_free is not None:
+    if training_args.padding_free is not None:
         return
     packed = training_args.packing or bool(training_args.eval_packing)
     if training_args.sequence_parallel_size > 1:
@@ -60,12 +60,12 @@ def decide_padding_free(model_args: ModelArguments, training_args: StageArgument
         # documents may see each other it counts as one document.
         training_args.padding_free = not packed or bool(getattr(training_args, "cross_document_attention", False))
         return
-    training_args.padding_free = not packed and _lie_side_by_side(model_args, training_args)
+    training_args.padding_free = not packed and _lie_side_by_side(config, model_args, training_args)
     if training_args.padding_free:
         notice("the documents of a batch lie side by side in one row, without pads (--padding_free False pads them)")
 
 
-def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments) -> bool:
+def _lie_side_by_side(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> bool:
     """Whether this machine has an attention that keeps documents apart and is as quick as one over padded rows."""
     asked = model_args.attn_implementation
     machine = this_machine(training_args, dtype=model_args.dtype)
@@ -73,7 +73,6 @@ def _lie_side_by_side(model_args: ModelArguments, training_args: StageArguments)
     # several padded ones.
     if (asked and "flash" not in asked) or machine.compiled:
         return False
-    config = model_config(model_args, training_args)
     model_class = causal_class(config)
     if model_class is None or why_not_isolated(config, model_class):
         return False

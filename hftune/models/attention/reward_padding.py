@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transformers import PreTrainedConfig
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
 from hftune.arguments.model import ModelArguments
@@ -10,16 +11,15 @@ from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
 from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated, reward_class
 from hftune.models.attention.machine import this_machine
-from hftune.models.loading.config import model_config
 
 
-def decide_reward_padding(model_args: ModelArguments, training_args: RMArguments) -> None:
-    """Decide what `--padding_free` is where it was left out: on, wherever it changes no score.
+def decide_reward_padding(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> None:
+    """Set `padding_free` where it was left out: on, wherever it changes no score.
 
     Raises:
         ArgumentError: It was asked for, and would change scores.
     """
-    reason = why_padded(model_args, training_args)
+    reason = why_padded(config, model_args, training_args)
     if training_args.padding_free and reason:
         raise ArgumentError(
             f"conversations cannot lie side by side in a row: {reason}", place="--padding_free", fix="leave it out"
@@ -29,9 +29,8 @@ def decide_reward_padding(model_args: ModelArguments, training_args: RMArguments
         notice(f"conversations are padded: {reason}" if reason else "conversations lie side by side, without padding")
 
 
-def why_padded(model_args: ModelArguments, training_args: RMArguments) -> str | None:
+def why_padded(config: PreTrainedConfig, model_args: ModelArguments, training_args: RMArguments) -> str | None:
     """Why padding stays; None where rows without it are exact and cost nothing."""
-    config = model_config(model_args, training_args)
     model_class = reward_class(config, steps=training_args.reward_kind == "process")
     # Only of these is it known that they score all tokens and then take the last one's score.
     if model_class is None or not issubclass(

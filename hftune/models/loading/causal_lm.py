@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -25,11 +26,11 @@ from hftune.constants import STEP_LABELS
 from hftune.distributed import zero
 from hftune.distributed.ds_config import live_config
 from hftune.logging import notice
-from hftune.models.attention.choice import attention_for, report_attention
+from hftune.models.attention.choice import report_attention
 from hftune.models.attention.names import registered
 from hftune.models.experts import is_mixture
-from hftune.models.loading.config import file_options, model_config
-from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.build import Build, decide_build
+from hftune.models.loading.config import file_options
 from hftune.models.loading.from_pretrained import from_config, pretrained
 from hftune.models.loading.gguf import forget_gguf
 from hftune.models.loading.stored_weights import check_loaded
@@ -43,9 +44,16 @@ def load_causal_lm(
     adapter_args: AdapterArguments,
     training_args: StageArguments,
     tokenizer: PreTrainedTokenizerBase,
+    build: Build | None = None,
 ) -> PreTrainedModel:
-    """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say."""
-    model = build_model(AutoModelForCausalLM, model_args, adapter_args, training_args)
+    """The model to pre-train, fine-tune or align, on the CPU or partitioned by ZeRO-3 as the arguments say.
+
+    Args:
+        model_args, adapter_args, training_args: Of the run.
+        tokenizer: To whose vocabulary the model is fitted.
+        build: As decided for the run; left out: decided here.
+    """
+    model = build_model(AutoModelForCausalLM, model_args, adapter_args, training_args, build)
     size = training_args.tensor_parallel_size
     if size > 1:
         # The plan is written into the config that DeepSpeed will read; it needs the model's final config.
@@ -59,20 +67,23 @@ def build_model(
     model_args: ModelArguments,
     adapter_args: AdapterArguments,
     training_args: StageArguments,
+    build: Build | None,
     labels: int | None = None,
 ) -> PreTrainedModel:
     """The model of class `auto`, read from its files or drawn from its config, as it will be trained."""
-    config = model_config(model_args, training_args)
+    # ZeRO-3 partitions weights as they are read, over a process group: joined here where no run was started.
+    _ = training_args.device
+    build = build or decide_build(model_args, adapter_args, training_args)
+    config, dtype = copy.deepcopy(build.config), build.dtype
     if labels is not None:
         config.num_labels = labels
         if labels == len(STEP_LABELS):
             config.id2label = dict(enumerate(STEP_LABELS))
             config.label2id = {name: label for label, name in enumerate(STEP_LABELS)}
-    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     options: dict[str, Any] = {
         "dtype": dtype,
         "trust_remote_code": training_args.trust_remote_code,
-        "attn_implementation": registered(attention_for(model_args, training_args)),
+        "attn_implementation": registered(build.attention),
         "experts_implementation": model_args.experts_implementation,
     }
     given = {name: value for name, value in options.items() if value is not None}

@@ -9,6 +9,7 @@ from transformers import BitsAndBytesConfig
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.training import StageArguments
+from hftune.distributed import ranks
 from hftune.logging import notice
 
 
@@ -55,5 +56,5 @@ def quantisation_options(
         notice("every process reads the whole quantised model before ZeRO-3 partitions it")
         return {"quantization_config": config}
     # bitsandbytes quantises while loading and wants to know where to.
-    where = "cpu" if training_args.use_cpu else training_args.local_process_index
+    where = "cpu" if training_args.use_cpu else ranks.local_rank()
     return {"quantization_config": config, "device_map": {"": where}}

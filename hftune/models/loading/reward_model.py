@@ -13,7 +13,7 @@ from hftune.arguments.reward import RMArguments
 from hftune.constants import AUTO_CLASSES, STEP_LABELS
 from hftune.distributed import zero
 from hftune.errors import ArgumentError
-from hftune.models.attention.reward_padding import decide_reward_padding
+from hftune.models.loading.build import Build
 from hftune.models.loading.causal_lm import build_model
 from hftune.models.vocabulary.tokenizer_fit import fit_to_tokenizer
 from hftune.weight_files import weight_shapes
@@ -24,17 +24,18 @@ def load_reward_model(
     adapter_args: AdapterArguments,
     training_args: RMArguments,
     tokenizer: PreTrainedTokenizerBase,
+    build: Build | None = None,
 ) -> PreTrainedModel:
     """A model with one score a sequence, read at its last token that is not padding; or with two classes a token.
 
-    A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage.
+    A head that the checkpoint does not have is drawn with the run's seed, the same whatever the ZeRO stage. Arguments
+    are those of `load_causal_lm`.
     """
-    decide_reward_padding(model_args, training_args)
     labels = len(STEP_LABELS) if training_args.head == "steps" else 1
     stored = {} if model_args.from_config else weight_shapes(model_args.model_name_or_path)
     _refuse_other_head(str(model_args.model_name_or_path), stored.get("score.weight"), labels)
     auto = getattr(transformers, AUTO_CLASSES[training_args.head])
-    model = build_model(auto, model_args, adapter_args, training_args, labels=labels)
+    model = build_model(auto, model_args, adapter_args, training_args, build, labels=labels)
     fit_to_tokenizer(model, tokenizer, model_args, adapter_args, training_args)
     # The model finds the last real token of a padded row by this id.
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from peft import LoraConfig
+from transformers import PreTrainedConfig
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.reward import RMArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.adapter_chain import chain_problems, whole_chain
+from hftune.checkpoints.adapter_chain import chain_problems
+from hftune.checkpoints.manifest import read_manifest
 from hftune.constants import TASK_TYPES
-from hftune.errors import ArgumentError, UserError
+from hftune.errors import ArgumentError, ManifestError, UserError
 from hftune.logging import notice
 from hftune.models.adapters.preparation import fuses_lora
 from hftune.models.adapters.saved_config import read_lora_config
 from hftune.preflight.bases import check_adapter_fits
+from hftune.preflight.facts import Facts
 from hftune.preflight.rules.named_modules import check_names
 
 _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
@@ -26,11 +29,11 @@ _BEGINNINGS = "true, gaussian, orthogonal, mica, olora, pissa or pissa_niter_N"
 _NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 
 
-def check_adapters(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
+def check_adapters(facts: Facts) -> Iterator[UserError]:
     """Every rule about adapters and freezing. Names are only looked up where the flags make sense by themselves."""
+    model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     say_idle_flags(adapter_args)
+    # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
     found = [*check_freezing_flags(adapter_args), *check_lora_numbers(adapter_args)]
     if adapter_args.use_peft:
         found += [
@@ -40,9 +43,11 @@ def check_adapters(
             *check_reference(adapter_args, training_args),
             *check_chain(model_args, adapter_args, training_args),
         ]
+    if facts.config is not None:
+        found += check_rope(facts.config, adapter_args)
     yield from found
     if not found:
-        yield from check_names(model_args, adapter_args, training_args)
+        yield from check_names(facts)
 
 
 def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
@@ -57,6 +62,7 @@ def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
 def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
     """The beginning is one that peft knows, and that base and modules allow."""
     flag, init = f"--init_lora_weights {adapter_args.init_lora_weights}", adapter_args.init_lora_weights
+    # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
     if init in _NEED_DATA:
         yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
     elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
@@ -79,6 +85,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
             place=f"{flag}, --lora_target_parameters",
             fix="use --init_lora_weights true or gaussian",
         )
+    # peft takes one half of an orthogonal matrix for A and the other for B.
     ranks = {adapter_args.lora_r, *_values(adapter_args, "rank_pattern")}
     if init == "orthogonal" and any(rank % 2 for rank in ranks):
         yield ArgumentError("its rank must be even", place=f"{flag}, --lora_r", fix="use an even --lora_r")
@@ -94,6 +101,7 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
                     place=f"--lora_target_parameters, {flag}",
                     fix=f"leave out {flag}",
                 )
+    # `none` is for adapters of parameters alone.
     if adapter_args.lora_target_modules == ["none"] and not adapter_args.lora_target_parameters:
         yield ArgumentError(
             "nothing is adapted", place="--lora_target_modules none", fix="name --lora_target_parameters, or use all"
@@ -154,7 +162,7 @@ def check_chain(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """Adapters to continue or to fold are there, were made for this base in this order, and go on at this stage."""
-    folders = whole_chain(adapter_args.adapter_chain)
+    folders = adapter_args.adapter_chain
     if adapter_args.create_new_adapter and not folders:
         yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
     if not folders or not model_args.model_name_or_path:
@@ -164,6 +172,7 @@ def check_chain(
     if not all((Path(folder) / "adapter_config.json").is_file() for folder in folders):
         return
     yield from chain_problems(folders, "--peft_path")
+    # What is folded must be multiplied into whole weights; what is continued is laid upon packed ones as well.
     folded = folders if adapter_args.create_new_adapter else folders[:-1]
     if folded and adapter_args.quantised:
         yield ArgumentError(
@@ -185,7 +194,8 @@ def _check_config(
         return
     if goes_on:
         yield from _check_goes_on(folder, config, adapter_args, training_args)
-    elif config.task_type in ("SEQ_CLS", "TOKEN_CLS") and not isinstance(training_args, RMArguments):
+    # A folded head would replace the language model's own.
+    elif config.task_type in ("SEQ_CLS", "TOKEN_CLS") and training_args.head == "causal_lm":
         yield ArgumentError(
             f"the adapter in {folder} has a score head, and this stage trains a model without one",
             place="--peft_path",
@@ -197,7 +207,8 @@ def _check_goes_on(
     folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """The adapter has all that this stage trains; peft would leave a new head as it was drawn."""
-    wanted = training_args.head if isinstance(training_args, RMArguments) else "causal_lm"
+    wanted = training_args.head
+    # Adapters of other tools name no task, and are of language models.
     has = next((head for head, task in TASK_TYPES.items() if task == config.task_type), "causal_lm")
     if wanted != has:
         heads = {"causal_lm": "no score head", "score": "a score head", "steps": "a head that scores steps"}
@@ -219,6 +230,7 @@ def _check_goes_on(
 
 def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """The reference of DPO and RL is the model with its adapter off: biases of the base that are trained stay on."""
+    # Log-probabilities that were computed before training are those of the untouched base.
     compares = getattr(training_args, "beta", 0) and not getattr(training_args, "precompute_ref_log_probs", False)
     if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
         yield ArgumentError(
@@ -226,6 +238,18 @@ def check_reference(adapter_args: AdapterArguments, training_args: StageArgument
             place=f"--lora_bias {adapter_args.lora_bias}",
             fix="use --lora_bias none" + (", or --precompute_ref_log_probs" if _precomputes(training_args) else ""),
         )
+
+
+def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iterator[UserError]:
+    """Adapters that were trained on stretched positions are used on the same ones."""
+    for folder in adapter_args.adapter_chain:
+        recorded = (read_manifest(folder) or {}).get("rope")
+        if recorded and recorded["rope_parameters"] != config.get_text_config().rope_parameters:
+            yield ManifestError(
+                f"the adapter in {folder} was trained with other rotary positions than the model now has",
+                place="--rope_scaling",
+                fix=f"give the same: --rope_scaling '{json.dumps(recorded['rope_parameters'])}'",
+            )
 
 
 def say_idle_flags(adapter_args: AdapterArguments) -> None:

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.folder_checks import folder_problems
 from hftune.distributed import ranks
 from hftune.errors import UserError
+from hftune.preflight.facts import Facts
 
 
-def check_contents(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
+def check_contents(facts: Facts) -> Iterator[UserError]:
     """Damaged, exchanged and linked files, looked for once a machine.
 
     Adapters are read whole, which takes milliseconds. Of full models only files whose size or time has changed are.
     """
+    # The files of a machine are the same for all of its processes.
     if ranks.local_rank() != 0:
         return
-    adapters = {"--peft_path": adapter_args.adapter_chain, "--ref_adapters": _asked(training_args, "ref_adapters")}
+    model_args, training_args = facts.model_args, facts.training_args
+    adapters = {
+        "--peft_path": facts.adapter_args.adapter_chain,
+        "--ref_adapters": _asked(training_args, "ref_adapters"),
+    }
     models = {
         "--model_name_or_path": model_args.model_name_or_path,
         "--tokenizer_name_or_path": model_args.tokenizer_name_or_path,
@@ -31,6 +33,7 @@ def check_contents(
     }
     seen = set()
     for flag, named in (*adapters.items(), *models.items()):
+        # Several flags may name one folder, which is read once.
         for folder in named if isinstance(named, list) else [named]:
             if folder and folder not in seen:
                 seen.add(folder)

@@ -12,6 +12,15 @@ from hftune.data.readers.hub import may_exist
 from hftune.data.readers.specs import parse_sources, path_exists
 from hftune.errors import ArgumentError, DataError, UserError
 from hftune.path_hints import path_hint
+from hftune.preflight.facts import Facts
+
+
+def check_data(facts: Facts) -> Iterator[UserError]:
+    """All rules about records: where they come from, and what can be done with them from there."""
+    yield from check_data_flags(facts.data_args, facts.training_args)
+    yield from check_tokenized(facts.data_args, facts.training_args)
+    yield from check_streaming(facts.data_args, facts.training_args)
+    yield from check_turn_weights(facts.training_args)
 
 
 def check_data_flags(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
@@ -25,7 +34,9 @@ def check_data_flags(data_args: DataArguments, training_args: StageArguments) ->
         fix = "keep one of them" if given else "add --train_file_dir with a file or folder of records, or a Hub name"
         yield ArgumentError(cause, place=flags, fix=fix)
     yield from check_sources(data_args)
+    # A tokenised folder may hold a split of its own, which is not known before it is opened.
     held_out = data_args.validation_file_dir or data_args.validation_split_percentage > 0 or data_args.tokenized
+    # A run without training is there to evaluate, whatever the strategy says.
     evaluates = training_args.eval_strategy != "no" or not training_args.do_train
     if evaluates and not held_out:
         yield ArgumentError(
@@ -107,6 +118,7 @@ def check_streaming(data_args: DataArguments, training_args: StageArguments) -> 
         yield ArgumentError(
             "a stream has an order of its own", place="--train_sampling_strategy, --streaming", fix="leave it out"
         )
+    # Stages without packing have no strategy; `wrapped` alone needs no look at later records.
     strategy = getattr(training_args, "packing_strategy", "wrapped")
     if getattr(training_args, "packing", False) and strategy != "wrapped":
         yield ArgumentError(
@@ -130,6 +142,7 @@ def check_tokenized(data_args: DataArguments, training_args: StageArguments) -> 
                 place=f"--{name}, --tokenized_dir",
                 fix="give it to `hftune tokenize`, so that held-out records are tokenised, too",
             )
+    # Pre-training reads blocks by an endless loader; the other stages read folders as they read files.
     if isinstance(training_args, PTArguments):
         yield from _check_blocks(data_args, training_args)
         return

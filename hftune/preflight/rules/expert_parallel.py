@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from transformers import PreTrainedConfig, PreTrainedModel
+
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.recomputation import MLP
 from hftune.arguments.training import StageArguments
@@ -15,7 +16,7 @@ from hftune.distributed.expert_parallel import ACTIVATION, FLAG, PRESETS
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.experts import expert_count
-from hftune.models.loading.skeleton import skeleton_of
+from hftune.preflight.facts import Facts
 from hftune.preflight.rules.sharing import (
     EXPERT,
     OTHERWISE,
@@ -25,7 +26,6 @@ from hftune.preflight.rules.sharing import (
     check_kernels,
     check_stage,
     check_trains,
-    config_of,
     zero_features,
 )
 
@@ -33,32 +33,19 @@ _REASON = "AutoEP deals out experts that are trained in full, not quantised ones
 _LOST = "does not reach, or does not know, experts that are dealt out"
 
 
-def check_experts(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """What does not go together with experts that are dealt out to processes."""
-    if training_args.expert_parallel_size == 1:
-        yield from check_expert_config(training_args)
-        return
+def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
+    """What does not go together with experts that are sharded over processes."""
+    adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_stage(EXPERT, training_args)
     yield from check_trains(EXPERT, training_args)
     yield from check_full(EXPERT, adapter_args, {"quantised": _REASON, "adapted": _REASON})
     yield from check_expert_engine(training_args)
     yield from check_kernels(EXPERT, training_args)
     yield from check_flags(EXPERT, _lost(training_args), _LOST)
-    yield from check_expert_model(model_args, training_args)
-    yield from check_trained_experts(model_args, adapter_args, training_args)
-
-
-def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
-    """A config that asks for AutoEP by itself would have it deal out experts after the optimizer was made."""
-    block = (training_args.ds_resolved or {}).get("expert_parallel")
-    if block and (not isinstance(block, dict) or block.get("enabled")):
-        yield ArgumentError(
-            "the DeepSpeed config deals out experts, which hftune does itself",
-            place="--deepspeed: expert_parallel",
-            fix=f"remove the block and use {FLAG}",
-        )
+    if facts.config is not None:
+        yield from check_expert_model(facts.config.get_text_config(), training_args)
+    if facts.skeleton is not None:
+        yield from check_trained_experts(facts.skeleton, adapter_args, training_args)
 
 
 def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
@@ -91,12 +78,8 @@ def _lost(training_args: StageArguments) -> dict[str, bool]:
     }
 
 
-def check_expert_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_expert_model(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
     """AutoEP computes the model's layers as transformers does, and the experts come out even."""
-    config = config_of(model_args, training_args)
-    if config is None:
-        return
-    config = config.get_text_config()
     if config.model_type not in PRESETS:
         yield ArgumentError(
             f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
@@ -135,14 +118,11 @@ def _odd(config: Any) -> Iterator[UserError]:
 
 
 def check_trained_experts(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
+    bare: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
     """DeepSpeed (0.19.8): ZeRO-1 and 2 want some in the optimizer, ZeRO-3 leaves frozen ones out of checkpoints."""
     if not adapter_args.freezes or training_args.zero_stage not in (1, 2, 3):
         return
-    bare = skeleton_of(model_args, training_args, scores=False)
-    if bare is None:
-        return  # said by check_model
     try:
         trained = plan_freezing(bare, adapter_args)
     except UserError:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from transformers.trainer_utils import HubStrategy
 
-from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
+from hftune.preflight.facts import Facts
 
 
-def check_hub(training_args: StageArguments) -> Iterator[UserError]:
+def check_hub(facts: Facts) -> Iterator[UserError]:
     """Checkpoints stay here: they hold optimizer states, pickles and the run's settings."""
-    strategy = HubStrategy(training_args.hub_strategy)
-    if training_args.push_to_hub and strategy != HubStrategy.END:
+    strategy = HubStrategy(facts.training_args.hub_strategy)
+    if facts.training_args.push_to_hub and strategy != HubStrategy.END:
         yield ArgumentError(
             "checkpoints are not uploaded: they hold optimizer states and settings, which do not belong on the Hub",
             place=f"--hub_strategy {strategy.value}",

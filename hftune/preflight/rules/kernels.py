@@ -1,4 +1,4 @@
-"""Kernels and number formats: those that this machine does not have, and Liger's beside hftune's own."""
+"""Rules about this machine: kernels and number formats that it does not have, and Liger's next to hftune's own."""
 
 from __future__ import annotations
 
@@ -6,22 +6,38 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
-from hftune.logging import notice
+from hftune.preflight.decisions import kept_from_liger
+from hftune.preflight.facts import Facts, World
 
-LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
-"""Liger's keys that replace the model's forward pass, in which hftune's trainers ask for the loss of labels alone."""
 
-MLPS = ("swiglu", "geglu")
-"""Those that replace the MLP's."""
+def check_kernels(facts: Facts) -> Iterator[UserError]:
+    """All rules about what this machine computes with."""
+    yield from check_processes(facts.world)
+    yield from check_device(facts.model_args, facts.training_args)
+    yield from check_liger(facts.adapter_args, facts.training_args)
+
+
+def check_processes(world: World) -> Iterator[UserError]:
+    """Several GPUs in one process would mean DataParallel, which neither TRL nor DeepSpeed supports."""
+    count = torch.cuda.device_count()
+    if not world.on_cpu and world.processes == 1 and count > 1:
+        yield ArgumentError(
+            f"{count} GPUs are visible to a single process",
+            place="launch",
+            fix=f"start with: deepspeed --num_gpus {count} SCRIPT ...; or set CUDA_VISIBLE_DEVICES=0 to use one",
+        )
 
 
 def check_device(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A CPU has what is asked for; libraries say otherwise at the first step."""
+    # A plan is for another machine, of whose processors nothing is known here.
     if ranks.planned_world() is not None or not training_args.use_cpu:
         return
     if model_args.attn_implementation == "flex_attention":
@@ -45,7 +61,7 @@ def _deepspeed_has_fp16() -> bool:
 
 
 def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """It can run, and what hftune has put into the model stays: the Trainer applies Liger after everything else."""
+    """Liger can run here, and is not asked to replace what hftune has put into the model."""
     args: Any = training_args
     if not args.use_liger_kernel:
         return
@@ -62,18 +78,9 @@ def check_liger(adapter_args: AdapterArguments, training_args: StageArguments) -
             fix="pip install 'hftune[gpu]' or liger-kernel, or leave it out",
         )
     given = dict(args.liger_kernel_config or {})
-    replaced = [*LOSSES, *(MLPS if _mlp_is_ours(adapter_args, args) else ())]
-    if refused := [name for name in replaced if given.get(name)]:
+    if refused := [name for name in kept_from_liger(adapter_args, args) if given.get(name)]:
         yield ArgumentError(
             f"Liger's {', '.join(refused)} would undo what hftune computes there",
             place="--liger_kernel_config",
             fix="leave it out of the config",
         )
-    args.liger_kernel_config = given | dict.fromkeys(replaced, False)
-    notice(f"--use_liger_kernel: norms and rotary embeddings; as hftune has them stay {', '.join(replaced)}")
-
-
-def _mlp_is_ours(adapter_args: AdapterArguments, args: Any) -> bool:
-    """Whether LoRA is computed with the MLP, or the MLP in tiles or twice."""
-    parts = args.recomputation.parts if args.recomputation is not None else ()
-    return adapter_args.use_peft or args.tiled_mlp or "mlp" in parts or bool(args.fp8)

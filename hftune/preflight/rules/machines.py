@@ -1,66 +1,47 @@
-"""All processes are about to do the same, with the same libraries, on the same data: one table before anything loads.
-
-`facts` of every process are gathered on every process; pure functions then find what differs, and draw the table.
-"""
+"""What differs between the processes of a run, and the table that shows who they are."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import xxhash
-
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.data import DataArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import StageArguments
-from hftune.checkpoints.file_records import is_model
-from hftune.distributed import process_facts, ranks
-from hftune.distributed.nodes import spans_machines
 from hftune.distributed.verdicts import align_columns, ranges
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import get_logger, notice
-from hftune.weight_files import fingerprint
+from hftune.preflight.facts import Facts, World
+from hftune.preflight.processes import ProcessFacts
 
-Facts = dict[str, Any]
-
-_THEIR_OWN = {
-    *("output_dir", "logging_dir", "cache_dir", "data_cache_dir", "run_name", "local_rank", "nvme_path"),
-    *("resume_from_checkpoint", "ds_resolved", "deepspeed", "device", "hub_token", "push_to_hub_token"),
-    *("distributed_state", "deepspeed_plugin", "hf_deepspeed_config", "accelerator_config"),
-}
-"""Arguments that may differ between machines, or are compared as something else."""
-
-_SAMPLE = 1 << 16
+# Patch levels mend faults and keep what is computed; minor versions have changed it.
 _MINOR = 2
 """Parts of a version that must be the same; the others are worth a notice."""
 
 
-def check_nodes(
-    model_args: ModelArguments, data_args: DataArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """Several processes are alike; every one of them must ask. Says who they are: in a line, or as a table."""
-    if ranks.planned_world() is not None or ranks.world_size() == 1:
+def check_machines(facts: Facts) -> Iterator[UserError]:
+    """Several processes are about to do the same, with the same libraries, on the same data."""
+    if facts.world.everyone:
+        report_machines(facts.world)
+        yield from differences(facts.world.everyone)
+        yield from check_saving(facts.training_args)
+
+
+def report_machines(world: World) -> None:
+    """Say who takes part: in a line, or as a table where there are several machines or something differs."""
+    everyone = world.everyone
+    if not everyone:
         return
-    groups = (model_args, data_args, adapter_args, training_args)
-    own = process_facts.process_facts() | {"arguments": argument_marks(groups), "files": file_marks(groups)}
-    own["deepspeed"] = {"DeepSpeed config": _mark(training_args.ds_resolved)}
-    own["world"] = {"processes": ranks.world_size()}
-    seconds = process_facts.collective_seconds(training_args.device)
-    everyone = ranks.gathered_objects(own)
-    problems = list(differences(everyone))
-    several = spans_machines()
-    if several or problems:
-        get_logger().info("\n%s", "\n".join(table(everyone, seconds)))
+    if machines_of(everyone) > 1 or any(differences(everyone)):
+        get_logger().info("\n%s", "\n".join(table(everyone, world.seconds)))
     else:
-        get_logger().info(one_line(everyone, seconds))
+        get_logger().info(one_line(everyone, world.seconds))
     for said in slight_differences(everyone):
         notice(said)
-    yield from problems
-    yield from check_saving(training_args)
+
+
+def machines_of(everyone: Sequence[ProcessFacts]) -> int:
+    """How many machines the processes are on: by who is first on one, for those of a cluster may share a name."""
+    firsts = sum(process["local_rank"] == 0 for process in everyone)
+    return max(firsts, len({process["host"] for process in everyone}))
 
 
 def check_saving(training_args: StageArguments) -> Iterator[UserError]:
@@ -73,61 +54,10 @@ def check_saving(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-# --- what one process says ---
-
-
-def argument_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A short mark of every argument's value; what names a file or folder is compared by its contents."""
-    marks = {}
-    for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
-        if not name.startswith("_") and name not in _THEIR_OWN and not (_paths(value)):
-            marks[f"--{name}"] = _mark(value)
-    return marks
-
-
-def file_marks(groups: tuple[Any, ...]) -> dict[str, str]:
-    """A mark of the contents of every file and folder that arguments name: sizes, and the ends of each file."""
-    marks = {}
-    for name, value in itertools.chain.from_iterable(vars(group).items() for group in groups):
-        if name not in _THEIR_OWN:
-            for number, path in enumerate(_paths(value)):
-                marks[f"--{name}" + (f" ({number + 1})" if number else "")] = content_mark(path)
-    return marks
-
-
-def content_mark(path: Path) -> str:
-    """Sixteen hex digits of a model's folder, or of the names, sizes and ends of files. Reads 128 KiB of each."""
-    if is_model(path):
-        return fingerprint(path)
-    digest = xxhash.xxh3_64()
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if not file.is_file() or any(part.startswith(".") for part in file.relative_to(path).parts):
-            continue
-        size = file.stat().st_size
-        digest.update(f"\0{file.relative_to(path)} {size}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(_SAMPLE))
-            stream.seek(max(0, size - _SAMPLE))
-            digest.update(stream.read(_SAMPLE))
-    return digest.hexdigest()
-
-
-def _paths(value: object) -> list[Path]:
-    """Existing files and folders that a value names, `A,B#500` two of them."""
-    if not isinstance(value, str) or len(value) > 4096 or value.lstrip().startswith(("{", "[")):
-        return []
-    parts = (part.strip().partition("#")[0] for part in value.split(","))
-    return [Path(part) for part in parts if part and ("/" in part or Path(part).is_dir()) and Path(part).exists()]
-
-
-def _mark(value: object) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())[:12]
-
-
 # --- what differs ---
 
 
-def differences(everyone: list[Facts]) -> Iterator[UserError]:
+def differences(everyone: Sequence[ProcessFacts]) -> Iterator[UserError]:
     """What would make processes hang, or train different things: a message for each kind, with who has what."""
     fix = "install the same versions everywhere: constraints.txt, or one image"
     yield from _differing(everyone, "versions", "different versions", fix, lambda value: _coarse(str(value)))
@@ -140,7 +70,11 @@ def differences(everyone: list[Facts]) -> Iterator[UserError]:
 
 
 def _differing(
-    everyone: list[Facts], kind: str, cause: str, fix: str, same: Callable[[object], object] = lambda value: value
+    everyone: Sequence[ProcessFacts],
+    kind: str,
+    cause: str,
+    fix: str,
+    same: Callable[[object], object] = lambda value: value,
 ) -> Iterator[UserError]:
     names = sorted({name for facts in everyone for name in facts[kind]})
     odd = [name for name in names if len({same(facts[kind].get(name)) for facts in everyone}) > 1]
@@ -149,8 +83,8 @@ def _differing(
         yield ArgumentError("\n".join([f"the processes have {cause}:", *lines]), place="machines", fix=fix)
 
 
-def _who_has_what(everyone: list[Facts], kind: str, name: str) -> str:
-    holders: dict[object, list[Facts]] = {}
+def _who_has_what(everyone: Sequence[ProcessFacts], kind: str, name: str) -> str:
+    holders: dict[object, list[ProcessFacts]] = {}
     for facts in everyone:
         holders.setdefault(facts[kind].get(name), []).append(facts)
     told = []
@@ -166,7 +100,7 @@ def _coarse(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:_MINOR])
 
 
-def slight_differences(everyone: list[Facts]) -> Iterator[str]:
+def slight_differences(everyone: Sequence[ProcessFacts]) -> Iterator[str]:
     """What works, and may be unwanted: other patch levels, other devices."""
     for name in sorted({name for facts in everyone for name in facts["versions"]}):
         found = {facts["versions"].get(name) for facts in everyone}
@@ -180,7 +114,7 @@ def slight_differences(everyone: list[Facts]) -> Iterator[str]:
 # --- how it is shown ---
 
 
-def one_line(everyone: list[Facts], seconds: float) -> str:
+def one_line(everyone: Sequence[ProcessFacts], seconds: float) -> str:
     """All on one machine, and all alike."""
     first = everyone[0]
     return (
@@ -189,11 +123,12 @@ def one_line(everyone: list[Facts], seconds: float) -> str:
     )
 
 
-def table(everyone: list[Facts], seconds: float) -> list[str]:
+def table(everyone: Sequence[ProcessFacts], seconds: float) -> list[str]:
     """A row for ranks of a machine on devices of a kind; versions that are the same everywhere below."""
     rows: list[tuple[str, ...]] = [("rank", "host", "local rank", "device", "memory", "backend", "torch", "commit")]
     keys = ("host", "device", "memory", "backend")
-    groups: dict[tuple[Any, ...], list[Facts]] = {}
+    # A rank a row would be 64 lines of one machine's eight: ranks with the same are drawn together.
+    groups: dict[tuple[Any, ...], list[ProcessFacts]] = {}
     for facts in everyone:
         key = (*(facts[name] for name in keys), facts["versions"].get("torch"), facts["code"].get("commit"))
         groups.setdefault(key, []).append(facts)
@@ -202,8 +137,7 @@ def table(everyone: list[Facts], seconds: float) -> list[str]:
         gib = f"{memory / 2**30:.0f} GiB" if memory else "-"
         who = ranges([facts["rank"] for facts in members])
         rows.append((who, host, local, device, gib, backend, str(torch), commit or "installed"))
-    machines = sum(facts["local_rank"] == 0 for facts in everyone)
-    head = f"{len(everyone)} processes on {machines} machine(s), all reached in {_milliseconds(seconds)}"
+    head = f"{len(everyone)} processes on {machines_of(everyone)} machine(s), all reached in {_milliseconds(seconds)}"
     versions = ", ".join(f"{name} {value}" for name, value in everyone[0]["versions"].items())
     return [head, *align_columns(rows), f"  rank 0 has {versions}"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from functools import partial
 
@@ -11,9 +10,6 @@ from transformers.modeling_layers import GenericForTokenClassification
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.preference import DPOArguments
-from hftune.arguments.reward import RMArguments
-from hftune.arguments.rl_fields import RLFields
 from hftune.arguments.training import StageArguments
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
@@ -22,60 +18,55 @@ from hftune.models.attention.isolation import causal_class, reward_class
 from hftune.models.experts import is_mixture, router_shares
 from hftune.models.kernels.dropout import find_dropouts
 from hftune.models.kernels.recomputable import not_recomputable
-from hftune.models.loading.config import model_config
 from hftune.models.loading.dropout_fields import outside_config
-from hftune.models.loading.skeleton import skeleton
 from hftune.models.loading.stored_weights import check_stored
 from hftune.preflight.activations import activation_bytes
-from hftune.preflight.free_memory import free_memory
-from hftune.preflight.memory import ModelSize, estimate, shortfall, table
+from hftune.preflight.facts import Facts
+from hftune.preflight.memory import ModelSize, table
 from hftune.preflight.memory_line import say_memory
-from hftune.preflight.rules.references import check_adapter_rope, check_reference
-from hftune.preflight.sizes import adapter_parameters, model_size, packed_linears, run_setup
+from hftune.preflight.sizes import adapter_parameters, packed_linears
 
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
-def check_model(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """All rules that need the model's config, which is read once; a config that cannot be read is the one problem."""
+def check_model(facts: Facts) -> Iterator[UserError]:
+    """All rules about the model: what its config says, and the parts, weights and memory of its skeleton."""
+    model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     yield from check_from_config(model_args, adapter_args)
-    try:
-        config = model_config(model_args, training_args)
-    except UserError as problem:
-        yield problem
+    yield from check_dropout(facts)
+    config = facts.config
+    if config is None:
         return
-    scores = isinstance(training_args, RMArguments)
     yield from check_attention_supported(config, model_args)
     yield from check_experts(config, model_args)
     yield from check_latent_attention(config, adapter_args, training_args)
     yield from check_router_losses(config, adapter_args, training_args)
-    yield from check_dropout(training_args)
-    if causal_class(config) is None:
+    # Code that comes with a model is not run to look at it.
+    if facts.model_class is None:
         notice("the model's code comes with it: its memory and its parts are not checked before it is loaded")
         return
-    if scores and (problems := list(check_score_head(config, training_args))):
+    # Without a class there is no skeleton: parts, weights and memory cannot be looked at.
+    if training_args.scores and (problems := list(check_score_head(config, training_args))):
         yield from problems
         return
-    yield from check_reference(config, model_args, adapter_args, training_args)
-    yield from check_adapter_rope(config, adapter_args)
-    bare = skeleton(config, training_args, scores=scores)
+    bare = facts.skeleton
+    if bare is None:
+        return
+    # Weights that are drawn are not read from the folder, which may hold none.
     if not model_args.from_config:
         yield from check_weights(bare, model_args, training_args)
     yield from check_dropout_places(bare, training_args)
     yield from check_recomputation(bare, training_args)
     yield from check_packed(bare, adapter_args)
-    yield from check_memory(bare, model_args, adapter_args, training_args)
+    yield from check_memory(facts)
 
 
 def check_weights(
     bare: PreTrainedModel, model_args: ModelArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """The weights beside a config are those of the model that it builds."""
+    """The weights stored with a config are those of the model that it builds."""
     try:
-        scores = isinstance(training_args, RMArguments)
-        check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=scores)
+        check_stored(bare, model_args.model_name_or_path, flag="--model_name_or_path", scores=training_args.scores)
     except UserError as problem:
         yield problem
 
@@ -173,12 +164,14 @@ def recomputes_reentrantly(adapter_args: AdapterArguments, training_args: StageA
     plan = training_args.recomputation
     if plan is None:
         return False
+    # As the trainers choose it: reentrant where an adapter is trained under ZeRO-3.
     asked = plan.options.get("use_reentrant", adapter_args.use_peft and training_args.zero_stage == 3)
     return bool(asked) and plan.takes_routers
 
 
-def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
-    """Its warm-up warms something up, and the trainer does not switch dropout off again."""
+def check_dropout(facts: Facts) -> Iterator[UserError]:
+    """The warm-up of dropout warms something up, and the trainer does not switch dropout off again."""
+    training_args = facts.training_args
     asked = {
         "--hidden_dropout_prob": training_args.hidden_dropout_prob,
         "--attention_probs_dropout_prob": training_args.attention_probs_dropout_prob,
@@ -192,13 +185,13 @@ def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
         )
     if not any(given.values()):
         return
-    if isinstance(training_args, RLFields):
+    if facts.stage == "rl":
         yield ArgumentError(
             "with dropout, completions would be sampled and scored by different models",
             place=", ".join(given),
             fix="leave it out for RL",
         )
-    elif isinstance(training_args, DPOArguments | RMArguments) and training_args.disable_dropout:
+    elif facts.stage in ("dpo", "rm") and training_args.disable_dropout:
         yield ArgumentError(
             "dropout is switched off in this stage, so that chosen and rejected are read by the same model",
             place=", ".join(given),
@@ -208,7 +201,7 @@ def check_dropout(training_args: StageArguments) -> Iterator[UserError]:
 
 def check_score_head(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
     """A reward model needs an architecture with a classification model that scores the last token, or each of them."""
-    steps = isinstance(training_args, RMArguments) and training_args.head == "steps"
+    steps = training_args.head == "steps"
     found = reward_class(config, steps=steps)
     if found is None or (steps and not issubclass(found, GenericForTokenClassification)):
         yield ArgumentError(
@@ -256,34 +249,24 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
         )
 
 
-def check_memory(
-    bare: PreTrainedModel, model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
+def check_memory(facts: Facts) -> Iterator[UserError]:
     """Weights, gradients and optimizer states fit into what is free; activations as well, or a notice says so."""
-    try:
-        size = model_size(bare, adapter_args, training_args)
-    except (UserError, ValueError, TypeError, NotImplementedError) as problem:
-        # What is wrong with the adapter ends the run elsewhere; a run that goes on must know that nobody reckoned.
-        notice(f"memory is not checked: {str(problem).splitlines()[0]}")
+    memory, bare, missing = facts.memory, facts.skeleton, facts.missing_memory
+    if memory is None or bare is None:
         return
-    setup = run_setup(model_args, adapter_args, training_args)
-    free = free_memory(on_cpu=setup.on_cpu, device=training_args.local_process_index)
-    missing = shortfall(estimate(size, setup), free, setup)
-    adapter = partial(_adapter_size, bare, adapter_args, size)
+    adapter = partial(_adapter_size, bare, facts.adapter_args, memory.size)
     if missing is None:
-        if training_args.recomputes_least:
-            # The one place where a run asks a tool. By its name, since a run without `auto` does without the tracer.
-            tool = importlib.import_module("hftune.tools.planning.least_recomputation")
-            tool.choose_layers(bare, model_args, adapter_args, training_args, free, size)
+        # One process speaks for all: they are alike, or `check_machines` says otherwise.
         if ranks.is_main():
-            computed = 2 if training_args.bf16 or training_args.fp16 else int(setup.weight_bytes)
-            kept = activation_bytes(bare.config.get_text_config(), training_args, computed)
-            say_memory(size.shared(training_args.tensor_parallel_size), setup, kept, free, adapter)
+            args = facts.training_args
+            computed = 2 if args.bf16 or args.fp16 else int(memory.setup.weight_bytes)
+            kept = activation_bytes(bare.config.get_text_config(), args, computed)
+            say_memory(memory.size.shared(args.tensor_parallel_size), memory.setup, kept, memory.free, adapter)
         return
-    if model_args.ignore_memory_check:
+    if facts.model_args.ignore_memory_check:
         notice(f"--ignore_memory_check: {missing}")
         return
-    lines, first = table(size, setup, free, adapter())
+    lines, first = table(memory.size, memory.setup, memory.free, adapter())
     yield ArgumentError(
         f"the model does not fit: {missing}",
         place="--model_name_or_path",

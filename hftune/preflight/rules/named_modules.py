@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Iterator
@@ -11,42 +12,40 @@ from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
-from hftune.arguments.reward import RMArguments
-from hftune.arguments.training import StageArguments
 from hftune.distributed import zero
 from hftune.errors import ArgumentError, UserError
 from hftune.models.adapters.freezing import plan_freezing
 from hftune.models.adapters.lora_config import LINEAR, adapted_parameters, ends_with, inject, lora_config
 from hftune.models.blocks import checkpointed_layers
-from hftune.models.loading.skeleton import skeleton_of
 from hftune.models.miniature import Miniature, cut_down
+from hftune.preflight.facts import Facts
 from hftune.preflight.sizes import adapter_key, note_adapter, trained_parameters
 
 
-def check_names(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
+def check_names(facts: Facts) -> Iterator[UserError]:
     """Modules, parameters, layers and tokens are there, and peft can adapt them together as asked.
 
     A model whose skeleton cannot be made is asked when it has loaded, by the same functions.
     """
+    adapter_args = facts.adapter_args
     fresh = adapter_args.use_peft and adapter_args.continued_adapter is None
     if not fresh and not (adapter_args.freezes and not adapter_args.use_peft):
         return
+    model = facts.skeleton
+    if model is None:
+        return
     try:
         with zero.no_partitioning():
-            model = skeleton_of(model_args, training_args, scores=isinstance(training_args, RMArguments))
-            if model is not None and fresh:
+            if fresh:
                 yield from list(_try_adapter(model, adapter_args))
-            elif model is not None:
+            else:
                 plan_freezing(model, adapter_args)
     except UserError as problem:
         yield problem
 
 
 def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Put the adapter into the skeleton: whatever peft refuses, it refuses here."""
+    """Put the adapter into a copy of the skeleton: whatever peft refuses, it refuses here."""
     config = lora_config(model, adapter_args)
     head = model.get_output_embeddings()
     whole = [
@@ -55,6 +54,7 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         if isinstance(module, LINEAR) and module is not head and not ends_with(name, "score")
         if any(ends_with(name, wanted) for wanted in config.modules_to_save or [])
     ]
+    # peft would copy the packed matrix, whose bytes have no gradient.
     if whole and adapter_args.quantised:
         yield ArgumentError(
             f"{whole[0]} is quantised and cannot be trained in full",
@@ -63,11 +63,12 @@ def _try_adapter(model: PreTrainedModel, adapter_args: AdapterArguments) -> Iter
         )
         return
     config.init_lora_weights = True  # the factors are nothing to look at here
+    # Before the adapter is made: its key is of the model without it.
     key, small = adapter_key(model, config), _in_small(model, config)
     try:
         with warnings.catch_warnings(), torch.device("meta"):
             warnings.simplefilter("ignore")
-            adapted = inject(small.model if small else model, config)
+            adapted = inject(small.model if small else copy.deepcopy(model), config)
     except (ValueError, TypeError, NotImplementedError) as error:
         yield ArgumentError(
             f"peft cannot make this adapter: {' '.join(str(error).split())[:300]}",

@@ -11,6 +11,7 @@ from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed.ds_config import offload_device
 from hftune.errors import ArgumentError, UserError
+from hftune.preflight.facts import Facts
 
 Entry = TypeVar("Entry")
 
@@ -75,8 +76,9 @@ OPTIM_ARGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_optimizer(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_optimizer(facts: Facts) -> Iterator[UserError]:
     """The optimizer is there, does under this ZeRO stage what it does alone, and takes what it is given."""
+    adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_installed(training_args.optim_name)
     yield from check_zero(training_args)
     yield from check_stage_0(training_args)
@@ -183,6 +185,7 @@ def check_low_rank(adapter_args: AdapterArguments, training_args: StageArguments
 def check_optim_args(training_args: StageArguments) -> Iterator[UserError]:
     """transformers drops options that an optimizer does not know."""
     optim, known = training_args.optim_name, _by_start(OPTIM_ARGS, training_args.optim_name) or ()
+    # As transformers splits it: `name=value,name=value`, without quotes or nesting.
     for part in (training_args.optim_args or "").replace(" ", "").split(","):
         name, equals, _ = part.partition("=")
         if part and not equals:
@@ -209,5 +212,6 @@ def check_group_rates(adapter_args: AdapterArguments, training_args: StageArgume
 
 def _by_start(table: dict[str, Entry], optim: str) -> Entry | None:
     """The entry whose name is the longest that `optim` begins with; None for none."""
+    # `adamw_torch_8bit` begins with `adamw_torch`: the longest name is meant.
     fitting = [name for name in table if optim.startswith(name)]
     return table[max(fitting, key=len)] if fitting else None

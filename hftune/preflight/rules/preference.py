@@ -1,12 +1,9 @@
-"""Rules about preference optimisation, and how its batches are laid out."""
+"""Rules about preference optimisation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transformers import PreTrainedConfig
-
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.preference import (
     A_TOKEN,
     DIFFERENCES_OF_SCORES,
@@ -16,70 +13,18 @@ from hftune.arguments.preference import (
     UNPAIRED,
     DPOArguments,
 )
-from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
 from hftune.logging import notice
-from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
-from hftune.models.attention.machine import this_machine
-from hftune.models.attention.names import SEGMENTS, VARLEN
-from hftune.models.loading.config import model_config
-
-SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
-"""Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""
+from hftune.preflight.facts import Facts
 
 
-def settle_rows(model_args: ModelArguments, args: DPOArguments) -> None:
-    """Decide what was left open: `padding_free` and `shared_prompts` where they are exact, said where they are not."""
-    try:
-        config = model_config(model_args, args)
-    except (UserError, OSError, TypeError):
-        args.padding_free, args.shared_prompts = bool(args.padding_free), bool(args.shared_prompts)
-        return  # said by `check_model`
-    if args.padding_free is None:
-        reason = _why_padded(config, model_args, args)
-        args.padding_free = reason is None
-        if reason:
-            notice(f"pairs are padded: {reason}")
-    if args.shared_prompts is None:
-        reason = why_not_shared(config, model_args, args)
-        args.shared_prompts = reason is None
-        if reason and args.padding_free:
-            notice(f"the prompt of a pair is computed twice: {reason}")
-
-
-def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
-    """Why documents cannot lie side by side in a row; None where they can."""
-    try:
-        refuse_unless_isolated(config, causal_class(config))
-        if model_args.attn_implementation:
-            refuse_attention(model_args.attn_implementation, this_machine(args, dtype=model_args.dtype))
-    except ArgumentError as problem:
-        return problem.cause
-    return None
-
-
-def why_not_shared(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
-    """Why a pair cannot share its prompt; None where it can."""
-    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if not args.padding_free:
-        return "pairs are padded"
-    if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):
-        return f"{model_args.attn_implementation} knows no shared prompts"
-    if args.torch_compile:
-        return "the model is compiled"
-    if other := layers - SHARED_LAYERS:
-        return f"layers of {', '.join(sorted(other))}"
-    return None
-
-
-def check_preferences(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_preferences(facts: Facts[DPOArguments]) -> Iterator[UserError]:
     """Losses that there are, with options that they look at; a reference that can be what is asked of it."""
-    if not isinstance(training_args, DPOArguments):
-        return
+    training_args = facts.training_args
     yield from _check_losses(training_args)
     yield from _check_numbers(training_args)
     yield from _check_reference(training_args)
-    if training_args.shared_prompts and not training_args.padding_free:
+    if facts.rows.shared_prompts and not facts.rows.padding_free:
         yield ArgumentError(
             "a padded row holds one answer, and cannot share its prompt",
             place="--shared_prompts True",
@@ -106,6 +51,7 @@ def _check_losses(args: DPOArguments) -> Iterator[UserError]:
             place="--use_weighting",
             fix="leave it out, or use another loss than aot",
         )
+    # A sum of losses: those of pairs have no such weights.
     if kinds & UNPAIRED and not kinds <= UNPAIRED and (args.desirable_weight, args.undesirable_weight) != (1.0, 1.0):
         notice("--desirable_weight and --undesirable_weight weigh kto and apo_zero_unpaired alone")
 
@@ -114,6 +60,7 @@ def _check_numbers(args: DPOArguments) -> Iterator[UserError]:
     """Numbers with which a loss has a meaning, and none that no loss looks at."""
     kinds = set(args.loss_type)
     smoothing = args.label_smoothing
+    # One row a number: whether it is wrong, the cause, the flag, the way out.
     rules: list[tuple[bool, str, str, str]] = [
         (not args.beta, "beta 0", "--beta", "give a number above 0"),
         (

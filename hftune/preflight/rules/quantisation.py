@@ -12,11 +12,19 @@ from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
 from hftune.models.kernels.float8_support import CAPABILITY, has_float8, has_torchao
 from hftune.opening.model_files import read_checked
+from hftune.preflight.facts import Facts
 
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
 
-def check_quantisation(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_quantisation(facts: Facts) -> Iterator[UserError]:
+    """All rules about weights in 8 bits and fewer."""
+    yield from check_quantised_base(facts.adapter_args, facts.training_args)
+    yield from check_stored_quantised(facts.model_args, facts.adapter_args)
+    yield from check_float8(facts.adapter_args, facts.training_args)
+
+
+def check_quantised_base(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
     """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
     if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
         yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
@@ -74,6 +82,7 @@ def check_storage(adapter_args: AdapterArguments, training_args: StageArguments)
     storage = adapter_args.bnb_4bit_quant_storage
     if storage is None:
         return
+    # The dtype that DeepSpeed computes in; it leaves integers alone, and floats of this one as they are.
     half = "bfloat16" if training_args.bf16 else "float16" if training_args.fp16 else None
     if storage not in STORAGES:
         yield ArgumentError(
@@ -97,6 +106,7 @@ def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArgu
             place="--gguf_file, --load_in_4bit / --load_in_8bit",
             fix="leave the flag out, or give the original weights instead of the GGUF file",
         )
+    # Read from the folder alone: of a model on the Hub it is said when it loads.
     method = stored_method(str(model_args.model_name_or_path))
     if method is None:
         return

@@ -6,33 +6,24 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from hftune.arguments.data import DataArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.engine_folder import engine_folder
-from hftune.checkpoints.global_batch import matching_accumulation
 from hftune.checkpoints.integrity import read_record
-from hftune.checkpoints.resume import requested_checkpoint, resume_problems, unfinished_problems
+from hftune.checkpoints.resume import resume_problems, unfinished_problems
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError, UserError
+from hftune.preflight.facts import Facts
 
 
-def check_resume(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_resume(facts: Facts) -> Iterator[UserError]:
     """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
-    yield from unfinished_problems(training_args)
-    found = requested_checkpoint(training_args)
-    problems = list(resume_problems(found))
-    yield from problems
-    if problems or found.folder is None:
-        return
-    try:
-        matching_accumulation(training_args, data_args)
-    except UserError as problem:
-        yield problem
+    yield from check_groups(facts.checkpoint.folder, facts.training_args)
+    yield from unfinished_problems(facts.training_args)
+    yield from resume_problems(facts.checkpoint)
 
 
-def check_resumed_groups(training_args: StageArguments) -> Iterator[UserError]:
+def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:
     """State of split matrices and dealt-out experts goes on in the groups, world and ZeRO stage that wrote it."""
-    folder = requested_checkpoint(training_args).folder
     engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
     if folder is None or engine is None:
         return
@@ -43,6 +34,7 @@ def check_resumed_groups(training_args: StageArguments) -> Iterator[UserError]:
         "--expert_parallel_size": int(record.get("expert_parallel_size", 1)),
     }
     now: dict[str, int | None] = {name: int(getattr(training_args, name.removeprefix("--"))) for name in then}
+    # Without groups a state of any world is resharded when it is read.
     if any((size or 1) > 1 for size in (*then.values(), *now.values())):
         then |= {"ZeRO stage": record.get("zero_stage"), "processes": record.get("world_size")}
         now |= {"ZeRO stage": training_args.zero_stage, "processes": ranks.world_size()}

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hftune.arguments.reward import RMArguments
-from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
+from hftune.preflight.facts import Facts
 
 # Of the other kind of reward model: what the flag does there, by its name.
 _OUTCOME_ONLY = ("score_difference", "score_difference_scale", "center_rewards_coefficient", "max_prompt_length")
 _PROCESS_ONLY = ("step_separator", "train_on_last_step_only")
 
 
-def check_reward(training_args: StageArguments) -> Iterator[UserError]:
+def check_reward(facts: Facts[RMArguments]) -> Iterator[UserError]:
     """Numbers in their ranges; flags of the other kind of reward model are said to mean nothing."""
-    if not isinstance(training_args, RMArguments):
-        return
+    training_args = facts.training_args
     if training_args.label_smoothing >= 0.5:  # --label_smoothing_factor means the same, and takes more
         yield ArgumentError(
             f"with {training_args.label_smoothing} of the labels wrong, nothing can be learned from them",
@@ -39,6 +38,7 @@ def check_reward(training_args: StageArguments) -> Iterator[UserError]:
 
 def _say_idle(training_args: RMArguments) -> None:
     process = training_args.reward_kind == "process"
+    # A value that equals its default may have been given: it changes nothing, and is not worth a word.
     fields = type(training_args).__dataclass_fields__
     for name in _OUTCOME_ONLY if process else _PROCESS_ONLY:
         if getattr(training_args, name) != fields[name].default:

@@ -6,45 +6,43 @@ import dataclasses
 import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hftune.arguments.data import DataArguments
+from transformers import PreTrainedConfig
+
+from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import ModelArguments
+from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
 from hftune.arguments.rl_fields import BUILTIN_REWARDS, RLFields
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
 from hftune.logging import notice
+from hftune.models.loading.config import model_config
 from hftune.path_hints import looks_local, missing_folder
-
-if TYPE_CHECKING:
-    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
+from hftune.preflight.facts import Facts
 
 _UNREAD_BY_ONLINE_DPO = ("epsilon", "epsilon_high", "normalize_advantages", "mask_truncated_completions")
 
 
-def check_rl(
-    model_args: ModelArguments, data_args: DataArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """All rules of run_rl.py; nothing for another script."""
-    if not isinstance(training_args, RLFields):
-        return
-    # Here, since TRL's configs for RL, and ours on them, take a tenth of a second of every stage's start.
-    from hftune.arguments.rl_algorithms import GRPOArguments, OnlineDPOArguments, PPOArguments
-
-    models = training_args.reward_model_path or []
-    yield from check_rewards(training_args.reward_funcs or [], models)
-    yield from _check_weights(training_args)
-    yield from _check_generation(training_args)
+def check_rl(facts: Facts) -> Iterator[UserError]:
+    """All rules of run_rl.py."""
+    data_args, args = facts.data_args, facts.training_args
+    assert isinstance(args, RLFields)
+    models = args.reward_model_path or []
+    yield from check_rewards(args.reward_funcs or [], models)
+    yield from _check_weights(args)
+    yield from _check_generation(args)
     if data_args.validation_file_dir or data_args.validation_split_percentage > 0:
-        yield from _check_evaluation(training_args)
-    if isinstance(training_args, GRPOArguments):
-        yield from _check_dynamic_sampling(training_args)
-    if isinstance(training_args, PPOArguments):
-        yield from _check_ppo(training_args)
-    if isinstance(training_args, OnlineDPOArguments):
-        yield from _check_online_dpo(training_args)
-    _say_other_bases(str(model_args.model_name_or_path), models)
+        yield from _check_evaluation(args)
+    if isinstance(args, GRPOArguments):
+        yield from _check_dynamic_sampling(args)
+    if isinstance(args, PPOArguments):
+        yield from _check_ppo(args)
+    if isinstance(args, OnlineDPOArguments):
+        yield from _check_online_dpo(args)
+    if facts.config is not None:
+        yield from check_reference(facts.config, facts.model_args, facts.adapter_args, args)
+    _say_other_bases(str(facts.model_args.model_name_or_path), models)
 
 
 def check_rewards(sources: Iterable[str | None], model_paths: Iterable[str]) -> Iterator[UserError]:
@@ -115,6 +113,7 @@ def _check_generation(args: StageArguments) -> Iterator[UserError]:
 
 def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
     """TRL looks at this only where it evaluates on the way; held-out prompts are answered at the end in any case."""
+    # TRL's sampler repeats each held-out prompt so often, and drops none.
     number = args.num_generations_eval or args.num_generations
     if rest := (args.per_device_eval_batch_size * args.world_size) % number:
         yield ArgumentError(
@@ -128,6 +127,7 @@ def _check_evaluation(args: StageArguments) -> Iterator[UserError]:
 def _check_dynamic_sampling(args: GRPOArguments) -> Iterator[UserError]:
     if not args.dynamic_sampling:
         return
+    # Answers are made for several steps at once and then cut into micro batches.
     rows = args.per_device_train_batch_size * args.steps_per_generation
     if rows % args.num_generations:
         yield ArgumentError(
@@ -186,8 +186,43 @@ def _check_online_dpo(args: OnlineDPOArguments) -> Iterator[UserError]:
         yield ArgumentError("DPO's loss has none of these", place=flags, fix="leave them out")
 
 
+def check_reference(
+    config: PreTrainedConfig,
+    model_args: ModelArguments,
+    adapter_args: AdapterArguments,
+    training_args: StageArguments,
+) -> Iterator[UserError]:
+    """TRL loads a reference model from the same name, and knows nothing of how the model itself was loaded.
+
+    With an adapter the reference is the model with its adapter off, which is right whatever was asked.
+    """
+    if adapter_args.use_peft or not training_args.keeps_reference:
+        return
+    on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
+    told = {
+        "--from_config": model_args.from_config,
+        "--gguf_file": model_args.gguf_file is not None,
+        "--model_revision": on_hub and model_args.model_revision != "main",
+        "--rope_scaling": _is_scaled_here(config, model_args, training_args),
+    }
+    if lost := [flag for flag, is_lost in told.items() if is_lost]:
+        yield ArgumentError(
+            f"the reference model would be loaded without {', '.join(lost)}, and be another model",
+            place=", ".join(lost),
+            fix="add --use_peft, or save the model as it is to be (run_sft.py) and name that folder",
+        )
+
+
+def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> bool:
+    if model_args.rope_scaling is None:
+        return False
+    plain = model_config(dataclasses.replace(model_args, rope_scaling=None, rope_factor=None), training_args)
+    return bool(plain.get_text_config().rope_parameters != config.get_text_config().rope_parameters)
+
+
 def _say_other_bases(model: str, reward_models: Iterable[str]) -> None:
     """A policy that is another model than rewards were learnt on may mean that the SFT adapter was left out."""
+    # A notice, no refusal: a reward model may be of any architecture.
     for path in reward_models:
         base = ((read_manifest(path) or {}).get("base") or {}).get("name")
         if base and Path(base).resolve() != Path(model).resolve():

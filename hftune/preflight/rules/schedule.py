@@ -10,6 +10,7 @@ from transformers.trainer_utils import SchedulerType
 
 from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
+from hftune.preflight.facts import Facts
 
 REACTING = ("reduce_lr_on_plateau", "greedy")
 CONSTANT = ("constant", "constant_with_warmup")
@@ -23,8 +24,9 @@ READ_BY = {"num_cycles": COSINES, "lr_end": ("polynomial",), "power": ("polynomi
 FIXED = ("optimizer", "last_epoch", "num_warmup_steps", "num_training_steps")
 
 
-def check_schedule(training_args: StageArguments) -> Iterator[UserError]:
+def check_schedule(facts: Facts) -> Iterator[UserError]:
     """Each flag of the schedule is read by the schedule, and the rates fit each other."""
+    training_args = facts.training_args
     yield from check_floor(training_args)
     yield from check_unread_flags(training_args)
     yield from check_polynomial(training_args)
@@ -37,6 +39,7 @@ def check_floor(args: StageArguments) -> Iterator[UserError]:
     kind = args.schedule
     given = args.lr_scheduler_kwargs or {}
     own = {"min_lr", "min_lr_rate", "min_lr_ratio"} & set(given)
+    # transformers' schedules `..._with_min_lr` end with an error of their own without it, when training begins.
     if args.min_lr is None:
         if kind.endswith("with_min_lr") and not own:
             yield ArgumentError(f"{kind} needs its end", place="--lr_scheduler_type", fix="add --min_lr, such as 1e-6")
@@ -94,6 +97,7 @@ def check_schedule_kwargs(args: StageArguments) -> Iterator[UserError]:
     """`--lr_scheduler_kwargs` holds what transformers' schedule takes; some would drop them all without a word."""
     kind = args.schedule
     given = args.lr_scheduler_kwargs or {}
+    # Asked of transformers itself, so that a schedule's new option needs no word here.
     taken = inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(kind)]).parameters
     known = [] if kind in CONSTANT else [name for name in taken if name not in FIXED]
     twice = [name for name in ("num_cycles", "lr_end", "power") if name in given and getattr(args, name) is not None]
@@ -117,6 +121,7 @@ def check_schedule_free(args: StageArguments) -> Iterator[UserError]:
             place="--lr_scheduler_type",
             fix="add --lr_scheduler_type constant; --warmup_steps is handed on to the optimizer",
         )
+    # transformers takes a number below 1 for a share of all steps, which the optimizer does not know.
     if 0 < args.warmup_steps < 1:
         yield ArgumentError(
             f"{args.optim_name} takes its warm-up in steps", place="--warmup_steps", fix="give a whole number"

@@ -1,52 +1,48 @@
-"""Rules of sequence parallelism (`--sequence_parallel_size`) and of what makes long rows fit (`--tiled_mlp`)."""
+"""Rules of sequence parallelism (`--sequence_parallel_size`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hftune.arguments.data import DataArguments
+from transformers import PreTrainedConfig
+
 from hftune.arguments.model import ModelArguments
-from hftune.arguments.recomputation import MLP
-from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
+from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError
 from hftune.models.attention.isolation import causal_class, why_not_isolated, why_not_shareable
 from hftune.models.attention.names import ULYSSES
-from hftune.models.kernels.tiling import tileable
-from hftune.models.loading.config import row_length
-from hftune.models.loading.skeleton import skeleton_of
-from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage, config_of
+from hftune.preflight.facts import Facts
+from hftune.preflight.rules.sharing import SEQUENCE, check_dealing, check_kernels, check_stage
 
 PLACE = SEQUENCE.flag
 
 
-def check_sequence(
-    model_args: ModelArguments, data_args: DataArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """All rules of sharing the tokens of rows, and of computing them in pieces."""
-    yield from check_tiling(model_args, training_args)
-    if training_args.sequence_parallel_size == 1:
-        return
+def check_sequence_parallel(facts: Facts) -> Iterator[UserError]:
+    """What does not go together with rows whose tokens are shared by processes."""
+    training_args = facts.training_args
+    # What other stages lack (packing, smoothing) is not even among their arguments.
     refused = list(check_stage(SEQUENCE, training_args))
     yield from refused
     if refused:
         return
-    yield from check_rows(data_args, training_args)
+    yield from check_rows(facts)
     yield from check_dealing(SEQUENCE, training_args)
     yield from check_loss(training_args)
     yield from check_kernels(SEQUENCE, training_args)
-    yield from check_attention_of_rows(model_args, training_args)
-    yield from check_architecture(model_args, training_args)
+    yield from check_attention_of_rows(facts.model_args)
+    if facts.config is not None:
+        yield from check_architecture(facts.config, training_args)
 
 
-def check_rows(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_rows(facts: Facts) -> Iterator[UserError]:
     """What is shared is one row a batch, the same for all processes of a group."""
-    if training_args.padding_free is False and not training_args.packing:
+    if facts.rows.padding_free is False and not facts.training_args.packing:
         yield ArgumentError(
             "rows with padding are not shared",
             place=f"{PLACE}, --padding_free False",
             fix="leave --padding_free out: the documents of a batch then lie side by side in one row",
         )
-    if data_args.streaming:
+    if facts.data_args.streaming:
         yield ArgumentError(
             "a stream gives every process records of its own, and here several need the same",
             place=f"{PLACE}, --streaming",
@@ -70,7 +66,7 @@ def check_loss(training_args: StageArguments) -> Iterator[UserError]:
         )
 
 
-def check_attention_of_rows(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_attention_of_rows(model_args: ModelArguments) -> Iterator[UserError]:
     """The attention over whole rows is hftune's; others would see slices only."""
     asked = model_args.attn_implementation or ("flash_attention" if model_args.flash_attn else None)
     if asked not in (None, ULYSSES):
@@ -81,11 +77,8 @@ def check_attention_of_rows(model_args: ModelArguments, training_args: StageArgu
         )
 
 
-def check_architecture(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_architecture(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
     """Tokens of different slices meet in attention alone, and there are heads for every process."""
-    config = config_of(model_args, training_args)
-    if config is None:
-        return
     size = training_args.sequence_parallel_size
     reason = why_not_isolated(config, causal_class(config)) or why_not_shareable(config, size)
     if reason:
@@ -94,27 +87,4 @@ def check_architecture(model_args: ModelArguments, training_args: StageArguments
             place=PLACE,
             fix="use a smaller number, or leave it out: --deepspeed zero3, --activation_checkpointing full and "
             "--tiled_mlp save memory in one process",
-        )
-
-
-def check_tiling(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """Pieces are cut from rows of a known length, for MLPs that are not recomputed already."""
-    if not training_args.tiled_mlp:
-        return
-    place = "--tiled_mlp"
-    if not isinstance(training_args, PTArguments | SFTArguments):
-        yield ArgumentError("MLPs are tiled in pre-training and fine-tuning only", place=place, fix="leave it out")
-        return
-    if row_length(training_args) is None:
-        yield ArgumentError("tiles are cut from rows of a known length", place=place, fix="give --max_length")
-    if training_args.recomputation is not None and MLP in training_args.recomputation.parts:
-        yield ArgumentError(
-            "--tiled_mlp recomputes the MLPs already", place="--activation_checkpointing mlp", fix="leave one out"
-        )
-    bare = skeleton_of(model_args, training_args, scores=False)
-    if bare is not None and not tileable(bare):
-        yield ArgumentError(
-            f"{type(bare).__name__} has no MLPs whose input could be cut: experts see a part of the tokens anyway",
-            place=place,
-            fix="leave it out; --activation_checkpointing full saves memory",
         )

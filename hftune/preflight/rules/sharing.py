@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
 from hftune.arguments.training import PTArguments, SFTArguments, StageArguments
 from hftune.distributed.ds_config import DsConfig, asks_for_compiling, offload_device
 from hftune.errors import ArgumentError, UserError
-from hftune.models.loading.config import model_config
+from hftune.on_demand import on_demand
+from hftune.preflight.facts import Facts
 
 OTHERWISE = "or share weights over all processes with --deepspeed zero3 instead"
 
@@ -29,6 +29,7 @@ class Way:
         parts: What each process has: "with ..." is said of what does not go together with it.
         begins: What happens when training begins.
         reason: Why the other stages are not trained so.
+        rules: What checks it, imported where it is asked for.
     """
 
     size: str
@@ -36,6 +37,7 @@ class Way:
     parts: str
     begins: str
     reason: str
+    rules: str
 
     @property
     def flag(self) -> str:
@@ -55,6 +57,7 @@ TENSOR = Way(
     "split matrices",
     "matrices are split",
     f"{_OF_MODELS}split matrices",
+    "hftune.preflight.rules.tensor_parallel:check_tensor_parallel",
 )
 EXPERT = Way(
     "expert_parallel_size",
@@ -62,6 +65,7 @@ EXPERT = Way(
     "experts that hftune deals out",
     "experts are dealt out",
     f"{_OF_MODELS}experts in several processes",
+    "hftune.preflight.rules.expert_parallel:check_expert_parallel",
 )
 SEQUENCE = Way(
     "sequence_parallel_size",
@@ -69,8 +73,30 @@ SEQUENCE = Way(
     "slices of rows",
     "rows are shared",
     "the losses of preferences, rewards and reinforcement learning are of whole answers",
+    "hftune.preflight.rules.sequence_parallel:check_sequence_parallel",
 )
 WAYS = (TENSOR, SEQUENCE, EXPERT)
+
+
+def check_sharing(facts: Facts) -> Iterator[UserError]:
+    """One way to share at a time, by its own rules."""
+    yield from check_one_way(facts.training_args)
+    for way in WAYS:
+        if way.asked(facts.training_args) > 1:
+            yield from on_demand(way.rules)(facts)
+    if EXPERT.asked(facts.training_args) == 1:
+        yield from check_expert_config(facts.training_args)
+
+
+def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
+    """A config that asks for AutoEP by itself would have it shard experts after the optimizer was made."""
+    block = (training_args.ds_resolved or {}).get("expert_parallel")
+    if block and (not isinstance(block, dict) or block.get("enabled")):
+        yield ArgumentError(
+            "the DeepSpeed config deals out experts, which hftune does itself",
+            place="--deepspeed: expert_parallel",
+            fix=f"remove the block and use {EXPERT.flag}",
+        )
 
 
 def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
@@ -160,6 +186,7 @@ def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError
 
 def check_kernels(way: Way, training_args: StageArguments) -> Iterator[UserError]:
     """Compiled models, and layers that were replaced by others."""
+    # Both replace a layer's forward pass, and with it the exchange between processes that was put there.
     for name in ("torch_compile", "use_liger_kernel"):
         if getattr(training_args, name, False):
             yield ArgumentError(
@@ -178,13 +205,3 @@ def check_flags(way: Way, asked: Mapping[str, bool], why: str) -> Iterator[UserE
     """
     for name in (name for name, is_asked in asked.items() if is_asked):
         yield ArgumentError(f"{name} {why}", place=f"{name}, {way.flag}", fix="leave one of them out")
-
-
-def config_of(model_args: ModelArguments, training_args: StageArguments) -> Any:
-    """The model's config; None where it cannot be had, which other rules say."""
-    if not model_args.model_name_or_path:
-        return None
-    try:
-        return model_config(model_args, training_args)
-    except UserError:
-        return None

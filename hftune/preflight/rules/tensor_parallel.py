@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hftune.arguments.adapter import AdapterArguments
-from hftune.arguments.model import ModelArguments
+from transformers import PreTrainedConfig
+
 from hftune.arguments.optimizer import MUON
 from hftune.arguments.training import StageArguments
 from hftune.distributed.tensor_parallel import FLAG, plan_of, unknown_styles
 from hftune.errors import ArgumentError, UserError
+from hftune.preflight.facts import Facts
 from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO
 from hftune.preflight.rules.sharing import (
     OTHERWISE,
@@ -19,10 +20,8 @@ from hftune.preflight.rules.sharing import (
     check_features,
     check_full,
     check_kernels,
-    check_one_way,
     check_stage,
     check_trains,
-    config_of,
     zero_features,
 )
 
@@ -33,21 +32,18 @@ _REASONS = {
 }
 
 
-def check_parallel(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """What does not go together with groups of processes that share a model."""
-    yield from check_one_way(training_args)
-    if training_args.tensor_parallel_size == 1:
-        return
+def check_tensor_parallel(facts: Facts) -> Iterator[UserError]:
+    """What does not go together with matrices that are split over processes."""
+    training_args = facts.training_args
     yield from check_stage(TENSOR, training_args)
     yield from check_trains(TENSOR, training_args)
-    yield from check_full(TENSOR, adapter_args, _REASONS)
+    yield from check_full(TENSOR, facts.adapter_args, _REASONS)
     yield from check_tensor_engine(training_args)
     yield from check_dealing(TENSOR, training_args)
     yield from check_kernels(TENSOR, training_args)
     yield from check_tensor_optimizer(training_args)
-    yield from check_tensor_model(model_args, training_args)
+    if facts.config is not None:
+        yield from check_tensor_model(facts.config.get_text_config(), training_args)
 
 
 def check_tensor_engine(training_args: StageArguments) -> Iterator[UserError]:
@@ -74,12 +70,8 @@ def check_tensor_optimizer(training_args: StageArguments) -> Iterator[UserError]
         )
 
 
-def check_tensor_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
+def check_tensor_model(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
     """transformers says how the model's layers are split, in ways that are known here, and they come out even."""
-    config = config_of(model_args, training_args)
-    if config is None:
-        return
-    config = config.get_text_config()
     plan, size = plan_of(config), training_args.tensor_parallel_size
     odd = unknown_styles(plan)
     # Cohere's norms have weights of their own for each head, of which no plan speaks.
@@ -88,6 +80,7 @@ def check_tensor_model(model_args: ModelArguments, training_args: StageArguments
             f"it is not known how a {config.model_type} model is split", place=FLAG, fix=f"leave it out, {OTHERWISE}"
         )
     elif odd:
+        # One is enough to name: any of them makes the results wrong.
         name, style = next(iter(odd.items()))
         experts = "; --expert_parallel_size shares experts" if "expert" in name else ""
         yield ArgumentError(
@@ -104,6 +97,7 @@ def _uneven(config: Any, size: int) -> Iterator[UserError]:
     counts = {
         "attention heads": heads,
         "key-value heads": int(getattr(config, "num_key_value_heads", None) or heads),
+        # Mixtures have no MLP of this name; their experts are refused by the plan's styles.
         "neurons": int(getattr(config, "intermediate_size", None) or size),
     }
     wrong = [f"{count} {name}" for name, count in counts.items() if count % size]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hftune.arguments.training import StageArguments
 from hftune.errors import ArgumentError, UserError, did_you_mean
+from hftune.preflight.facts import Facts
 
 PACKAGES = {
     "azure_ml": ("azureml", "azureml-core"),
@@ -26,11 +26,12 @@ PACKAGES = {
 """The module of each tracker, and what is installed for it."""
 
 
-def check_trackers(training_args: StageArguments) -> Iterator[UserError]:
+def check_trackers(facts: Facts) -> Iterator[UserError]:
     """The Trainer would look for them when the model is loaded, and end with a traceback."""
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    asked = training_args.report_to
+    # transformers takes one name as well as a list.
+    asked = facts.training_args.report_to
     for name in [asked] if isinstance(asked, str) else asked or []:
         if name in ("none", "all"):
             continue

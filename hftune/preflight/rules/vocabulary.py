@@ -7,25 +7,21 @@ from pathlib import Path
 
 from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.model import GrowthArguments, ModelArguments
-from hftune.arguments.rl_fields import RLFields
-from hftune.arguments.training import StageArguments
 from hftune.checkpoints.manifest import read_manifest
 from hftune.errors import ArgumentError, UserError
-from hftune.logging import notice
 from hftune.models.adapters.new_token_rows import ADD_SOME, NO_NEW_TOKEN
 from hftune.models.vocabulary.added_tokens import named_tokens
-from hftune.models.vocabulary.growth import new_tokens, recorded_growth
+from hftune.models.vocabulary.growth import new_tokens
+from hftune.preflight.facts import Facts
 
 
-def check_vocabulary(
-    model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
-) -> Iterator[UserError]:
-    """What is added can be read, gets rows that are trained, and fits the adapter that goes on."""
+def check_vocabulary(facts: Facts) -> Iterator[UserError]:
+    """What is added can be read, gets rows that are trained, and fits the adapter that is continued."""
+    model_args, adapter_args = facts.model_args, facts.adapter_args
     yield from check_growth(model_args)
     yield from _new_rows_problems(model_args, adapter_args)
     yield from _continued_problems(model_args, adapter_args)
-    aligns = isinstance(training_args, RLFields)
-    if model_args.grows and aligns and not adapter_args.use_peft:
+    if model_args.grows and facts.stage == "rl" and not adapter_args.use_peft:
         yield ArgumentError(
             "the reference model, which is loaded from the same folder, would not have the new tokens",
             place="--add_tokens / --resize_vocab / --pad_vocab_to_multiple_of",
@@ -42,14 +38,6 @@ def check_growth(args: GrowthArguments) -> Iterator[UserError]:
             yield problem
 
 
-def follow_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
-    """An adapter that goes on and brought new tokens also brings the tokenizer that has them."""
-    grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
-    if grown and model_args.tokenizer_name_or_path is None:
-        notice(f"the tokenizer is that of {grown[-1]}, which has the tokens that were added")
-        model_args.tokenizer_name_or_path = grown[-1]
-
-
 def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
     if not adapter_args.train_new_tokens_only:
         return
@@ -60,6 +48,7 @@ def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArgument
             fix="leave one of them out",
         )
     folder = model_args.model_name_or_path
+    # Of a model on the Hub nothing is recorded about rows that were added.
     local = Path(folder or "").is_dir()
     if not model_args.grows and not (local and new_tokens(read_manifest(folder))):
         yield ArgumentError(NO_NEW_TOKEN, place="--train_new_tokens_only", fix=ADD_SOME)

@@ -13,11 +13,11 @@ from hftune.errors import ArgumentError, raise_together
 from hftune.models.attention.isolation import causal_class
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
-from hftune.preflight.checks import check_model_folder
-from hftune.preflight.devices import Cluster, cluster_here, cluster_of
 from hftune.preflight.memory import Free
-from hftune.preflight.rules.quantisation import check_quantisation
+from hftune.preflight.model_folder import check_model_folder
+from hftune.preflight.rules.quantisation import check_quantised_base
 from hftune.tools.planning.candidates import combinations, single_changes, ways
+from hftune.tools.planning.clusters import Cluster, cluster_here, cluster_of
 from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.planner import Choice, Planner
 from hftune.tools.planning.report import Row, as_json, table, words
@@ -49,7 +49,7 @@ def plan(stage: str, argv: list[str]) -> None:
         ranks.PlannedWorld(cluster.count, cluster.per_node, on_cpu=device.on_cpu, bf16=device.bf16)
     ):
         model_args, data_args, adapter_args, training_args = parse_arguments(stage, rest)
-        raise_together([*check_model_folder(model_args), *check_quantisation(adapter_args, training_args)])
+        raise_together([*check_model_folder(model_args), *check_quantised_base(adapter_args, training_args)])
         config = model_config(model_args, training_args)
         if causal_class(config) is None:
             raise ArgumentError(

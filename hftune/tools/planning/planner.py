@@ -116,7 +116,7 @@ class Planner:
     def attention(self) -> str:
         """The implementation that the run will use."""
         model_class = causal_class(self.bare.config)
-        return registered(attention_for(self.model_args, self.training_args)) or (
+        return registered(attention_for(self.bare.config, self.model_args, self.training_args)) or (
             "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hftune.preflight.devices import Cluster
 from hftune.preflight.memory import GIB, Free
+from hftune.tools.planning.clusters import Cluster
 from hftune.tools.planning.counting import Steps
 from hftune.tools.planning.plan import PARTS, Plan
 from hftune.tools.planning.planner import Choice

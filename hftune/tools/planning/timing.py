@@ -8,8 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hftune.models.experts import expert_count
-from hftune.preflight.devices import Cluster
 from hftune.preflight.memory import ModelSize, Setup
+from hftune.tools.planning.clusters import Cluster
 from hftune.tools.planning.planner import Choice
 from hftune.tools.planning.work import Generation, Work
 

@@ -61,7 +61,8 @@ def _encoder(argv: list[str], command: str) -> tuple[Any, Any, Any]:
     from hftune.data.encoders import make_encoder
     from hftune.errors import raise_together
     from hftune.models.loading.tokenizer import load_tokenizer
-    from hftune.preflight.checks import check_data_flags, check_model_folder
+    from hftune.preflight.model_folder import check_model_folder
+    from hftune.preflight.rules.data import check_data_flags
 
     raise_together([*check_model_folder(model_args), *check_data_flags(data_args, training_args)])
     encoder = make_encoder(stage, load_tokenizer(model_args, training_args), training_args, data_args)

@@ -89,7 +89,7 @@ def read_sentencepiece(file: Path) -> Any:
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    proto = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # made at import by protobuf
     try:
         proto.ParseFromString(file.read_bytes())
     except DecodeError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hftune.constants import IGNORE_INDEX
-from hftune.data.batches.sequence_slices import shifted
+from hftune.data.batches.collators import shifted
 from hftune.distributed import ranks
 from hftune.models.kernels.answer_head import AnswerOutput, add_answer_head
 from hftune.trainers.features.feature import Feature

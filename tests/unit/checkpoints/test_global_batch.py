@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hftune.checkpoints.global_batch import keep_global_batch, matching_accumulation
 from hftune.checkpoints.integrity import TRAINER_STATE, write_record
-from hftune.checkpoints.resume import resume_problems
+from hftune.checkpoints.resume import requested_checkpoint, resume_problems
 from hftune.distributed.mesh import Mesh
 from hftune.errors import ArgumentError
 from hftune.preflight.rules.resume import check_resume
@@ -47,6 +47,11 @@ def arguments(checkpoint: Path | str, micro: int, steps: int, processes: int, **
     return SimpleNamespace(**(given | more))
 
 
+def resuming(args: Any) -> Any:
+    """The facts of a run with these arguments, as far as rules about resuming look."""
+    return SimpleNamespace(checkpoint=requested_checkpoint(args), training_args=args)
+
+
 @pytest.mark.parametrize(
     "micro, steps, processes, fits",
     [(4, 1, 4, 1), (4, 1, 2, 2), (4, 1, 1, 4), (1, 1, 4, 4), (8, 2, 1, 2), (2, 9, 8, 1)],
@@ -74,8 +79,9 @@ def test_the_accumulation_follows(checkpoint: Path, micro: int, steps: int, proc
 )
 def test_what_cannot_fit_names_what_does(checkpoint: Path, micro: int, processes: int, words: str) -> None:
     args = arguments(checkpoint, micro, 1, processes)
-    (problem,) = check_resume(COUNTED, args)
-    assert "was made with 16 records a step" in str(problem) and words in str(problem)
+    with pytest.raises(ArgumentError) as problem:
+        matching_accumulation(args, COUNTED)
+    assert "was made with 16 records a step" in str(problem.value) and words in str(problem.value)
 
 
 def test_generations_are_not_split_otherwise(checkpoint: Path) -> None:
@@ -105,13 +111,13 @@ def test_weights_alone_cannot_be_gone_on_from(checkpoint: Path, named: bool) -> 
     (checkpoint / "optimizer.pt").unlink()
     write_record(checkpoint, {"step": 2, "global_batch": 16})
     args = arguments(checkpoint, 4, 1, 4, **({} if named else {"resume_from_checkpoint": "auto"}))
-    (problem,) = check_resume(COUNTED, args)
+    (problem,) = check_resume(resuming(args))
     assert "--save_only_model" in str(problem) and f"--warm_start {checkpoint}" in str(problem)
 
 
 def test_a_checkpoint_that_is_not_whole_is_refused_early(checkpoint: Path) -> None:
     (checkpoint / "model.safetensors").unlink()
-    (problem,) = check_resume(COUNTED, arguments(checkpoint, 4, 1, 4))
+    (problem,) = check_resume(resuming(arguments(checkpoint, 4, 1, 4)))
     assert "model.safetensors is missing" in str(problem)
     assert not list(resume_problems_of_nothing(checkpoint.parent))
 

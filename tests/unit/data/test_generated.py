@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
+from hftune.data.generated import generated_source
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
 from tests.unit.data.helpers import make_tokenizer
@@ -17,3 +18,13 @@ def test_generated_records(tmp_path: Path) -> None:
         ChatEncoder(make_tokenizer(), max_length=999), arguments, parse_arguments("sft", ["--output_dir", "o"])[-1]
     )
     assert len(splits.train) == 250 and splits.about["train"]["files"] == ["dummy_data"]
+
+
+def test_the_same_records_are_found_again_and_others_are_not(tmp_path: Path) -> None:
+    encoder, found = ChatEncoder(make_tokenizer(), max_length=999), []
+    for number in (20, 20, 21):
+        found.append(generated_source(encoder, DataArguments(dummy_data=number, data_cache_dir=str(tmp_path))))
+    assert found[0].key == found[1].key != found[2].key
+    assert [len(part.dataset) for part in found] == [20, 20, 21] and found[0].files == ["dummy_data"]
+    # A longer data set begins with a shorter one.
+    assert found[2].dataset[:20] == found[0].dataset[:]

@@ -10,7 +10,7 @@ import torch
 
 from hftune.errors import ArgumentError, ManifestError
 from hftune.merging import tensors
-from hftune.merging.tensors import as_rows, dequantised, read_rows, read_tensor, scratch
+from hftune.merging.tensors import ComputedTensor, as_rows, dequantised, read_rows, read_source, read_tensor, scratch
 from hftune.weight_files import StoredTensor
 from tests.unit.merging.models import store
 
@@ -82,6 +82,14 @@ def test_a_shape_that_is_none(said: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ManifestError, match="has no shape"):
         dequantised(stored, BITSANDBYTES, "base")
+
+
+def test_a_tensor_of_the_base_in_its_own_shape(tmp_path: Path) -> None:
+    w = torch.randn(2, 6)
+    stored = store(tmp_path, {"w": w})["w"]
+    assert torch.equal(read_source(stored), w)
+    computed = ComputedTensor(stored.file, "F32", (3, 4), lambda: read_tensor(stored).flatten() * 2)
+    assert torch.equal(read_source(computed), (w * 2).view(3, 4))
 
 
 def test_only_bitsandbytes_can_be_undone() -> None:

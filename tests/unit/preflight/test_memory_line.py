@@ -11,11 +11,12 @@ import pytest
 from transformers import LlamaConfig
 
 from hftune.arguments.entry import parse_arguments
+from hftune.preflight import facts as facts_module
 from hftune.preflight import memory_line
 from hftune.preflight.activations import activation_bytes, layer_bytes
+from hftune.preflight.facts import resolve
 from hftune.preflight.memory import GIB, Free, ModelSize, Setup
 from hftune.preflight.memory_line import say_memory
-from hftune.preflight.rules import model as model_rules
 from hftune.preflight.rules.model import check_model
 
 CONFIG = LlamaConfig(
@@ -112,12 +113,12 @@ def test_processes_of_a_cpu_share_one_memory(said: list[str]) -> None:
 
 def test_a_model_that_takes_no_adapter(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba", "hidden_size": 8, "num_hidden_layers": 1}')
-    model_args, _, adapter_args, args = parse_arguments(
+    given = parse_arguments(
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True", "--bf16", "False"]
     )
-    assert list(check_model(model_args, adapter_args, args)) == [] and len(said) == 1
-    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(device=1e3, host=1e3))
-    (problem,) = check_model(model_args, adapter_args, args)
+    assert list(check_model(resolve("sft", given))) == [] and len(said) == 1
+    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(device=1e3, host=1e3))
+    (problem,) = check_model(resolve("sft", given))
     assert "the model does not fit" in str(problem) and "--use_peft" not in str(problem)
 
 
@@ -131,12 +132,12 @@ def test_before_a_run(
     """It is said; what certainly does not fit is refused, what probably does not is a notice with a way out."""
     logging.getLogger("hftune").propagate = True
     flags = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True"]
-    model_args, _, adapter_args, args = parse_arguments("sft", [*flags, "--max_length", "512", "--bf16", "False"])
-    assert list(check_model(model_args, adapter_args, args)) == []
+    given = parse_arguments("sft", [*flags, "--max_length", "512", "--bf16", "False"])
+    assert list(check_model(resolve("sft", given))) == []
     assert len(said) == 1 and said[0].startswith("memory: about 0.0")
     # 100k weights take 2 MB, and the activations of 4 rows of 512 tokens some 20.
     small = Free(device=8e6, host=8e6)
-    monkeypatch.setattr(model_rules, "free_memory", lambda **_: small)
+    monkeypatch.setattr(facts_module, "free_memory", lambda **_: small)
     said.clear()
-    assert list(check_model(model_args, adapter_args, args)) == []
+    assert list(check_model(resolve("sft", given))) == []
     assert len(said) == 2 and said[1].startswith("this will probably run out of memory at its peak.")

@@ -16,6 +16,7 @@ from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight.facts import resolve
 from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.reward_trainers import reward_trainer
 from hftune.trainers.rewards.held_out_steps import first_wrong, step_figures
@@ -42,10 +43,11 @@ def trainer(model: Path, steps: Path, folder: Path, *flags: str) -> tuple[Proces
     argv += ["--validation_file_dir", str(steps), "--per_device_eval_batch_size", "3", "--report_to", "none"]
     argv += ["--gradient_checkpointing", "False", "--save_strategy", "no", "--preprocessing_num_workers", "1"]
     argv += ["--data_cache_dir", str(folder / "cache"), "--reward_kind", "process", "--learning_rate", "1e-3"]
-    model_args, data_args, adapter_args, training_args = parse_arguments("rm", [*argv, *flags])
+    facts = resolve("rm", parse_arguments("rm", [*argv, *flags]))
+    model_args, data_args, adapter_args, training_args = facts.arguments
     tokenizer = load_tokenizer(model_args, training_args)
     data = load_splits(make_encoder("rm", tokenizer, training_args, data_args), data_args, training_args)
-    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer, facts.build)
     made = reward_trainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data)
     assert isinstance(made, ProcessRewardTrainer)
     return made, data

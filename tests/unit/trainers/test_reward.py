@@ -19,6 +19,7 @@ from hftune.data.splits import Splits, load_splits
 from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight.facts import resolve
 from hftune.trainers.reward import RewardTrainer
 from hftune.trainers.rewards.held_out_pairs import pair_figures, pair_report
 
@@ -51,10 +52,11 @@ def trainer(model: Path, pairs: Path, folder: Path, *flags: str) -> tuple[Reward
     argv += ["--validation_file_dir", str(pairs), "--per_device_eval_batch_size", "4", "--report_to", "none"]
     argv += ["--per_device_train_batch_size", "3", "--gradient_checkpointing", "False", "--save_strategy", "no"]
     argv += ["--preprocessing_num_workers", "1", "--data_cache_dir", str(folder / "cache")]
-    model_args, data_args, adapter_args, training_args = parse_arguments("rm", [*argv, *flags])
+    facts = resolve("rm", parse_arguments("rm", [*argv, *flags]))
+    model_args, data_args, adapter_args, training_args = facts.arguments
     tokenizer = load_tokenizer(model_args, training_args)
     data = load_splits(RewardPairEncoder.from_arguments(tokenizer, training_args), data_args, training_args)
-    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer)
+    loaded = load_reward_model(model_args, adapter_args, training_args, tokenizer, facts.build)
     return RewardTrainer(add_adapter(loaded, adapter_args, training_args), training_args, tokenizer, data), data
 
 

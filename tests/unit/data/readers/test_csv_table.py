@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hftune.data.readers.base import Reader, Row
+from hftune.data.readers.csv_table import csv_chunks, tsv_chunks
 from tests.unit.data.readers.test_readers import kinds, read, write
 
 
@@ -43,3 +45,16 @@ def test_broken_csv(tmp_path: Path, content: bytes, line: int, kind: str, rows: 
 def test_csv_fields_may_be_longer_than_the_modules_limit(tmp_path: Path) -> None:
     rows, errors = read(write(tmp_path, "a.csv", "text\n" + "x" * 3_000_000 + "\n"))
     assert not errors and len(rows[0].value["text"]) == 3_000_000
+
+
+@pytest.mark.parametrize(("read_chunks", "mark"), [(csv_chunks, ","), (tsv_chunks, "\t")])
+def test_chunks_keep_the_lines_where_records_start(tmp_path: Path, read_chunks: Reader, mark: str) -> None:
+    path = write(tmp_path, "a.csv", f'a{mark}b\n1{mark}"x\ny"\n\n2{mark}z\n3{mark}z\n')
+    found = [list(chunk.rows()) for chunk in read_chunks(path, 2)]
+    assert [len(rows) for rows in found] == [2, 1]
+    rows = [row for rows in found for row in rows if isinstance(row, Row)]
+    assert [(row.line, row.value) for row in rows] == [
+        (2, {"a": "1", "b": "x\ny"}),
+        (5, {"a": "2", "b": "z"}),
+        (6, {"a": "3", "b": "z"}),
+    ]

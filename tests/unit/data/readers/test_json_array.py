@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hftune.data.readers import compressed
+from hftune.data.readers.base import Row
+from hftune.data.readers.json_array import json_chunks
 from tests.unit.data.readers.test_lines import BAD_LINES
 from tests.unit.data.readers.test_readers import kinds, read, write
 
@@ -43,3 +45,19 @@ def test_a_window_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(compressed, "BLOCK", block)
         rows, errors = read(path)
         assert not errors and [row.value for row in rows] == records and [row.line for row in rows] == [3, 12]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('[\n{"a": 1},\n\n{"a": 2}]', [2, 4]),
+        ('\ufeff{"a": 1}\n{"a": 2}\n', [1, 2]),  # lines of JSON under another name
+        ('{\n"a": 1}\n\n{"a":\n2}', [1, 4]),  # objects one after the other
+        ('{"a": 1}', [1]),
+    ],
+)
+def test_what_a_json_file_may_hold(tmp_path: Path, text: str, lines: list[int]) -> None:
+    found = [row for chunk in json_chunks(write(tmp_path, "a.json", text), 1) for row in chunk.rows()]
+    assert [(row.line, row.value) for row in found if isinstance(row, Row)] == [
+        (line, {"a": number}) for number, line in enumerate(lines, start=1)
+    ]

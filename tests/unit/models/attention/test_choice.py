@@ -17,6 +17,7 @@ from hftune.models.attention.machine import Machine
 from hftune.models.attention.segments import SEGMENTS
 from hftune.models.attention.varlen import VARLEN
 from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.config import model_config
 from hftune.models.loading.tokenizer import load_tokenizer
 
 ALL = frozenset({2, 3, 4})
@@ -86,7 +87,7 @@ def test_both_parts_are_known_to_transformers() -> None:
 def test_a_run_on_a_cpu(tiny_model: Path, stage: str, flags: list[str], expected: str | None) -> None:
     given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
     model_args, _, _, training = parse_arguments(stage, given)
-    assert attention_for(model_args, training) == expected
+    assert attention_for(model_config(model_args, training), model_args, training) == expected
     if expected == SEGMENTS:
         assert any(SEGMENTS in line for line in notices())
 
@@ -109,7 +110,7 @@ def test_rows_are_padded_only_where_they_must_be(
 ) -> None:
     given = ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--use_cpu", "True", *flags]
     model_args, _, _, training = parse_arguments(stage, given)
-    decide_padding_free(model_args, training)
+    decide_padding_free(model_config(model_args, training), model_args, training)
     assert training.padding_free is expected
     if expected:
         assert any("side by side" in line for line in notices())
@@ -119,7 +120,7 @@ def test_models_that_cannot_keep_documents_apart_get_padded_rows(tmp_path: Path)
     transformers.MambaConfig(num_hidden_layers=2, hidden_size=32).save_pretrained(tmp_path)
     given = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--use_cpu", "True"]
     model_args, _, _, training = parse_arguments("sft", given)
-    decide_padding_free(model_args, training)
+    decide_padding_free(model_config(model_args, training), model_args, training)
     assert training.padding_free is False
 
 
@@ -137,5 +138,5 @@ def test_flash_attn_is_no_error_without_it(tiny_model: Path) -> None:
     model_args, _, _, training = parse_arguments(
         "sft", ["--model_name_or_path", str(tiny_model), "--output_dir", "o", "--flash_attn", "--use_cpu", "True"]
     )
-    assert attention_for(model_args, training) is None
+    assert attention_for(model_config(model_args, training), model_args, training) is None
     assert any("--flash_attn" in line for line in notices())

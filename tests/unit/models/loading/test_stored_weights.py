@@ -18,7 +18,8 @@ from hftune.models.loading.layer_numbers import beyond_last, check_layers, layer
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.stored_weights import Mismatch, check_loaded, check_stored, find_mismatch
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from hftune.tools.export.arguments import GgufArguments
 from hftune.tools.export.run import check_export
 from hftune.trainers.rewards.loading import load_reward_model as load_finished_reward_model
@@ -226,7 +227,7 @@ def test_before_a_model_loads(
     argv += ["--reward_funcs", "length"] if stage == "rl" else []
     groups = parse_arguments(stage, argv)
     with pytest.raises(UserError) as error:
-        check_run(*groups)
+        check_run(resolve(stage, groups))
     assert said in str(error.value) and FLAG in str(error.value)
 
 

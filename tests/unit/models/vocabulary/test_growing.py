@@ -19,7 +19,9 @@ from hftune.models.vocabulary.growing import plan_growth
 from hftune.models.vocabulary.grown_model import grow, grow_as_recorded
 from hftune.models.vocabulary.growth import Growth
 from hftune.models.vocabulary.size import describe_vocabulary, vocabulary_rows
-from hftune.preflight.rules.vocabulary import check_vocabulary, follow_adapter
+from hftune.preflight.decisions import take_tokenizer_of_adapter
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.vocabulary import check_vocabulary
 
 pytestmark = pytest.mark.long
 
@@ -180,7 +182,7 @@ def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "first" / "hftune.json").write_text(json.dumps({"kind": "adapter", "vocabulary": about}))
     given = parsed(folder, "--peft_path", str(tmp_path / "first"))
     model_args, _, adapter_args, training_args = given
-    follow_adapter(model_args, adapter_args)
+    take_tokenizer_of_adapter(model_args, adapter_args)
     again = load_causal_lm(model_args, adapter_args, training_args, load_tokenizer(model_args, training_args))
     again = add_adapter(again, adapter_args, training_args)
     ids = torch.tensor([[281, 5, 283]])
@@ -191,7 +193,7 @@ def test_an_adapter_with_new_rows_goes_on(folder: Path, tmp_path: Path) -> None:
     }
     assert describe_vocabulary(again.get_base_model(), adapter=True) == about
     flags = ("--peft_path", str(tmp_path / "first"), "--add_tokens", "<more>")
-    (problem,) = check_vocabulary(*[parsed(folder, *flags)[index] for index in (0, 2, 3)])
+    (problem,) = check_vocabulary(resolve("sft", parsed(folder, *flags)))
     assert "merge it first" in problem.fix
 
 
@@ -238,8 +240,7 @@ def test_a_second_table_is_refused(tiny_model: Path) -> None:
 def test_what_cannot_work_is_refused_before_loading(
     tiny_model: Path, stage: str, flags: tuple[str, ...], words: str
 ) -> None:
-    model_args, _, adapter_args, training_args = parsed(tiny_model, *flags, stage=stage)
-    (problem,) = check_vocabulary(model_args, adapter_args, training_args)
+    (problem,) = check_vocabulary(resolve(stage, parsed(tiny_model, *flags, stage=stage)))
     assert words in problem.render()
 
 

@@ -14,9 +14,9 @@ from hftune.checkpoints.manifest import write_manifest
 from hftune.errors import UserError
 from hftune.logging import notices
 from hftune.models.adapters.preparation import add_adapter
-from hftune.models.loading.skeleton import skeleton_of
 from hftune.preflight import sizes
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from hftune.preflight.rules import named_modules
 from hftune.weight_files import fingerprint
 from tests.unit.models.adapting import load
@@ -29,7 +29,7 @@ ZERO3 = ["--deepspeed", '{"zero_optimization": {"stage": 3}}']
 def said_of(model: Path | str, *flags: str, stage: str = "sft") -> str:
     argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", "--train_file_dir", "."]
     try:
-        check_run(*parse_arguments(stage, [*argv, *flags]))
+        check_run(resolve(stage, parse_arguments(stage, [*argv, *flags])))
     except UserError as error:
         return str(error)
     return ""
@@ -230,11 +230,11 @@ def test_a_layer_of_each_kind_says_how_large_the_adapter_is(
         flags = flags[:-2]
     SMALL[model].save_pretrained(tmp_path)
     monkeypatch.setattr(sizes, "_counted", counted := {})
-    model_args, _, adapter_args, args = parse_arguments(
+    given = parse_arguments(
         "sft", ["--model_name_or_path", str(tmp_path), "--output_dir", "out", "--use_peft", "--lora_r", "4", *flags]
     )
-    assert list(named_modules.check_names(model_args, adapter_args, args)) == []
+    facts = resolve("sft", given)
+    assert list(named_modules.check_names(facts)) == []
     (tried,) = counted.values()
     counted.clear()
-    bare = skeleton_of(model_args, args, scores=False)
-    assert tried == sizes.adapter_parameters(bare, adapter_args) > 0
+    assert tried == sizes.adapter_parameters(facts.skeleton, facts.adapter_args) > 0

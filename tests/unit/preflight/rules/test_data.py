@@ -8,7 +8,8 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 
 pytestmark = pytest.mark.long
 
@@ -17,7 +18,7 @@ def problems(model: Path, *flags: str, stage: str = "pt") -> str:
     """What `check_run` says; empty for nothing."""
     argv = ["--model_name_or_path", str(model), "--output_dir", "out-that-is-not-there", *flags]
     try:
-        check_run(*parse_arguments(stage, argv))
+        check_run(resolve(stage, parse_arguments(stage, argv)))
     except UserError as error:
         return str(error)
     return ""

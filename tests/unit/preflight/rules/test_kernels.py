@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from hftune.arguments.entry import parse_arguments
+from hftune.preflight.decisions import LIGER_LOSSES, LIGER_MLPS, keep_own_layers
 from hftune.preflight.rules import kernels
-from hftune.preflight.rules.kernels import LOSSES, MLPS, check_device, check_liger
+from hftune.preflight.rules.kernels import check_device, check_liger
 
 
 def checked(*flags: str, stage: str = "sft", gpu: bool = True) -> tuple[str, dict[str, bool] | None]:
     given = ["--model_name_or_path", "m", "--output_dir", "o", "--use_liger_kernel", "True", *flags]
     _, _, adapter_args, args = parse_arguments(stage, given)
     args.use_cpu = not gpu
+    keep_own_layers(adapter_args, args)
     return "\n".join(map(str, check_liger(adapter_args, args))), args.liger_kernel_config
 
 
@@ -24,18 +26,18 @@ def liger(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stage", ["pt", "sft", "rm", "dpo"])
 def test_the_loss_stays_ours(liger: None, stage: str) -> None:
     problem, config = checked(stage=stage)
-    assert not problem and config == dict.fromkeys(LOSSES, False)
+    assert not problem and config == dict.fromkeys(LIGER_LOSSES, False)
 
 
 @pytest.mark.parametrize("flags", [("--use_peft",), ("--tiled_mlp", "True"), ("--activation_checkpointing", "mlp")])
 def test_mlps_that_are_ours_stay(liger: None, flags: tuple[str, ...]) -> None:
     problem, config = checked(*flags)
-    assert not problem and config == dict.fromkeys([*LOSSES, *MLPS], False)
+    assert not problem and config == dict.fromkeys([*LIGER_LOSSES, *LIGER_MLPS], False)
 
 
 def test_what_is_given_is_kept_or_refused(liger: None) -> None:
     problem, config = checked("--liger_kernel_config", '{"rope": false}')
-    assert not problem and config == {"rope": False, **dict.fromkeys(LOSSES, False)}
+    assert not problem and config == {"rope": False, **dict.fromkeys(LIGER_LOSSES, False)}
     problem, _ = checked("--liger_kernel_config", '{"fused_linear_cross_entropy": true}')
     assert "fused_linear_cross_entropy would undo" in problem and "--liger_kernel_config" in problem
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from hftune.errors import UserError, raise_together
 from hftune.models.adapters.lora_config import lora_config
 from hftune.models.loading.config import model_config
 from hftune.models.loading.skeleton import skeleton
+from hftune.preflight import facts as facts_module
+from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.memory import GIB, Free
-from hftune.preflight.rules import model as model_rules
+from hftune.preflight.rules.adapters import check_rope
 from hftune.preflight.rules.model import check_model
+from hftune.preflight.rules.rl import check_reference
 from hftune.preflight.sizes import model_size, packed_bytes, packed_linears, run_setup
 from tests.architectures import ARCHITECTURES, MIXTURES_OF_EXPERTS, make_config
 
@@ -42,19 +46,30 @@ def config_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
+def parsed(stage: str, folder: Path, *flags: str) -> Any:
+    return parse_arguments(stage, ["--model_name_or_path", str(folder), "--output_dir", "o", *flags])
+
+
 def arguments(stage: str, folder: Path, *flags: str) -> Any:
-    model_args, _, adapter_args, training_args = parse_arguments(
-        stage, ["--model_name_or_path", str(folder), "--output_dir", "o", *flags]
-    )
+    model_args, _, adapter_args, training_args = parsed(stage, folder, *flags)
     return model_args, adapter_args, training_args
 
 
 def problems(stage: str, folder: Path, *flags: str) -> str:
     try:
-        raise_together(check_model(*arguments(stage, folder, *flags)))
+        facts = resolve(stage, parsed(stage, folder, *flags))
+        raise_together([*facts.problems, *check_model(facts), *of_config(facts)])
     except UserError as error:
         return str(error)
     return ""
+
+
+def of_config(facts: Facts) -> Iterator[UserError]:
+    """Rules of adapters and of RL that compare configs."""
+    if facts.config is not None:
+        yield from check_rope(facts.config, facts.adapter_args)
+        if facts.stage == "rl":
+            yield from check_reference(facts.config, facts.model_args, facts.adapter_args, facts.training_args)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -166,7 +181,7 @@ def test_what_bitsandbytes_packs(config_of: Any) -> None:
 
 
 def test_a_model_too_large_is_refused_with_a_way_out(config_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
+    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(0.0004 * GIB, 0.0004 * GIB))
     # 36,576 weights: 4 + 4 + 8 bytes are 585 kB; 0.0004 GiB are 429 kB. Frozen, they take 146 kB and the adapter.
     message = problems("sft", config_of("llama"))
     assert "the model does not fit" in message and "add --use_peft" in message and "as asked" in message
@@ -179,7 +194,7 @@ def test_a_70b_model_is_counted_in_no_time(tmp_path: Path, monkeypatch: pytest.M
 
     big = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     make_config("llama", **big, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
-    monkeypatch.setattr(model_rules, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
+    monkeypatch.setattr(facts_module, "free_memory", lambda **_: Free(70.0 * GIB, 500.0 * GIB))
     began = time.process_time()
     message = problems("sft", tmp_path)
     assert time.process_time() - began < 5

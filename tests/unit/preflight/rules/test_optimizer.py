@@ -10,7 +10,8 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError, raise_together
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from hftune.preflight.rules import optimizer
 from hftune.preflight.rules.optimizer import NOT_UNDER_ZERO, PACKAGES, check_optimizer
 from hftune.preflight.rules.schedule import check_schedule
@@ -28,9 +29,9 @@ def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def problems(*flags: str) -> str:
     """What the rules say to the arguments of run_sft.py; empty for nothing."""
     argv = ["--model_name_or_path", "m", "--output_dir", "o", "--learning_rate", "1e-4", *flags]
-    _, _, adapter, training = parse_arguments("sft", argv)
+    facts = resolve("sft", parse_arguments("sft", argv))
     try:
-        raise_together([*check_optimizer(adapter, training), *check_schedule(training)])
+        raise_together([*check_optimizer(facts), *check_schedule(facts)])
     except UserError as error:
         return str(error)
     return ""
@@ -141,4 +142,4 @@ def test_check_run_asks(tiny_model: Any) -> None:
     flags = ["--train_file_dir", ".", "--optim", "lomo", "--lr_scheduler_type", "linear", "--num_cycles", "3"]
     argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "out-that-is-not-there", *flags]
     with pytest.raises(UserError, match="2 problems"):
-        check_run(*parse_arguments("sft", argv))
+        check_run(resolve("sft", parse_arguments("sft", argv)))

@@ -10,19 +10,16 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import ArgumentError
 from hftune.models.kernels import float8_support
+from hftune.preflight.facts import resolve
 from hftune.preflight.rules import quantisation
-from hftune.preflight.rules.quantisation import check_float8, check_quantisation, check_stored_quantised
+from hftune.preflight.rules.quantisation import check_quantisation
 
 ZERO3 = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}'
 
 
 def problems(*flags: str, model: Path = Path("model")) -> str:
-    model_args, _, adapter_args, training_args = parse_arguments(
-        "sft", ["--model_name_or_path", str(model), "--output_dir", "o", *flags]
-    )
-    found = [*check_quantisation(adapter_args, training_args), *check_stored_quantised(model_args, adapter_args)]
-    found += check_float8(adapter_args, training_args)
-    return "\n".join(map(str, found))
+    given = parse_arguments("sft", ["--model_name_or_path", str(model), "--output_dir", "o", *flags])
+    return "\n".join(map(str, check_quantisation(resolve("sft", given))))
 
 
 @pytest.mark.parametrize(

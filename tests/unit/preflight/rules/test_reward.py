@@ -7,12 +7,12 @@ import pytest
 from hftune import logging
 from hftune.arguments.entry import parse_arguments
 from hftune.arguments.reward import RMArguments
+from hftune.preflight.facts import Facts, resolve
 from hftune.preflight.rules.reward import check_reward
 
 
-def arguments(*flags: str) -> RMArguments:
-    *_, training_args = parse_arguments("rm", ["--output_dir", "o", *flags])
-    return training_args
+def facts(*flags: str) -> Facts[RMArguments]:
+    return resolve("rm", parse_arguments("rm", ["--output_dir", "o", *flags]))
 
 
 @pytest.mark.parametrize(
@@ -24,16 +24,16 @@ def arguments(*flags: str) -> RMArguments:
     ],
 )
 def test_refused(flags: tuple[str, ...], place: str) -> None:
-    assert [problem.place for problem in check_reward(arguments(*flags))] == [place]
+    assert [problem.place for problem in check_reward(facts(*flags))] == [place]
 
 
 def test_fine() -> None:
     flags = ("--label_smoothing", "0.1", "--score_difference", "weight", "--score_difference_scale", "0.1")
-    assert not list(check_reward(arguments(*flags)))
+    assert not list(check_reward(facts(*flags)))
 
 
 def test_smoothing_under_the_trainers_name() -> None:
-    made = arguments("--label_smoothing_factor", "0.2")
+    made = facts("--label_smoothing_factor", "0.2").training_args
     assert (made.label_smoothing, made.label_smoothing_factor) == (0.2, 0.0)
 
 
@@ -46,5 +46,5 @@ def test_smoothing_under_the_trainers_name() -> None:
 )
 def test_flags_of_the_other_kind_are_said(flags: tuple[str, ...], idle: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging, "_notices", [])
-    assert not list(check_reward(arguments(*flags)))
+    assert not list(check_reward(facts(*flags)))
     assert any(idle in said for said in logging.notices())

@@ -8,7 +8,8 @@ import pytest
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from hftune.preflight.rules.rl import _check_dynamic_sampling
 
 FUNCTION = ["--reward_funcs", "length"]
@@ -19,7 +20,7 @@ SMALL_BATCH = ["--per_device_train_batch_size", "2", "--gradient_accumulation_st
 def problems(model: Path, algorithm: str, *flags: str) -> str:
     argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
     try:
-        check_run(*parse_arguments("rl", [*argv, "--rl_algorithm", algorithm, *flags]))
+        check_run(resolve("rl", parse_arguments("rl", [*argv, "--rl_algorithm", algorithm, *flags])))
     except UserError as error:
         return str(error)
     return ""

@@ -10,9 +10,10 @@ from transformers import AutoConfig
 from hftune.arguments.entry import parse_arguments
 from hftune.distributed.ranks import PlannedWorld, planning_for
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.models.loading.config import model_config
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import RowLayout, resolve
 from hftune.preflight.rules.sequence_parallel import check_architecture
-from hftune.stage import decide_padding_free
 from tests.architectures import make_config
 
 pytestmark = pytest.mark.long
@@ -24,7 +25,7 @@ def problems(model: Path, stage: str, *flags: str, processes: int = 2) -> str:
     argv = ["--model_name_or_path", str(model), "--train_file_dir", ".", "--output_dir", "not-there"]
     with planning_for(PlannedWorld(processes, processes, on_cpu=True, bf16=False)):
         try:
-            check_run(*parse_arguments(stage, [*argv, "--report_to", "none", *flags]))
+            check_run(resolve(stage, parse_arguments(stage, [*argv, "--report_to", "none", *flags])))
         except UserError as error:
             return str(error)
     return ""
@@ -91,7 +92,7 @@ def test_architectures(tmp_path: Path, config: dict, size: int, reason: str) -> 
     flags = ["--model_name_or_path", str(tmp_path), "--output_dir", "o", "--sequence_parallel_size", str(size)]
     with planning_for(PlannedWorld(size, size, on_cpu=True, bf16=False)):
         model_args, _, _, training_args = parse_arguments("pt", flags)
-    (problem,) = check_architecture(model_args, training_args)
+    (problem,) = check_architecture(model_config(model_args, training_args), training_args)
     assert f"cannot be shared by {size} processes" in str(problem) and reason in str(problem)
 
 
@@ -109,6 +110,5 @@ def test_rows_lie_side_by_side(tiny_model: Path) -> None:
     for (stage, *flags), padding_free in cases.items():
         with planning_for(PlannedWorld(2, 2, on_cpu=True, bf16=False)):
             argv = ["--model_name_or_path", str(tiny_model), "--output_dir", "not-there", *TWO, *flags]
-            model_args, _, _, training_args = parse_arguments(stage, argv)
-        decide_padding_free(model_args, training_args)
-        assert training_args.padding_free is padding_free and training_args.flat_batches
+            facts = resolve(stage, parse_arguments(stage, argv))
+        assert facts.rows == RowLayout(padding_free, side_by_side=True, shared_prompts=False)

@@ -11,9 +11,9 @@ import pytest
 from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.integrity import RECORD_NAME
 from hftune.distributed import ranks
-from hftune.preflight.rules.expert_parallel import check_experts
-from hftune.preflight.rules.resume import check_resumed_groups
-from hftune.preflight.rules.tensor_parallel import check_parallel
+from hftune.preflight.facts import resolve
+from hftune.preflight.rules.resume import check_groups
+from hftune.preflight.rules.sharing import check_sharing
 from tests.architectures import make_config
 
 ZERO = {stage: f'{{"zero_optimization": {{"stage": {stage}}}}}' for stage in range(4)}
@@ -33,12 +33,8 @@ def problems(model: Path, *flags: str, stage: str = "sft", processes: int = 2) -
     argv = ["--model_name_or_path", str(model), "--output_dir", "o", "--train_file_dir", ".", *flags]
     # As a plan does: no process group is needed for what is only asked.
     with ranks.planning_for(ranks.PlannedWorld(processes, processes, on_cpu=True)):
-        model_args, _, adapter_args, training_args = parse_arguments(stage, argv)
-        found = [
-            *check_parallel(model_args, adapter_args, training_args),
-            *check_experts(model_args, adapter_args, training_args),
-            *check_resumed_groups(training_args),
-        ]
+        facts = resolve(stage, parse_arguments(stage, argv))
+        found = [*check_sharing(facts), *check_groups(facts.checkpoint.folder, facts.training_args)]
     return "\n".join(map(str, found))
 
 

@@ -13,8 +13,8 @@ from hftune.preflight.rules.trackers import PACKAGES, check_trackers
 
 
 def said(*names: str) -> list[str]:
-    arguments: Any = SimpleNamespace(report_to=list(names))
-    return [str(problem) for problem in check_trackers(arguments)]
+    facts: Any = SimpleNamespace(training_args=SimpleNamespace(report_to=list(names)))
+    return [str(problem) for problem in check_trackers(facts)]
 
 
 def test_known_and_installed(monkeypatch: pytest.MonkeyPatch) -> None:

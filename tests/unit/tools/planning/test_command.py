@@ -14,8 +14,9 @@ from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
 from hftune.distributed import ranks
 from hftune.errors import ArgumentError
-from hftune.preflight.devices import DEVICES, cluster_of
+from hftune.preflight.devices import DEVICES
 from hftune.preflight.memory import GIB
+from hftune.tools.planning.clusters import cluster_of
 from hftune.tools.planning.command import take_own
 from hftune.tools.planning.counting import steps_of
 from hftune.tools.planning.report import duration

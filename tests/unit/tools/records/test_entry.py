@@ -10,6 +10,7 @@ import pytest
 from hftune.arguments.data import DataArguments
 from hftune.arguments.entry import parse_arguments
 from hftune.cli import dispatch
+from hftune.data.encoders import make_encoder
 from hftune.data.folder_splits import open_tokenized
 from hftune.data.splits import load_splits
 from hftune.data.tokenizing.chats import ChatEncoder
@@ -93,3 +94,19 @@ def test_texts_tokenised_ahead_are_whole_documents(tiny_model: Path, data: Path,
 def test_what_cannot_be_done_is_said(argv: list[str], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         dispatch(argv)
+
+
+@pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired", "sigmoid"])
+def test_answers_are_tokenised_as_run_dpo_wants_them(tiny_model: Path, data: Path, tmp_path: Path, loss: str) -> None:
+    """Pairs, pairs with other answers, or answers with a label: the script's own choice."""
+    file = tmp_path / "answers" / "records.jsonl"
+    file.parent.mkdir()
+    answer = {"chosen": "yes", "rejected": "no"} if loss == "sigmoid" else {"completion": "yes", "label": True}
+    file.write_text("".join(json.dumps({"prompt": f"{n}?"} | answer) + "\n" for n in range(4)))
+    flags = ["--model_name_or_path", str(tiny_model), "--loss_type", loss]
+    dispatch(["tokenize", "run_dpo", *flags, "--train_file_dir", str(file), "--output_dir", str(tmp_path / "ahead")])
+    model, files, _, args = parse_arguments("dpo", [*flags, "--output_dir", "o", "--train_file_dir", str(file)])
+    tokenizer, ahead = load_tokenizer(model, args), DataArguments(tokenized_dir=str(tmp_path / "ahead"))
+    found, expected = (load_splits(make_encoder("dpo", tokenizer, args, one), one, args) for one in (ahead, files))
+    assert found.train.to_dict() == expected.train.to_dict() and found.about == expected.about
+    assert ("label" in found.train.column_names) == (loss != "sigmoid")

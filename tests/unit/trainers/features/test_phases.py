@@ -17,7 +17,7 @@ from hftune.models.adapters.preparation import add_adapter
 from hftune.models.loading.causal_lm import load_causal_lm
 from hftune.models.loading.reward_model import load_reward_model
 from hftune.models.loading.tokenizer import load_tokenizer
-from hftune.preflight.rules.preference import settle_rows
+from hftune.preflight.facts import resolve
 from hftune.trainers.dpo import DPOTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward_trainers import reward_trainer
@@ -44,13 +44,11 @@ def rows(record: dict[str, Any]) -> Splits:
 
 def stage_trainer(stage: str, model: Path, folder: Path, *flags: str) -> Any:
     argv = ["--model_name_or_path", str(model), "--output_dir", str(folder), *QUIET, *flags]
-    model_args, _, adapter_args, args = parse_arguments(stage, argv)
+    model_args, _, adapter_args, args = resolve(stage, parse_arguments(stage, argv)).arguments
     tokenizer = load_tokenizer(model_args, args)
     if stage == "rm":
         loaded = load_reward_model(model_args, adapter_args, args, tokenizer)
         return reward_trainer(loaded, args, tokenizer, rows(STEPS if args.head == "steps" else SCORED))
-    if stage == "dpo":
-        settle_rows(model_args, args)
     loaded = add_adapter(load_causal_lm(model_args, adapter_args, args, tokenizer), adapter_args, args)
     if stage == "dpo":
         return DPOTrainer(loaded, args, tokenizer, rows(PAIR), starts_as_base=True)

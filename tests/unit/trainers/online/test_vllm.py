@@ -14,7 +14,8 @@ from trl.trainer import grpo_trainer, rloo_trainer
 
 from hftune.arguments.entry import parse_arguments
 from hftune.errors import UserError
-from hftune.preflight.checks import check_run
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
 from tests.unit.trainers.rl_runs import logged, make_trainer
 
 pytestmark = pytest.mark.long
@@ -125,7 +126,7 @@ def test_without_it_or_without_a_gpu_it_is_refused(
 
     def said() -> str:
         with pytest.raises(UserError) as error:
-            check_run(*parse_arguments("rl", argv))
+            check_run(resolve("rl", parse_arguments("rl", argv)))
         return str(error.value)
 
     assert "vLLM is not installed" in said() and "--use_vllm" in said()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hftune.arguments.entry import parse_arguments
 from hftune.checkpoints.manifest import write_manifest
-from hftune.errors import UserError
-from hftune.preflight.checks import check_run
 from hftune.preflight.rules.rl import check_rewards
+from tests.unit.preflight.said import problems
 
-GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
 ZERO3 = '{"zero_optimization": {"stage": 3}}'
-
-
-def problems(model: Path | str, *flags: str, **given: Any) -> str:
-    """What `check_run` says to run_sft.py's arguments; empty for nothing."""
-    values = {"model_name_or_path": str(model), **GOOD, **given}
-    argv = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
-    try:
-        check_run(*parse_arguments("sft", [*argv, *flags]))
-    except UserError as error:
-        return str(error)
-    return ""
 
 
 def test_nothing_to_say(tiny_model: Path) -> None:
@@ -100,70 +85,6 @@ def test_sources_that_may_be_there(tiny_model: Path, given: dict[str, Any]) -> N
     assert problems(tiny_model, **given) == ""
 
 
-@pytest.mark.parametrize(
-    "model, part",
-    [
-        ("./nowhere", "there is no folder ./nowhere"),
-        ("/no/such/folder", "there is no folder"),
-        ("tests", "config.json"),
-    ],
-)
-def test_model_folders(model: str, part: str) -> None:
-    assert part in problems(model)
-
-
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "the-base"}')
-    message = problems(tmp_path)
-    assert "holds a LoRA adapter" in message
-    assert f"merge_peft_adapter.py --base_model_name_or_path the-base --peft_model_path {tmp_path}" in message
-
-
-def test_a_finished_folder_is_kept(tiny_model: Path, tmp_path: Path) -> None:
-    write_manifest(tmp_path, {"status": "running"})
-    assert problems(tiny_model, output_dir=tmp_path) == ""
-    write_manifest(tmp_path, {"status": "complete"})
-    assert "already holds a finished run" in problems(tiny_model, output_dir=tmp_path)
-    assert problems(tiny_model, "--overwrite_output_dir", output_dir=tmp_path) == ""
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "README.md", "tokenizer.json", "adapter_config.json", "critic"]
-)
-def test_files_of_somebody_else_are_kept(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("mine")
-    for flags in ([], ["--overwrite_output_dir"]):
-        assert f"holds {name}, which a run would replace" in problems(tiny_model, *flags, output_dir=tmp_path)
-    write_manifest(tmp_path, {"status": "running"})
-    assert problems(tiny_model, output_dir=tmp_path) == "", "a run of hftune's that did not end"
-
-
-@pytest.mark.parametrize("name", ["train.log", "nohup.out", "notes.txt", "checkpoint-5/model.safetensors", "runs/a"])
-def test_files_that_a_run_adds_to(tiny_model: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("mine")
-    assert problems(tiny_model, output_dir=tmp_path) == ""
-
-
-def test_a_disk_without_room_for_the_result(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = (tiny_model / "model.safetensors").stat().st_size
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("hftune.publishing.disk.shutil.disk_usage", lambda _: usage._replace(free=(1 << 24) + weights))
-    assert problems(tiny_model, output_dir=tmp_path) == ""
-    monkeypatch.setattr("hftune.publishing.disk.shutil.disk_usage", lambda _: usage._replace(free=(1 << 24) + 9))
-    assert "the result needs 0.02 GB" in problems(tiny_model, output_dir=tmp_path)
-    assert problems(tiny_model, "--use_peft", output_dir=tmp_path) == ""
-
-
-def test_output_folders_that_cannot_be(tiny_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for name in ("file", "file/below"):
-        assert "a file stands where a folder is needed" in problems(tiny_model, output_dir=tmp_path / name)
-    assert (tmp_path / "file").read_text() == "mine" and len([*tmp_path.iterdir()]) == 1
-    (tmp_path / "circle").symlink_to("circle")
-    assert "circle" in problems(tiny_model, output_dir=tmp_path / "circle")
-
-
 def test_all_problems_in_one_message(tiny_model: Path) -> None:
     message = problems("./nowhere", "--load_in_8bit", train_file_dir="nothing")
     assert message.startswith("3 problems, nothing was started:")
@@ -187,30 +108,6 @@ def test_documents_that_cannot_be_kept_apart(tiny_model: Path, tmp_path: Path) -
     assert "2 problems" in said and "kept apart in mamba" in said and "there is no folder nowhere" in said
     assert problems(tiny_model, "--packing") == ""
     assert "needs a GPU" in problems(tiny_model, "--padding_free", "--attn_implementation", "flash_attention_2")
-
-
-def test_a_folder_without_a_model_is_said_once(tmp_path: Path) -> None:
-    assert "problems" not in problems(tmp_path, "--packing")
-
-
-@pytest.mark.parametrize("head", ["score", "steps", "causal_lm"])
-def test_a_reward_model_is_not_trained_to_write(tiny_model: Path, tmp_path: Path, head: str) -> None:
-    reward = tmp_path / "rm"
-    shutil.copytree(tiny_model, reward)
-    write_manifest(reward, {"status": "complete", "head": head, "base": {"name": str(tiny_model)}})
-    message = problems(reward)
-    refused = f"{reward} is a reward model" in message and f"give --model_name_or_path {tiny_model};" in message
-    assert refused == (head != "causal_lm")
-
-
-def test_what_is_no_model_names_those_within(tiny_model: Path, tmp_path: Path) -> None:
-    shutil.copytree(tiny_model, tmp_path / "checkpoint-5")
-    assert (
-        f"has no config.json, so it is no model folder\n  where: --model_name_or_path\n  to do: give {tmp_path}/checkp"
-        in (problems(tmp_path))
-    )
-    (tmp_path / "empty").mkdir()
-    assert "give a folder with config.json, weights and tokenizer" in problems(tmp_path / "empty")
 
 
 def test_the_rewards_of_medicalgpt_are_named() -> None:

@@ -1,0 +1,55 @@
+"""How the pairs of preference optimisation are laid out: padded, side by side, or both answers behind one prompt."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedConfig
+
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.preference import DPOArguments
+from hftune.errors import ArgumentError
+from hftune.logging import notice
+from hftune.models.attention.isolation import causal_class, refuse_attention, refuse_unless_isolated
+from hftune.models.attention.machine import this_machine
+from hftune.models.attention.names import SEGMENTS, VARLEN
+
+SHARED_LAYERS = {"full_attention", "sliding_attention", "sparse", "dense", "moe"}
+"""Kinds of layers in which several answers can follow one prompt; a chunk of attention would cut it elsewhere."""
+
+
+def decide_pair_layout(config: PreTrainedConfig, model_args: ModelArguments, training_args: DPOArguments) -> None:
+    """Set `padding_free` and `shared_prompts` where they were left out: on wherever they are exact; else it is said."""
+    if training_args.padding_free is None:
+        reason = _why_padded(config, model_args, training_args)
+        training_args.padding_free = reason is None
+        if reason:
+            notice(f"pairs are padded: {reason}")
+    if training_args.shared_prompts is None:
+        reason = why_not_shared(config, model_args, training_args)
+        training_args.shared_prompts = reason is None
+        if reason and training_args.padding_free:
+            notice(f"the prompt of a pair is computed twice: {reason}")
+
+
+def _why_padded(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
+    """Why documents cannot lie side by side in a row; None where they can."""
+    try:
+        refuse_unless_isolated(config, causal_class(config))
+        if model_args.attn_implementation:
+            refuse_attention(model_args.attn_implementation, this_machine(args, dtype=model_args.dtype))
+    except ArgumentError as problem:
+        return problem.cause
+    return None
+
+
+def why_not_shared(config: PreTrainedConfig, model_args: ModelArguments, args: DPOArguments) -> str | None:
+    """Why a pair cannot share its prompt; None where it can."""
+    layers = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if not args.padding_free:
+        return "pairs are padded"
+    if model_args.attn_implementation not in (None, SEGMENTS, VARLEN):
+        return f"{model_args.attn_implementation} knows no shared prompts"
+    if args.torch_compile:
+        return "the model is compiled"
+    if other := layers - SHARED_LAYERS:
+        return f"layers of {', '.join(sorted(other))}"
+    return None

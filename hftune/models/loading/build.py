@@ -1,0 +1,41 @@
+"""How a model is built: its config, attention and dtype, decided once and handed to whoever loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedConfig
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.training import StageArguments
+from hftune.models.attention.choice import attention_for
+from hftune.models.loading.config import model_config
+from hftune.models.loading.dtype import weight_dtype
+
+
+@dataclass(frozen=True)
+class Build:
+    """What is decided of a model before it loads.
+
+    Args:
+        config: With rope scaling and dropout as asked for. Loaders change a copy.
+        attention: The `attn_implementation`; None leaves the choice to transformers.
+        dtype: Of the loaded weights; "auto": as they are stored.
+    """
+
+    config: PreTrainedConfig
+    attention: str | None
+    dtype: torch.dtype | str
+
+
+def decide_build(model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments) -> Build:
+    """The build of a model whose row layout is decided.
+
+    Raises:
+        ArgumentError: There is no such config, or rows lie side by side that the model cannot keep apart.
+    """
+    config = model_config(model_args, training_args)
+    attention = attention_for(config, model_args, training_args)
+    return Build(config, attention, weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft))

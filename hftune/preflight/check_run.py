@@ -1,0 +1,54 @@
+"""All rules of a run, which are imported by name: a stage does without those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+
+from hftune.distributed import nodes
+from hftune.errors import UserError
+from hftune.on_demand import on_demand
+from hftune.preflight.facts import Facts
+
+Rule = Callable[[Facts], Iterator[UserError]]
+"""A pure function from the facts of a run to its problems."""
+
+RULES_OF_ALL = (
+    "hftune.preflight.rules.machines:check_machines",
+    "hftune.preflight.rules.folders:check_folders",
+    "hftune.preflight.rules.contents:check_contents",
+    "hftune.preflight.rules.hub:check_hub",
+    "hftune.preflight.rules.trackers:check_trackers",
+    "hftune.preflight.rules.data:check_data",
+    "hftune.preflight.rules.quantisation:check_quantisation",
+    "hftune.preflight.rules.kernels:check_kernels",
+    "hftune.preflight.rules.adapters:check_adapters",
+    "hftune.preflight.rules.vocabulary:check_vocabulary",
+    "hftune.preflight.rules.optimizer:check_optimizer",
+    "hftune.preflight.rules.schedule:check_schedule",
+    "hftune.preflight.rules.sharing:check_sharing",
+    "hftune.preflight.rules.tiling:check_tiling",
+    "hftune.preflight.rules.resume:check_resume",
+    "hftune.preflight.rules.model:check_model",
+)
+
+RULES_OF_STAGE = {
+    "rm": "hftune.preflight.rules.reward:check_reward",
+    "dpo": "hftune.preflight.rules.preference:check_preferences",
+    "rl": "hftune.preflight.rules.rl:check_rl",
+}
+
+
+def rules_of(stage: str) -> Iterator[Rule]:
+    """The rules that hold for a stage."""
+    for place in RULES_OF_ALL:
+        yield on_demand(place)
+    if stage in RULES_OF_STAGE:
+        yield on_demand(RULES_OF_STAGE[stage])
+
+
+def check_run(facts: Facts) -> None:
+    """Raise every problem of a run, on whichever machine, in one message; nothing has been loaded by then."""
+    # All rules are asked before any is raised: a user mends a command once, not once for each problem.
+    found = chain.from_iterable(rule(facts) for rule in rules_of(facts.stage))
+    nodes.raise_on_all_ranks([*facts.problems, *found])

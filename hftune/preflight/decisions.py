@@ -1,0 +1,54 @@
+"""What the facts of a run are decided by, one function a decision; each changes the copies of arguments it is given."""
+
+from __future__ import annotations
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.recomputation import MLP
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.adapter_chain import whole_chain
+from hftune.checkpoints.manifest import read_manifest
+from hftune.logging import notice
+from hftune.models.vocabulary.growth import recorded_growth
+
+LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
+"""Liger's keys that replace the model's forward pass, in which hftune's trainers ask for the loss of labels alone."""
+
+LIGER_MLPS = ("swiglu", "geglu")
+"""Those that replace the MLP's."""
+
+
+def complete_chain(adapter_args: AdapterArguments) -> None:
+    """Put the adapters that the named one was trained upon before it."""
+    whole = whole_chain(adapter_args.adapter_chain)
+    if whole != adapter_args.adapter_chain:
+        notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
+        adapter_args.peft_path = ",".join(whole)
+
+
+def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
+    """Take the tokenizer of an adapter that goes on and brought new tokens, where no other was named."""
+    grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
+    # The last one of the chain: each tokenizer has the tokens of those before it.
+    if grown and model_args.tokenizer_name_or_path is None:
+        notice(f"the tokenizer is that of {grown[-1]}, which has the tokens that were added")
+        model_args.tokenizer_name_or_path = grown[-1]
+
+
+def keep_own_layers(adapter_args: AdapterArguments, training_args: StageArguments) -> None:
+    """Switch off those of Liger's replacements that would undo hftune's: the Trainer applies Liger last of all."""
+    if not training_args.use_liger_kernel:
+        return
+    kept = kept_from_liger(adapter_args, training_args)
+    # What was given stays, and is refused by its rule where it contradicts.
+    settings = dict.fromkeys(kept, False) | dict(training_args.liger_kernel_config or {})
+    vars(training_args)["liger_kernel_config"] = settings
+    notice(f"--use_liger_kernel: norms and rotary embeddings; as hftune has them stay {', '.join(kept)}")
+
+
+def kept_from_liger(adapter_args: AdapterArguments, training_args: StageArguments) -> list[str]:
+    """Liger's keys for what hftune computes itself: losses, and MLPs that have LoRA, tiles or recomputation."""
+    parts = training_args.recomputation.parts if training_args.recomputation is not None else ()
+    # FP8 replaces the linear layers within, which Liger's MLP would not call.
+    own_mlp = adapter_args.use_peft or training_args.tiled_mlp or MLP in parts or bool(training_args.fp8)
+    return [*LIGER_LOSSES, *(LIGER_MLPS if own_mlp else ())]

@@ -1,0 +1,290 @@
+"""What a run is: everything that its arguments leave open is decided here, once, and holds from then on.
+
+Rules, loaders, trainers and the bookends of a script ask `Facts`. None of them decides again, and no rule changes
+anything: `tests/unit/preflight/test_facts.py` holds all rules to that.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from typing_extensions import TypeVar
+
+from hftune.arguments.adapter import AdapterArguments
+from hftune.arguments.data import DataArguments
+from hftune.arguments.model import ModelArguments
+from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.training import StageArguments
+from hftune.checkpoints.global_batch import keep_global_batch
+from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
+from hftune.checkpoints.warm_start import apply_warm_start
+from hftune.distributed import nodes, ranks
+from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.process_facts import collective_seconds
+from hftune.errors import UserError
+from hftune.logging import notice
+from hftune.models.attention.choice import attention_for
+from hftune.models.attention.isolation import causal_class
+from hftune.models.loading.build import Build
+from hftune.models.loading.config import model_config
+from hftune.models.loading.dtype import weight_dtype
+from hftune.models.loading.skeleton import skeleton
+from hftune.on_demand import on_demand
+from hftune.preflight.decisions import complete_chain, keep_own_layers, take_tokenizer_of_adapter
+from hftune.preflight.free_memory import free_memory
+from hftune.preflight.memory import Free, ModelSize, Setup, estimate, shortfall
+from hftune.preflight.model_folder import check_model_folder
+from hftune.preflight.processes import ProcessFacts, process_facts
+from hftune.preflight.sizes import model_size, run_setup
+
+Training = TypeVar("Training", bound=StageArguments, covariant=True, default=StageArguments)
+
+ROW_LAYOUTS = {
+    "pt": "hftune.models.attention.choice:decide_padding_free",
+    "sft": "hftune.models.attention.choice:decide_padding_free",
+    "rm": "hftune.models.attention.reward_padding:decide_reward_padding",
+    "dpo": "hftune.models.attention.pair_layout:decide_pair_layout",
+}
+"""What decides `padding_free` (and DPO's `shared_prompts`) in each stage; RL pads what TRL's trainers generate."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a run.
+
+    Args:
+        processes: All of them.
+        local_processes: Those of this machine.
+        on_cpu: Whether they train on processors.
+        everyone: What each says of itself, by rank; empty where there is one process, or a plan is made.
+        seconds: That a collective over all of them takes.
+    """
+
+    processes: int
+    local_processes: int
+    on_cpu: bool
+    everyone: tuple[ProcessFacts, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """How the records of a batch lie in memory.
+
+    Args:
+        padding_free: Whether they follow each other in one row instead of being padded; None: never asked (RL).
+        side_by_side: Whether several lie in a row, padding-free or packed, which the attention must keep apart.
+        shared_prompts: Whether the answers of a pair follow one copy of their prompt.
+    """
+
+    padding_free: bool | None
+    side_by_side: bool
+    shared_prompts: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the memory arithmetic is made of.
+
+    Args:
+        size: Numbers of parameters.
+        setup: How the run keeps them.
+        free: What is free now.
+    """
+
+    size: ModelSize
+    setup: Setup
+    free: Free
+
+
+@dataclass(frozen=True)
+class Facts(Generic[Training]):
+    """The account of one run.
+
+    Args:
+        stage: "pt", "sft", "rm", "dpo" or "rl".
+        arguments: As decided. They are copies: those that were given stay what they were.
+        build: How the model is built; None where its config cannot be read.
+        rows: How records lie in a batch.
+        world: The processes.
+        checkpoint: What `--resume_from_checkpoint` means.
+        problems: What was found wrong while deciding.
+    """
+
+    stage: str
+    arguments: RunArguments[Training]
+    build: Build | None
+    rows: RowLayout
+    world: World
+    checkpoint: FoundCheckpoint
+    problems: tuple[UserError, ...] = ()
+
+    @property
+    def model_args(self) -> ModelArguments:
+        """Of the model."""
+        return self.arguments.model
+
+    @property
+    def data_args(self) -> DataArguments:
+        """Of the data."""
+        return self.arguments.data
+
+    @property
+    def adapter_args(self) -> AdapterArguments:
+        """Of the adapter and what is frozen."""
+        return self.arguments.adapter
+
+    @property
+    def training_args(self) -> Training:
+        """Of the stage."""
+        return self.arguments.training
+
+    @property
+    def config(self) -> PreTrainedConfig | None:
+        """The model's config; None where it cannot be read, which is among the problems."""
+        return self.build.config if self.build else None
+
+    @property
+    def model_class(self) -> Any:
+        """The class of the causal LM; None without a config, or where its code comes with the model."""
+        return causal_class(self.build.config) if self.build else None
+
+    @property
+    def deepspeed(self) -> DsConfig | None:
+        """The DeepSpeed config as used; None: DeepSpeed is not at work."""
+        return self.training_args.ds_resolved
+
+    @cached_property
+    def skeleton(self) -> PreTrainedModel | None:
+        """The model on the meta device; None where there is no config, or no such model can be made of it.
+
+        Whoever puts an adapter around it works on a copy.
+        """
+        if self.build is None:
+            return None
+        try:
+            return skeleton(self.build.config, self.training_args, scores=self.training_args.scores)
+        except (OSError, ValueError, KeyError):
+            return None  # code that comes with a model, or no score head: loading has its own words for these
+
+    @cached_property
+    def memory(self) -> Memory | None:
+        """What the memory arithmetic takes; None, with a notice, where the parameters cannot be counted."""
+        if self.skeleton is None:
+            return None
+        try:
+            size = model_size(self.skeleton, self.adapter_args, self.training_args)
+        except (UserError, ValueError, TypeError, NotImplementedError) as problem:
+            # What is wrong with the adapter ends the run elsewhere; one that goes on must know that nobody reckoned.
+            notice(f"memory is not checked: {str(problem).splitlines()[0]}")
+            return None
+        setup = run_setup(self.model_args, self.adapter_args, self.training_args)
+        return Memory(size, setup, free_memory(on_cpu=setup.on_cpu, device=ranks.local_rank()))
+
+    @property
+    def missing_memory(self) -> str | None:
+        """Which memory is too small for weights, gradients and optimizer, and by what; None where they fit."""
+        memory = self.memory
+        return None if memory is None else shortfall(estimate(memory.size, memory.setup), memory.free, memory.setup)
+
+
+def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
+    """The facts of a run. Every process must call it: they tell each other who they are and what they found.
+
+    Args:
+        stage: "pt", "sft", "rm", "dpo" or "rl".
+        given: Left as they are. One thing is shared with the copies: the live DeepSpeed config, of which transformers
+            knows one a process.
+
+    Raises:
+        ArgumentError: `--warm_start` names no whole weights, on whichever machine: nothing else can be known then.
+    """
+    # Shallow copies: what is decided replaces values, and never changes a list or dict within.
+    arguments = RunArguments(
+        copy.copy(given.model), copy.copy(given.data), copy.copy(given.adapter), copy.copy(given.training)
+    )
+    model_args, data_args, adapter_args, training_args = arguments
+    # Before anything is decided: machines are compared by what they were given.
+    world = _world(arguments)
+    problems: list[UserError] = []
+    # First, since it says which model this is.
+    _attempt(problems, lambda: apply_warm_start(model_args, adapter_args, training_args))
+    nodes.raise_on_all_ranks(problems)
+
+    # Before any rule: the search for it is a collective, in which all processes must take part.
+    checkpoint = requested_checkpoint(training_args)
+    if checkpoint.folder is not None and not any(resume_problems(checkpoint)):
+        _attempt(problems, lambda: keep_global_batch(training_args, data_args))
+    # After the warm start, which may name the adapter; before the tokenizer, which may be one of the chain's.
+    _attempt(problems, lambda: complete_chain(adapter_args))
+    _attempt(problems, lambda: take_tokenizer_of_adapter(model_args, adapter_args))
+    keep_own_layers(adapter_args, training_args)
+    # A folder without a model has its own rule; its config would only be missed a second time.
+    build = None if any(check_model_folder(model_args)) else _build(stage, arguments, problems)
+    rows = RowLayout(
+        getattr(training_args, "padding_free", None),
+        training_args.flat_batches,
+        bool(getattr(training_args, "shared_prompts", False)),
+    )
+    facts = Facts(stage, arguments, build, rows, world, checkpoint, tuple(problems))
+    # Last: the planner asks for rows, attention and memory.
+    if training_args.recomputes_least:
+        _choose_recomputed_layers(facts)
+    return facts
+
+
+def _attempt(problems: list[UserError], decide: Callable[[], object]) -> None:
+    """Decide something; what stands against it joins the problems, which are said together later."""
+    try:
+        decide()
+    except UserError as problem:
+        problems.append(problem)
+
+
+def _world(arguments: RunArguments[StageArguments]) -> World:
+    training_args = arguments.training
+    processes, local = ranks.world_size(), ranks.local_world_size()
+    # A plan is made by one process for others that are not there to be asked.
+    if ranks.planned_world() is not None or processes == 1:
+        return World(processes, local, training_args.use_cpu)
+    seconds = collective_seconds(training_args.device)
+    everyone = ranks.gathered_objects(process_facts(arguments))
+    return World(processes, local, training_args.use_cpu, tuple(everyone), seconds)
+
+
+def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[UserError]) -> Build | None:
+    """Config, row layout and attention, in this order: each depends on the one before."""
+    model_args, _, adapter_args, training_args = arguments
+    try:
+        config = model_config(model_args, training_args)
+    except UserError as problem:
+        problems.append(problem)
+        return None
+    found: list[str | None] = []
+    # Rows first: only where several lie in a row must the attention keep them apart.
+    if stage in ROW_LAYOUTS:
+        _attempt(problems, lambda: on_demand(ROW_LAYOUTS[stage])(config, model_args, training_args))
+    _attempt(problems, lambda: found.append(attention_for(config, model_args, training_args)))
+    dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
+    return Build(config, found[0] if found else None, dtype)
+
+
+def _choose_recomputed_layers(facts: Facts) -> None:
+    """Settle `--activation_checkpointing auto`, which alone asks the planner: a run without it does without tracing."""
+    memory = facts.memory if facts.model_class is not None else None
+    # Where weights and optimizer alone do not fit, recomputing activations is no way out: a rule says what is.
+    fits = ranks.all_agree(memory is not None and facts.missing_memory is None)  # choosing is a collective
+    if memory is not None and fits:
+        # The one place where a run asks a tool, which lies above it: not by `on_demand`, which leads downwards alone.
+        tool = importlib.import_module("hftune.tools.planning.least_recomputation")
+        tool.choose_layers(
+            facts.skeleton, facts.model_args, facts.adapter_args, facts.training_args, memory.free, memory.size
+        )
+    if facts.training_args.recomputes_least:
+        notice("--activation_checkpointing auto: this model is not planned, so that all layers are recomputed")

@@ -1,0 +1,63 @@
+"""Arguments are made without meeting the other processes, of which they know the number; a run meets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hftune.arguments.entry import parse_arguments
+
+MAKE = """
+import sys
+import torch.distributed as dist
+from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
+from hftune.arguments.entry import parse_arguments
+
+common = ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True", "--report_to", "none"]
+for stage in ("pt", "sft", "rm", "dpo", "rl"):
+    for config in ([], ["--deepspeed", "zero3"]):
+        args = parse_arguments(stage, [*common, *config]).training
+        assert not dist.is_initialized(), f"{stage} {config} has joined a process group"
+        assert args.world_size == int(sys.argv[1]) and "_setup_devices" not in vars(args)
+        # What from_pretrained looks for lives as long as the arguments.
+        assert is_deepspeed_zero3_enabled() == bool(config)
+        micro = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        assert not config or deepspeed_config()["train_batch_size"] == micro * args.world_size
+        del args
+        assert not is_deepspeed_zero3_enabled()
+"""
+JOIN = """
+args = parse_arguments("sft", [*common, "--deepspeed", "zero3"]).training
+args.join_process_group()
+assert dist.is_initialized() and dist.get_backend() == "gloo" and dist.get_world_size() == 1
+assert args.device.type == "cpu" and args.process_index == 0 and is_deepspeed_zero3_enabled()
+"""
+
+
+@pytest.mark.parametrize("code", [MAKE, MAKE + JOIN], ids=["made", "joined"])
+def test_making_arguments_joins_nothing(code: str, tmp_path: Path) -> None:
+    """In a process of a launcher's, whose neighbours never come: joining would wait for them."""
+    world = "1" if JOIN in code else "2"
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29871", "HFTUNE_CACHE": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, world],
+        env=os.environ | variables | places,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_who_asks_for_the_device_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[bool] = []
+    args = parse_arguments("sft", ["--model_name_or_path", "m", "--output_dir", "o", "--use_cpu", "True"]).training
+    monkeypatch.setattr("hftune.distributed.launch.join_process_group", lambda **_: joined.append(True))
+    assert args.device.type == "cpu" and args.device.type == "cpu"
+    assert joined == [True], "once"

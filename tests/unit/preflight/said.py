@@ -1,0 +1,24 @@
+"""What `check_run` says to run_sft.py's arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hftune.arguments.entry import parse_arguments
+from hftune.errors import UserError
+from hftune.preflight.check_run import check_run
+from hftune.preflight.facts import resolve
+
+GOOD = {"train_file_dir": ".", "output_dir": "out-that-is-not-there"}
+
+
+def problems(model: Path | str, *flags: str, **given: Any) -> str:
+    """What `check_run` says to run_sft.py's arguments; empty for nothing."""
+    values = {"model_name_or_path": str(model), **GOOD, **given}
+    argv = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    try:
+        check_run(resolve("sft", parse_arguments("sft", [*argv, *flags])))
+    except UserError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,232 @@
+"""What a run is, is decided once: the same for rules, loaders and trainers, and nobody changes it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from transformers import MambaConfig
+
+from hftune import logging
+from hftune.arguments.entry import parse_arguments
+from hftune.checkpoints.manifest import write_manifest
+from hftune.data.splits import Splits
+from hftune.errors import UserError
+from hftune.models.adapters.preparation import add_adapter
+from hftune.models.attention.names import SEGMENTS
+from hftune.models.loading.causal_lm import load_causal_lm
+from hftune.models.loading.reward_model import load_reward_model
+from hftune.models.loading.tokenizer import load_tokenizer
+from hftune.preflight import facts as facts_module
+from hftune.preflight.check_run import RULES_OF_ALL, RULES_OF_STAGE, check_run, rules_of
+from hftune.preflight.facts import RowLayout, resolve
+from hftune.preflight.rules.sharing import WAYS
+from hftune.trainers.dpo import DPOTrainer
+from hftune.trainers.reward_trainers import reward_trainer
+from hftune.trainers.sft import SFTTrainer
+from tests.unit.preflight.account import account, watched
+
+ROOT = Path(__file__).parents[3]
+STAGES = ("pt", "sft", "rm", "dpo", "rl")
+QUIET = ("--report_to", "none", "--disable_tqdm", "True", "--use_cpu", "True", "--bf16", "False")
+METHODS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--use_peft", "--lora_r", "4"),
+    ("--qlora", "--deepspeed", "zero2"),
+    ("--deepspeed", "zero3", "--activation_checkpointing", "auto"),
+    ("--use_liger_kernel", "True", "--liger_kernel_config", '{"swiglu": true}'),
+    ("--freeze_parameters_ratio", "0.5", "--hidden_dropout_prob", "0.1"),
+    ("--peft_path", "nowhere", "--add_tokens", "<new>"),
+    ("--resume_from_checkpoint", "auto", "--activation_checkpointing", "mlp"),
+)
+TOKENS = {"input_ids": [3, 4, 5], "labels": [3, 4, 5], "length": 3, "seq_lengths": [3]}
+PAIR = {"prompt_ids": [3, 4], "chosen_ids": [5, 6], "rejected_ids": [7], "length": 5, "margin": 1.0}
+SCORED = {"chosen_ids": [3, 5, 6], "rejected_ids": [3, 7], "length": 3, "margin": 1.0}
+
+
+def parsed(stage: str, model: Path | str, *flags: str) -> Any:
+    given = ["--model_name_or_path", str(model), "--output_dir", "not-there", "--train_file_dir", "."]
+    rewards = ["--reward_funcs", "length"] if stage == "rl" else []
+    return parse_arguments(stage, [*given, *QUIET, *rewards, *flags])
+
+
+@pytest.mark.parametrize("flags", METHODS, ids=lambda flags: " ".join(flags[:2]) or "plain")
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_rule_changes_anything(tiny_model: Path, stage: str, flags: tuple[str, ...]) -> None:
+    facts = resolve(stage, parsed(stage, tiny_model, *flags))
+    for rule in watched(rules_of(stage)):
+        list(rule(facts))
+
+
+def test_a_rule_that_changes_something_is_found(tiny_model: Path) -> None:
+    facts = resolve("sft", parsed("sft", tiny_model))
+
+    def turns_packing_on(facts: Any) -> Iterator[UserError]:
+        facts.training_args.packing = True
+        yield from ()
+
+    def trains_less(facts: Any) -> Iterator[UserError]:
+        facts.skeleton.requires_grad_(False)
+        yield from ()
+
+    for rule, what in ((turns_packing_on, "SFTArguments.packing"), (trains_less, "parameters")):
+        (held,) = watched([rule])
+        with pytest.raises(AssertionError, match=what):
+            held(facts)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_was_given_stays(tiny_model: Path, tmp_path: Path, stage: str) -> None:
+    """Each of these is decided: warm start, the chain of adapters, the tokenizer, Liger, layers, rows."""
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tiny_model)}))
+    (tmp_path / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    write_manifest(tmp_path, {"base": {"name": str(tiny_model), "adapters": ["below"]}})
+    flags = ("--warm_start", str(tmp_path), "--use_liger_kernel", "True", "--activation_checkpointing", "auto")
+    given = parsed(stage, tiny_model, *flags)
+    before = [dict(vars(group)) for group in given]
+    facts = resolve(stage, given)
+    assert [dict(vars(group)) for group in given] == before
+    assert facts.adapter_args.peft_path == f"below,{tmp_path}" and given.adapter.peft_path is None
+    assert facts.training_args.liger_kernel_config and not given.training.liger_kernel_config
+    if stage in ("sft", "rm", "dpo"):
+        assert facts.training_args.padding_free and given.training.padding_free is None
+
+
+@pytest.mark.parametrize(
+    ("stage", "flags", "rows", "attention"),
+    [
+        ("pt", (), RowLayout(False, side_by_side=True, shared_prompts=False), SEGMENTS),
+        ("sft", (), RowLayout(True, side_by_side=True, shared_prompts=False), SEGMENTS),
+        ("sft", ("--padding_free", "False"), RowLayout(False, side_by_side=False, shared_prompts=False), None),
+        ("sft", ("--attn_implementation", "sdpa"), RowLayout(False, side_by_side=False, shared_prompts=False), "sdpa"),
+        ("rm", (), RowLayout(True, side_by_side=True, shared_prompts=False), SEGMENTS),
+        ("rm", ("--torch_compile",), RowLayout(False, side_by_side=False, shared_prompts=False), None),
+        ("dpo", (), RowLayout(True, side_by_side=True, shared_prompts=True), SEGMENTS),
+        ("dpo", ("--shared_prompts", "False"), RowLayout(True, side_by_side=True, shared_prompts=False), SEGMENTS),
+        ("rl", (), RowLayout(None, side_by_side=False, shared_prompts=False), None),
+    ],
+)
+def test_rows_and_attention(
+    tiny_model: Path, stage: str, flags: tuple[str, ...], rows: RowLayout, attention: str | None
+) -> None:
+    facts = resolve(stage, parsed(stage, tiny_model, *flags))
+    assert facts.rows == rows and facts.build is not None and facts.build.attention == attention
+    assert facts.training_args.flat_batches == rows.side_by_side
+
+
+class Seen:
+    """Values of an argument as hftune's own code reads them; TRL's constructors are told that nothing is packed."""
+
+    def __init__(self, args: Any, name: str) -> None:
+        self.values: list[Any] = []
+        seen, cls = self.values, type(args)
+
+        class Watched(cls):  # type: ignore[misc,valid-type]
+            def __getattribute__(self, asked: str) -> Any:
+                found = super().__getattribute__(asked)
+                reader = str(sys._getframe(1).f_globals["__name__"])
+                if asked == name and reader.startswith("hftune"):
+                    seen.append(found)
+                return found
+
+        args.__class__ = Watched
+
+
+@pytest.mark.parametrize("flags", [(), ("--padding_free", "False"), ("--attn_implementation", "sdpa")])
+@pytest.mark.parametrize("stage", ["sft", "rm", "dpo"])
+def test_rules_loader_and_trainer_see_the_same_rows(
+    tiny_model: Path, tmp_path: Path, stage: str, flags: tuple[str, ...]
+) -> None:
+    flags = (*flags, "--output_dir", str(tmp_path / "out"), "--gradient_checkpointing", "False")
+    facts = resolve(stage, parsed(stage, tiny_model, *flags))
+    seen = Seen(facts.training_args, "padding_free")
+    check_run(facts)
+    model_args, _, adapter_args, args = facts.arguments
+    tokenizer = load_tokenizer(model_args, args)
+    load = load_reward_model if stage == "rm" else load_causal_lm
+    model = add_adapter(load(model_args, adapter_args, args, tokenizer, facts.build), adapter_args, args)
+    data = Dataset.from_list([{"sft": TOKENS, "rm": SCORED, "dpo": PAIR}[stage]] * 4)
+    make: Any = {"sft": SFTTrainer, "rm": reward_trainer, "dpo": DPOTrainer}[stage]
+    trainer = make(model, args, tokenizer, Splits(data, None, {"train": {}}))
+    trainer.data_collator([data[0], data[1]])
+    assert trainer.args.padding_free is facts.rows.padding_free
+    assert seen.values and set(seen.values) == {facts.rows.padding_free}
+    assert facts.build is not None
+    if facts.build.attention is not None:
+        assert model.config._attn_implementation == facts.build.attention
+
+
+def test_the_config_is_read_once(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    monkeypatch.setattr(facts_module, "model_config", lambda *args: read.append(args) or original(*args))
+    monkeypatch.setattr(facts_module, "skeleton", lambda *args, **more: read.append("model") or made(*args, **more))
+    check_run(resolve("sft", parsed("sft", tiny_model, "--use_peft", "--lora_r", "4")))
+    assert len(read) == 2 and read[1] == "model"
+
+
+original, made = facts_module.model_config, facts_module.skeleton
+
+
+def test_what_cannot_be_decided_is_said_with_all_else(tmp_path: Path) -> None:
+    MambaConfig(num_hidden_layers=1, hidden_size=8).save_pretrained(tmp_path)
+    facts = resolve("sft", parsed("sft", tmp_path, "--padding_free", "True", "--dummy_data", "5"))
+    assert "kept apart in mamba" in str(facts.problems[0]) and facts.config is not None
+    with pytest.raises(UserError) as error:
+        check_run(facts)
+    assert "2 kinds of training data at once" in str(error.value) and "kept apart in mamba" in str(error.value)
+    (tmp_path / "config.json").write_text("{")
+    facts = resolve("sft", parsed("sft", tmp_path))
+    assert facts.build is None and facts.skeleton is None and facts.memory is None and len(facts.problems) == 1
+
+
+def test_weights_that_cannot_begin_a_run_end_it_at_once(tiny_model: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder nowhere"):
+        resolve("sft", parsed("sft", tiny_model, "--warm_start", "nowhere"))
+
+
+def test_layers_are_chosen_before_the_rules(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "_notices", [])
+    flags = ("--activation_checkpointing", "auto")
+    facts = resolve("sft", parsed("sft", tiny_model, *flags))
+    assert not facts.training_args.recomputes_least and not facts.training_args.gradient_checkpointing
+    facts = resolve("sft", parsed("sft", "no-such-owner/no-such-model", "--offline", "True", *flags))
+    assert facts.training_args.recomputes_least
+    assert any("this model is not planned" in said for said in logging.notices())
+
+
+def imported(module: str, seen: set[str]) -> set[str]:
+    """Modules of hftune that one imports at once, however deep."""
+    file = ROOT / (module.replace(".", "/") + ".py")
+    if module in seen or not file.is_file():
+        return seen
+    seen.add(module)
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hftune"):
+            for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
+                imported(name, seen)
+    return seen
+
+
+def test_a_stage_does_without_the_rules_of_others() -> None:
+    others = {place.partition(":")[0] for place in (*RULES_OF_STAGE.values(), *(way.rules for way in WAYS))}
+    others |= {f"hftune.arguments.{name}" for name in ("rl", "reinforcement", "reward", "preference")}
+    needed: set[str] = set()
+    for place in RULES_OF_ALL:
+        imported(place.partition(":")[0], needed)
+    assert "hftune.preflight.facts" in needed and not needed & others
+    assert sorted(RULES_OF_STAGE) == ["dpo", "rl", "rm"]
+
+
+def test_an_account_is_of_all_that_could_change(tiny_model: Path) -> None:
+    plain, frozen = (
+        account(resolve("sft", parsed("sft", tiny_model, *flags))) for flags in ((), ("--freeze_parameters_ratio", "1"))
+    )
+    assert len(plain) > 200 and {"parameters", "modules", "config", "others"} <= plain.keys()
+    differing = {name for name, value in plain.items() if frozen[name] != value}
+    assert "AdapterArguments.freeze_parameters_ratio" in differing

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -22,7 +23,13 @@ from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.file_records import record_result
 from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.model_card import model_card
-from hftune.checkpoints.resume import find_checkpoint, rename_old_checkpoints, report_nothing_left, starts_fresh
+from hftune.checkpoints.resume import (
+    find_checkpoint,
+    remove_leftovers,
+    rename_old_checkpoints,
+    report_nothing_left,
+    starts_fresh,
+)
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
@@ -221,6 +228,11 @@ def _begin(
 ) -> None:
     """The first that a run writes into its output folder."""
     _open_log(args)
+    if ranks.is_main():
+        # Writing a checkpoint does so, too; but a run that resumes from its last step writes none. A folder of somebody
+        # else's with that name is in the way of a checkpoint alone.
+        with suppress(ArgumentError):
+            remove_leftovers(Path(str(args.output_dir)))
     if anew and ranks.is_main():
         rename_old_checkpoints(Path(str(args.output_dir)))
     if not manifests.is_complete(args.output_dir):

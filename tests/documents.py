@@ -46,6 +46,12 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
+def patches(text: str) -> list[str]:
+    """The diffs of a page that `git apply` takes; other diffs show commands that change."""
+    found = [block.text + "\n" for block in blocks(text) if block.language == "diff"]
+    return [text for text in found if text.startswith("diff --git ")]
+
+
 def prose(text: str) -> str:
     """The page without its fenced blocks, line by line."""
     kept, fence = [], ""

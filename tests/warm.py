@@ -23,15 +23,21 @@ ROOT = Path(__file__).parents[1]
 
 
 class WarmStarter:
-    """Asks a server of its own, which starts with the first script."""
+    """Asks a server of its own, which starts with the first script.
 
-    server: subprocess.Popen[str] | None = None
+    Args:
+        root: Where scripts, `hftune/` and `tests/` are: the repository, or a copy of it.
+    """
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self.server: subprocess.Popen[str] | None = None
 
     def run(
         self, script: str, flags: tuple[str, ...], processes: int, environment: dict[str, str], limit: float
     ) -> tuple[int, str]:
         """Run it in so many processes; the exit code, and what all of them said."""
-        server = self.server = self.server or start_server(environment)
+        server = self.server = self.server or start_server(environment, self.root)
         assert server.stdin and server.stdout
         with tempfile.NamedTemporaryFile("r", suffix=".log", errors="replace") as log:
             asked = {
@@ -56,11 +62,11 @@ class WarmStarter:
             self.server.wait()
 
 
-def start_server(environment: dict[str, str]) -> subprocess.Popen[str]:
+def start_server(environment: dict[str, str], root: Path = ROOT) -> subprocess.Popen[str]:
     """One thread a process: a fork must not inherit a pool whose threads stayed behind."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.warm"],
-        cwd=ROOT,
+        cwd=root,
         env=environment | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import itertools
@@ -39,6 +40,7 @@ UPSTREAM = {
     "backward": "accelerate: the backward pass",
     "optimizer.step": "torch: the optimizer's step",
     "SFTTrainer": "`hftune/trainers/sft.py`",
+    "make_features": "`hftune/trainers/features/order.py`: the list below",
     "finish_run": "`hftune/stage.py`",
 }
 
@@ -98,6 +100,7 @@ def rooms() -> str:
     return "\n".join([*lines, "```"])
 
 
+@functools.cache
 def room_imports() -> dict[str, set[str]]:
     """For each room, the rooms whose modules its files import: anywhere in them, or on demand."""
     found: dict[str, set[str]] = {"scripts": set()}
@@ -157,41 +160,43 @@ def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
 def script() -> str:
     """The calls of run_sft.py in their order: where each is defined, and what it says of itself."""
     lines = ["| call | file | what |", "| ---- | ---- | ---- |"]
-    for name, module, what in script_calls():
-        lines.append(f"| `{name}` | `{path_of(module)}` | {summary(what)} |")
+    for name, module in script_calls():
+        lines.append(f"| `{name}` | `{path_of(module)}` | {summary(docstring_of(module, name))} |")
     return "\n".join(lines)
 
 
-def script_calls() -> Iterator[tuple[str, str, Any]]:
-    """The calls of hftune's functions in `main` of run_sft.py: name, module, and what is called."""
+def script_calls() -> Iterator[tuple[str, str]]:
+    """What `main` of run_sft.py uses of hftune, in the order of its lines: names, and the modules that have them."""
     tree = ast.parse((ROOT / "run_sft.py").read_text(encoding="utf-8"))
     body = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
-    origin = {
-        name.asname or name.name: node.module
-        for node in ast.walk(body)
-        if isinstance(node, ast.ImportFrom) and node.module
-        for name in node.names
-    }
-    # `load = open_stream if ... else load_splits`: the name that is called stands for one of several.
+    origin = dict(imported(body))
     names = [node for node in ast.walk(body) if isinstance(node, ast.Name | ast.Attribute)]
     seen: set[str] = set()
+    # `ChatEncoder.from_arguments` begins where `ChatEncoder` does, and is the one that is called.
     for node in sorted(names, key=lambda node: (node.lineno, node.col_offset, isinstance(node, ast.Name))):
         name = ast.unparse(node)
-        first, *attributes = name.split(".")
+        first = name.split(".")[0]
         if first in origin and first not in seen:
             seen.add(first)
-            what = getattr(importlib.import_module(origin[first]), first)
-            for attribute in attributes:
-                what = getattr(what, attribute)
-            yield name, origin[first], what
+            yield name, origin[first]
+
+
+def docstring_of(module: str, name: str) -> str | None:
+    """The docstring of a function, class or method, without importing it."""
+    found: Any = ast.parse((ROOT / path_of(module)).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        # The last of several: those before it are overloads.
+        found = [node for node in found.body if isinstance(node, kinds) and node.name == part][-1]
+    return ast.get_docstring(found)
 
 
 def drawing(trace: Trace) -> str:
     """A flowchart of everything that is called before the first step of the optimizer, each with its hooks."""
     calls: dict[str, dict[str, Any]] = trace["calls"]
     before = list(calls)[: list(calls).index("optimizer.step") + 1]
-    on_script = [name for name, _, _ in script_calls()]
-    lines = ["```mermaid", "flowchart LR", "    subgraph run_sft.py", "    direction TB"]
+    on_script = [name for name, _ in script_calls()]
+    lines = ["```mermaid", "flowchart LR", "    subgraph script[run_sft.py]", "    direction TB"]
     lines += [f"    {node(one)} --> {node(two)}" for one, two in itertools.pairwise(on_script)]
     lines += ["    end"]
     for number, name in enumerate([name for name in before if name not in on_script], start=1):
@@ -219,24 +224,67 @@ def methods(trace: Trace) -> str:
 
 def hooks_of(name: str) -> list[str]:
     """The hooks of features that a method of StageTrainer calls, in the order of its lines."""
-    from hftune.trainers.stage_trainer import StageTrainer
-
-    method = vars(StageTrainer).get(name)
-    return list(dict.fromkeys(re.findall(r"Feature\.(\w+)", inspect.getsource(method)))) if method else []
+    for file in ("stage_trainer.py", "feature_host.py"):
+        tree = ast.parse((ROOT / "hftune" / "trainers" / file).read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                return list(dict.fromkeys(re.findall(r"\bFeature\.(\w+)", ast.unparse(node))))
+    return []
 
 
 def features(trace: Trace) -> str:
-    """SFT's features in their order, the file of each, its hooks, and what it says of itself."""
+    """SFT's features in their order: when a run has each, its hooks, and what it says of itself."""
     from hftune.trainers.features.feature import Feature
 
     hooks = [name for name, value in vars(Feature).items() if inspect.isfunction(value)]
-    lines = ["| feature | hooks | what |", "| ---- | ---- | ---- |"]
-    for module, name in trace["features"]:
+    lines = ["| feature | when | hooks | what |", "| ---- | ---- | ---- | ---- |"]
+    for place, when in all_features([f"{module}:{name}" for module, name in trace["features"]]):
+        module, name = place.split(":")
         kind = getattr(importlib.import_module(module), name)
         own = ", ".join(f"`{hook}`" for hook in hooks if getattr(kind, hook) is not getattr(Feature, hook))
-        file = path_of(module)
-        lines.append(f"| [`{name}`](../{file}) | {own} | {summary(kind)} |")
+        lines.append(f"| [`{name}`](../{path_of(module)}) | {when} | {own} | {summary(inspect.getdoc(kind))} |")
     return "\n".join(lines)
+
+
+def all_features(in_run: list[str]) -> Iterator[tuple[str, str]]:
+    """The places of the features that a run had and of those that other runs have; and when they do.
+
+    The order is that of the run, and of the list in `common_features`, whose features stand together in every run.
+    """
+    common = dict(common_features())
+    at = [number for number, place in enumerate(in_run) if place in common]
+    assert set(in_run[at[0] : at[-1] + 1]) <= set(common), "a stage's own feature among the common ones"
+    always = {place for place, when in common.items() if when == "always"}
+    assert always <= set(in_run), f"not in the run: {always - set(in_run)}"
+    yield from ((place, "always") for place in in_run[: at[0]])
+    yield from common.items()
+    yield from ((place, "always") for place in in_run[at[-1] + 1 :])
+
+
+def common_features() -> Iterator[tuple[str, str]]:
+    """The list in `common_features` as it is written: the places of its features, and when a run has each."""
+    tree = ast.parse((ROOT / "hftune/trainers/features/order.py").read_text(encoding="utf-8"))
+    origin = dict(imported(tree))
+    (made,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "common_features")
+    terms = {ast.unparse(node.targets[0]): node.value for node in made.body if isinstance(node, ast.Assign)}
+    (listed,) = (node.value for node in made.body if isinstance(node, ast.Return) and isinstance(node.value, ast.List))
+    for entry in listed.elts:
+        called = entry.value if isinstance(entry, ast.Starred) else entry
+        assert isinstance(called, ast.Call), ast.unparse(entry)
+        if isinstance(entry, ast.Starred):  # *_where(condition, place)
+            condition, place = called.args
+            when = ast.unparse(terms.get(ast.unparse(condition), condition))
+            yield str(ast.literal_eval(place)), f"`{when}`".replace("|", "\\|")
+        else:
+            name = ast.unparse(called.func)
+            yield f"{origin[name]}:{name}", "always"
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """The names that a tree takes from modules, and the modules."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((name.asname or name.name, node.module) for name in node.names)
 
 
 def path_of(module: str) -> str:
@@ -244,9 +292,9 @@ def path_of(module: str) -> str:
     return module.replace(".", "/") + ".py"
 
 
-def summary(what: object) -> str:
+def summary(docstring: str | None) -> str:
     """The first paragraph of a docstring, on one line of a table."""
-    text = " ".join((inspect.getdoc(what) or "").split("\n\n")[0].split())
+    text = " ".join((docstring or "").split("\n\n")[0].split())
     return text.replace("|", "\\|")
 
 

@@ -78,11 +78,13 @@ def wrap_all(tracer: Tracer) -> list[Any]:
 
     import hftune.stage
     import hftune.trainers.sft
+    from hftune.trainers.feature_host import FeatureHost
     from hftune.trainers.stage_trainer import StageTrainer
 
-    for name, value in list(vars(StageTrainer).items()):
-        if inspect.isfunction(value) and name not in ("__init__", "make_features"):
-            tracer.wrap(StageTrainer, name)
+    for owner in (FeatureHost, StageTrainer):
+        for name, value in list(vars(owner).items()):
+            if inspect.isfunction(value) and name != "__init__":
+                tracer.wrap(owner, name)
     tracer.wrap(accelerate.Accelerator, "backward")
     register_optimizer_step_pre_hook(lambda *_: tracer.note("optimizer.step"))
     tracer.wrap(hftune.stage, "finish_run")

@@ -142,7 +142,8 @@ def unknown_flags(words: list[str]) -> list[str]:
 
 
 def shell_blocks(page: Path) -> list[Block]:
-    return [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in (*SHELL[:2], "diff")]
+    found = [block for block in blocks(page.read_text(encoding="utf-8")) if block.language in (*SHELL[:2], "diff")]
+    return [block for block in found if not block.text.startswith("diff --git ")]  # of programs, not of commands
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

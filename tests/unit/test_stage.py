@@ -11,6 +11,7 @@ import pytest
 from hftune import stage
 from hftune.checkpoints.manifest import INTERRUPTED, is_complete, read_manifest, write_manifest
 from hftune.errors import Preempted
+from hftune.publishing.folder import make_work
 from hftune.trainers.preemption import EvaluationStopped
 from hftune.trainers.result import remove_new_folder_on_failure
 
@@ -121,6 +122,23 @@ def test_a_folder_that_is_new_and_empty_goes_with_a_run_that_did_not_begin(
     (new / "result").unlink()
     ends[0](KeyboardInterrupt())
     assert not new.exists()
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_what_a_killed_run_left_goes_when_training_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    monkeypatch.setattr(stage, "_open_log", lambda args: None)
+    monkeypatch.setattr(stage, "_write_samples", lambda *given: None)
+    (tmp_path / "checkpoint-6").mkdir()
+    make_work(tmp_path / ".partial")
+    stage._begin(Trainer(tmp_path).args, Trainer(tmp_path), None, {"status": "running"}, anew=anew)
+    assert not (tmp_path / ".partial").exists() and (tmp_path / "hftune.json").exists()
+    # Somebody else's folder stays, and is no reason to stop before a checkpoint is written.
+    (tmp_path / ".partial").mkdir()
+    (tmp_path / ".partial" / "thesis").write_text("mine")
+    stage._begin(Trainer(tmp_path).args, Trainer(tmp_path), None, {"status": "running"}, anew=anew)
+    assert (tmp_path / ".partial" / "thesis").read_text() == "mine"
 
 
 def test_neither_training_nor_evaluation_is_an_error() -> None:

@@ -1,8 +1,9 @@
-"""Bases that the tests of merging and of export share."""
+"""Bases that the tests of merging and of export share; and no test leaves another a launcher's variables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ import pytest
 import torch
 
 from tests.architectures import make_model
+
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def without_launcher() -> Iterator[None]:
+    """Take away the variables by which arguments with `--deepspeed` make this process a world of one."""
+    yield
+    for name in LAUNCHED:
+        os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session")

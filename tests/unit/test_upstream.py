@@ -39,7 +39,7 @@ NOT_ON_EVERY_MACHINE = {"_dump_nccl_trace_json", "_linear_pointwise"}
 """Used where torch has them: builds for CUDA, builds with oneDNN."""
 HOOKS = {
     ("hftune/arguments/parser.py", "type"): "how argparse reads a value",
-    ("hftune/errors.py", "said"): "of a listener of our own",
+    ("hftune/errors.py", "announce"): "of a listener of our own",
     ("hftune/interrupts.py", "deferring"): "of a listener of our own",
     ("hftune/trainers/features/loader_workers.py", "worker_init_fn"): "torch's, for workers of a loader",
     ("hftune/visible.py", "excepthook"): "Python's, for tracebacks",

@@ -7,6 +7,12 @@ import pytest
 from hftune.distributed import ranks
 
 
+@pytest.fixture(autouse=True)
+def no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test before may have left a process group of one alive."""
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: False)
+
+
 def test_processes_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "16")

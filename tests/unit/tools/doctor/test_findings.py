@@ -194,8 +194,6 @@ def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_command_ends_with_2_where_something_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):  # tests with process groups leave them set
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(SystemExit) as caught:
         main(["--quick", "--json"])

@@ -12,6 +12,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from hftune.arguments.training import StageArguments
 from hftune.on_demand import on_demand
+from hftune.publishing.disk import disk_errors
 from hftune.trainers.feature_host import FeatureHost
 from hftune.trainers.features.checkpoints import Checkpoints
 from hftune.trainers.features.feature import Epoch, Feature, Features
@@ -33,7 +34,8 @@ class StageTrainer(FeatureHost):
         _ = args.device
         self.features = Features(self.make_features(model, args))
         self.record_order, self.checkpoints = self.features.one(RecordOrder), self.features.one(Checkpoints)
-        with self.features.around(Feature.building, model, args):
+        # The Trainer makes the output folder in its constructor.
+        with disk_errors(str(args.output_dir)), self.features.around(Feature.building, model, args):
             self.build_upstream(model=model, args=args, **kwargs)
         # From the last to the first: what stands nearest to the model changes it first, and the others see it changed.
         self.features.call_reversed(Feature.on_built, self)

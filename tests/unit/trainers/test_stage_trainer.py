@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +19,12 @@ import trl
 
 import hftune.trainers
 from hftune.compat.symbols import listed
+from hftune.errors import ArgumentError
 from hftune.trainers import features as package
 from hftune.trainers.dpo import DPOTrainer
+from hftune.trainers.features.checkpoints import Checkpoints
 from hftune.trainers.features.feature import Feature, Features
+from hftune.trainers.features.record_order import RecordOrder
 from hftune.trainers.process_reward import ProcessRewardTrainer
 from hftune.trainers.pt import PTTrainer
 from hftune.trainers.reward import RewardTrainer
@@ -44,6 +49,22 @@ STAGES = {
 def test_each_stage_extends_the_trainer_of_its_name(stage: type, upstream: type) -> None:
     assert issubclass(stage, StageTrainer) and issubclass(stage, upstream)
     assert all(len(one.__bases__) <= 2 for one in stage.__mro__ if one.__module__.startswith("hftune"))
+
+
+class Full(StageTrainer):
+    """The upstream trainer finds no room for its output folder."""
+
+    def make_features(self, model: Any, args: Any) -> list[Feature]:
+        return [RecordOrder(), Checkpoints()]
+
+    def build_upstream(self, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", kwargs["args"].output_dir)
+
+
+def test_a_disk_that_is_full_as_the_trainer_is_made_is_one_message(tmp_path: Path) -> None:
+    args = SimpleNamespace(device="cpu", output_dir=str(tmp_path / "out"))
+    with pytest.raises(ArgumentError, match="cannot be written: No space left on device"):
+        Full(model=None, args=args)
 
 
 @cache

@@ -25,7 +25,7 @@ from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
 from hftune.checkpoints.warm_start import apply_warm_start
 from hftune.distributed import nodes, ranks
-from hftune.distributed.ds_keys import DsConfig
+from hftune.distributed.ds_config import DsConfig
 from hftune.distributed.process_facts import collective_seconds
 from hftune.errors import UserError
 from hftune.logging import notice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from peft import PeftModel
 from transformers import TrainerCallback, set_seed
 
 from hftune import terminal
-from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.defaults.recipe import recipe
 from hftune.arguments.run_arguments import RunArguments
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints import manifest as manifests
 from hftune.checkpoints.file_records import record_result
-from hftune.checkpoints.inputs import record_inputs
 from hftune.checkpoints.model_card import model_card
 from hftune.checkpoints.resume import (
     find_checkpoint,
@@ -33,22 +29,19 @@ from hftune.checkpoints.resume import (
 from hftune.constants import LOG_NAME, SAMPLES_NAME
 from hftune.data.preview import preview, text_samples
 from hftune.data.splits import Splits
-from hftune.distributed import phases, ranks, watchdog, zero
+from hftune.distributed import phases, ranks, watchdog
 from hftune.errors import ArgumentError, Preempted, UserError
 from hftune.logging import get_logger, notices
 from hftune.models.adapters.initialisation import check_same_initialisation
-from hftune.models.heads import head_of
-from hftune.models.vocabulary.size import describe_vocabulary
 from hftune.preflight.check_run import check_run
 from hftune.preflight.facts import Facts, Training, resolve
 from hftune.publishing.disk import disk_errors, lexists, write_file
 from hftune.publishing.files import is_marked, write_page
-from hftune.secrets import command_without_secrets, without_secrets
 from hftune.trainers.preemption import EvaluationStopped, PreemptionCallback
 from hftune.trainers.progress import ProgressFile, use_progress_line
 from hftune.trainers.result import lock_output, remove_new_folder_on_failure, save_result, unlock_output
+from hftune.trainers.run_manifest import describe_result, describe_run
 from hftune.trainers.stage_trainer import StageTrainer
-from hftune.weight_files import fingerprint
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         rows = trainer.get_total_train_batch_size(args)
         preview(data, trainer.processing_class, run.facts.data_args.preview, rows_per_step=rows)
     # Before training, which partitions, wraps or folds what is described.
-    manifest = describe_run(run, trainer, data)
+    manifest = describe_run(run.facts, trainer, data)
     use_progress_line(trainer)
     if args.do_train:
         lock_output(Path(str(args.output_dir)), create=True)
@@ -136,7 +129,7 @@ def _finish_run(run: Run, trainer: StageTrainer, data: Splits, stop: PreemptionC
         _open_log(args)
         trainer.save_state()
     # Of every rank: counting trained tokens is a collective.
-    manifest |= _figures(run, trainer, data)
+    manifest |= describe_result(run.began, trainer, data)
     manifest["status"] = manifests.COMPLETE
     if args.do_train and ranks.is_main():
         _write_card(args, manifest)
@@ -289,89 +282,6 @@ def check_trained(steps: int) -> None:
             place="training data",
             fix="give more records, smaller batches or fewer --gradient_accumulation_steps; nothing was saved",
         )
-
-
-def describe_run(run: Run, trainer: StageTrainer, data: Splits) -> manifests.Manifest:
-    """Everything known before training: where the weights and records come from and how they are used."""
-    args, model = run.facts.training_args, trainer.model
-    tokenizer = trainer.processing_class
-    base = str(run.facts.model_args.model_name_or_path)
-    adapter = isinstance(model, PeftModel)
-    plain = model.get_base_model() if adapter else model
-    folded = run.facts.adapter_args.folded_adapters
-    parents = [folder for folder in (base, *run.facts.adapter_args.adapter_chain) if manifests.read_manifest(folder)]
-    parents += [folder for folder in folded if folder not in parents]
-    return {
-        "hftune": manifests.library_versions().get("hftune"),
-        "stage": run.facts.stage,
-        "status": manifests.RUNNING,
-        "command": [Path(sys.argv[0]).name, *command_without_secrets(sys.argv[1:])],
-        "arguments": _arguments(run),
-        "versions": manifests.library_versions(),
-        "base": {"name": base, "fingerprint": fingerprint(base)} | ({"adapters": folded} if folded else {}),
-        "parents": [{"folder": folder, "fingerprint": fingerprint(folder)} for folder in parents],
-        "kind": "adapter" if adapter else "full",
-        "head": head_of(plain),
-        "tokenizer": {
-            "fingerprint": manifests.text_fingerprint(tokenizer.backend_tokenizer.to_str()),
-            "template_fingerprint": manifests.text_fingerprint(tokenizer.chat_template or ""),
-            "tokens": len(tokenizer),
-        },
-        "vocabulary": describe_vocabulary(plain, manifests.read_manifest(base), adapter=adapter),
-        "parameters": {
-            "all": sum(zero.full_numel(parameter) for parameter in model.parameters()),
-            "trained": sum(zero.full_numel(parameter) for parameter in model.parameters() if parameter.requires_grad),
-        },
-        "quantisation": _quantisation(run.facts.adapter_args),
-        "rope": _rope(run, plain.config.get_text_config()),
-        "data": data.about,
-        # Read by one process: the others have the same files.
-        "inputs": record_inputs(sys.argv[1:]) if ranks.is_main() else {},
-        "deepspeed": args.ds_resolved,
-        "world_size": ranks.world_size(),
-        "metrics": {},
-    }
-
-
-def _figures(run: Run, trainer: StageTrainer, data: Splits) -> dict[str, Any]:
-    """What is known after training: steps, trained tokens and wall time."""
-    # RL makes its own tokens, and an endless loader knows how far it came; other records are gone through by epochs.
-    trained = trainer.count_trained_tokens()
-    if trained is None:
-        trained = round(data.about["train"]["trained_tokens"] * (trainer.state.epoch or 0.0))
-    more = trainer.figures()
-    return more | {
-        "steps": trainer.state.global_step,
-        "trained_tokens": trained,
-        "wall_seconds": round(time.time() - run.began, 2),
-        "train_seconds": round(trainer.train_seconds, 2),
-        "notices": notices(),
-    }
-
-
-def _quantisation(adapter_args: AdapterArguments) -> dict[str, Any] | None:
-    if not adapter_args.quantised:
-        return None
-    bits = 4 if adapter_args.load_in_4bit else 8
-    return {
-        "bits": bits,
-        "type": adapter_args.bnb_4bit_quant_type if bits == 4 else "int8",
-        "nested": bits == 4 and adapter_args.use_bnb_nested_quant,
-    }
-
-
-def _rope(run: Run, config: Any) -> dict[str, Any] | None:
-    """What --rope_scaling made of the base's positions: an adapter works on, and is merged into, a base with these."""
-    if run.facts.model_args.rope_scaling is None:
-        return None
-    return {name: getattr(config, name) for name in ("rope_parameters", "max_position_embeddings")}
-
-
-def _arguments(run: Run) -> dict[str, Any]:
-    groups = {"model": run.facts.model_args, "data": run.facts.data_args, "adapter": run.facts.adapter_args}
-    resolved = {name: without_secrets(vars(group)) for name, group in groups.items()}
-    training = {name: value for name, value in run.facts.training_args.to_dict().items() if name != "ds_resolved"}
-    return {**resolved, "training": without_secrets(training)}
 
 
 def _write(args: StageArguments, manifest: manifests.Manifest) -> None:

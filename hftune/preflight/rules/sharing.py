@@ -62,8 +62,8 @@ TENSOR = Way(
 EXPERT = Way(
     "expert_parallel_size",
     "expert parallelism",
-    "experts that hftune deals out",
-    "experts are dealt out",
+    "experts that hftune shards",
+    "experts are sharded",
     f"{_OF_MODELS}experts in several processes",
     "hftune.preflight.rules.expert_parallel:check_expert_parallel",
 )
@@ -93,7 +93,7 @@ def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
     block = (training_args.ds_resolved or {}).get("expert_parallel")
     if block and (not isinstance(block, dict) or block.get("enabled")):
         yield ArgumentError(
-            "the DeepSpeed config deals out experts, which hftune does itself",
+            "the DeepSpeed config shards experts, which hftune does itself",
             place="--deepspeed: expert_parallel",
             fix=f"remove the block and use {EXPERT.flag}",
         )
@@ -174,7 +174,7 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
 
 
 def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """Rows are dealt out to groups of processes, whose members see the same."""
+    """Rows are distributed to groups of processes, whose members see the same."""
     config = training_args.accelerator_config
     asked = {
         "--train_sampling_strategy batch_rebalance": training_args.train_sampling_strategy == "batch_rebalance",

@@ -58,8 +58,9 @@ def run_to_its_end(steps: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(stage, "save_result", lambda trainer, manifest: saved.append("out"))
     monkeypatch.setattr(stage, "find_checkpoint", lambda args: None)
     args: Any = SimpleNamespace(profile=False, output_dir="out")
-    stop: Any = SimpleNamespace(stopped=False, told=lambda: False)
-    stage._train(SimpleNamespace(training_args=args), trainer, None, {"data": {"train": {}}}, stop)  # type: ignore[arg-type]
+    stop: Any = SimpleNamespace(stopped=False, agreed_signal=lambda: False)
+    run: Any = SimpleNamespace(facts=SimpleNamespace(training_args=args))
+    stage._train(run, trainer, None, {"data": {"train": {}}}, stop)
     return saved
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from hftune.arguments.stage_table import base_stage
 from hftune.distributed import nodes
 from hftune.errors import UserError
 from hftune.on_demand import on_demand
@@ -44,8 +45,8 @@ def rules_of(stage: str) -> Iterator[Rule]:
     """The rules that hold for a stage."""
     for place in RULES_OF_ALL:
         yield on_demand(place)
-    if stage in RULES_OF_STAGE:
-        yield on_demand(RULES_OF_STAGE[stage])
+    if own := RULES_OF_STAGE.get(base_stage(stage)):
+        yield on_demand(own)
 
 
 def check_run(facts: Facts) -> None:

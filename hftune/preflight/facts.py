@@ -20,6 +20,7 @@ from hftune.arguments.adapter import AdapterArguments
 from hftune.arguments.data import DataArguments
 from hftune.arguments.model import ModelArguments
 from hftune.arguments.run_arguments import RunArguments
+from hftune.arguments.stage_table import base_stage
 from hftune.arguments.training import StageArguments
 from hftune.checkpoints.global_batch import keep_global_batch
 from hftune.checkpoints.resume import FoundCheckpoint, requested_checkpoint, resume_problems
@@ -268,8 +269,8 @@ def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[U
         return None
     found: list[str | None] = []
     # Rows first: only where several lie in a row must the attention keep them apart.
-    if stage in ROW_LAYOUTS:
-        _attempt(problems, lambda: on_demand(ROW_LAYOUTS[stage])(config, model_args, training_args))
+    if decide_rows := ROW_LAYOUTS.get(base_stage(stage)):
+        _attempt(problems, lambda: on_demand(decide_rows)(config, model_args, training_args))
     _attempt(problems, lambda: found.append(attention_for(config, model_args, training_args)))
     dtype = weight_dtype(model_args, training_args, trains_all=not adapter_args.use_peft)
     return Build(config, found[0] if found else None, dtype)

@@ -223,7 +223,7 @@ def _check_goes_on(
     more = [name for name in adapter_args.lora_modules_to_save or [] if name not in saved]
     if more or adapter_args.unfreezes:
         yield ArgumentError(
-            f"the adapter that goes on trains {', '.join(sorted(saved)) or 'no modules'} in full, and no others",
+            f"the adapter that is continued trains {', '.join(sorted(saved)) or 'no modules'} in full, and no others",
             place="--peft_path, " + ("--lora_modules_to_save" if more else "--trainable_parameters"),
             fix="leave it out, or add --create_new_adapter",
         )

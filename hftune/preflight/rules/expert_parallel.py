@@ -29,8 +29,8 @@ from hftune.preflight.rules.sharing import (
     zero_features,
 )
 
-_REASON = "AutoEP deals out experts that are trained in full, not quantised ones or those with adapters"
-_LOST = "does not reach, or does not know, experts that are dealt out"
+_REASON = "AutoEP shards experts that are trained in full, not quantised ones or those with adapters"
+_LOST = "does not reach, or does not know, sharded experts"
 
 
 def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
@@ -52,7 +52,7 @@ def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
     """DeepSpeed at ZeRO 1 to 3, without what shares weights in another way."""
     config = training_args.ds_resolved
     if config is None or training_args.zero_stage == 0:
-        why = "DeepSpeed deals out experts, and no config for it was given"
+        why = "DeepSpeed shards experts, and no config for it was given"
         if config is not None:
             why = "without ZeRO, DeepSpeed (0.19.8) measures and clips the gradients of each process's experts alone"
         yield ArgumentError(why, place=f"{FLAG}, --deepspeed", fix="use --deepspeed zero1, zero2 or zero3")
@@ -140,7 +140,7 @@ def check_trained_experts(
         )
     elif experts and not any(experts):
         yield ArgumentError(
-            "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 deal out only those that are trained",
+            "all experts are frozen, and DeepSpeed's ZeRO-1 and 2 shard only those that are trained",
             place=f"{FLAG}, --freeze_parameters*",
             fix="train some of them, or leave one of the flags out",
         )

@@ -50,7 +50,7 @@ def check_saving(training_args: StageArguments) -> Iterator[UserError]:
         yield ArgumentError(
             "under ZeRO-3 only the first machine has weights to save",
             place="--save_on_each_node",
-            fix="leave it out: machines that share no files get what they need to go on (docs/machines.md)",
+            fix="leave it out: machines that share no files get what they need to continue (docs/machines.md)",
         )
 
 

@@ -71,7 +71,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
             "torchao keeps gathered weights from the forward to the backward pass; use ZeRO-2: --deepspeed zero2",
         ),
         "--tensor_parallel_size": (training_args.tensor_parallel_size > 1, "AutoTP replaces the same layers"),
-        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with experts dealt out"),
+        "--expert_parallel_size": (training_args.expert_parallel_size > 1, "not found right with sharded experts"),
     }
     for flag, (is_asked, why) in others.items():
         if is_asked:

@@ -44,7 +44,7 @@ def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator
             f"{folder} was written with {', '.join(f'{name} {then[name]}' for name in other)}, and this run has "
             f"{', '.join(str(now[name]) for name in other)}: the optimizer's state lies in other pieces",
             place=f"--resume_from_checkpoint, {', '.join(other)}",
-            fix="go on as it was written; or begin with its weights alone, in another --output_dir: "
+            fix="resume as it was written; or begin with its weights alone, in another --output_dir: "
             f"--warm_start {folder}",
         )
 

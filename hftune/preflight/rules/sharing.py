@@ -62,8 +62,8 @@ TENSOR = Way(
 EXPERT = Way(
     "expert_parallel_size",
     "expert parallelism",
-    "experts that hftune deals out",
-    "experts are dealt out",
+    "experts that hftune shards",
+    "experts are sharded",
     f"{_OF_MODELS}experts in several processes",
     "hftune.preflight.rules.expert_parallel:check_expert_parallel",
 )
@@ -94,7 +94,7 @@ def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
     block = (training_args.ds_resolved or {}).get("expert_parallel")
     if block and (not isinstance(block, dict) or block.get("enabled")):
         yield ArgumentError(
-            "the DeepSpeed config deals out experts, which hftune does itself",
+            "the DeepSpeed config shards experts, which hftune does itself",
             place="--deepspeed: expert_parallel",
             fix=f"remove the block and use {EXPERT.flag}",
         )

@@ -43,7 +43,7 @@ def _new_rows_problems(model_args: ModelArguments, adapter_args: AdapterArgument
         return
     if adapter_args.peft_path:
         yield ArgumentError(
-            "an adapter that goes on trains what it has trained before",
+            "an adapter that is continued trains what it has trained before",
             place="--peft_path, --train_new_tokens_only",
             fix="leave one of them out",
         )

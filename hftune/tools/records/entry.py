@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hftune.arguments.scripts import take_script
+from hftune.arguments.stage_table import base_stage
 from hftune.visible import say
 
 
@@ -21,7 +22,7 @@ def preview(argv: list[str]) -> None:
     # With --columns the format is given, and records of the Hub have no file to show.
     if not data_args.columns and all(file.is_file() for file in files):
         stage, _ = take_script(argv, "preview")
-        say("\n".join(describe_formats(files, f"run_{stage}.py", samples)))
+        say("\n".join(describe_formats(files, f"run_{base_stage(stage)}.py", samples)))
     accumulated = training_args.train_batch_size * training_args.gradient_accumulation_steps
     show(data, encoder.tokenizer, samples, rows_per_step=accumulated)
 

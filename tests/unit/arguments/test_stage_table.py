@@ -27,7 +27,8 @@ def test_it_has_its_defaults_and_names(other: None) -> None:
     assert parser.done_by_hftune == plain.done_by_hftune and "shuffle_dataset" in parser.done_by_hftune
     for one in (parser, plain):
         one.set_run_defaults([])
-    assert parser.get_default("learning_rate") == plain.get_default("learning_rate") == 2e-5
+    # transformers' own is "linear".
+    assert parser.get_default("lr_scheduler_type") == plain.get_default("lr_scheduler_type") == "cosine"
     row = Row("seq", "", ALIAS, to={"sft": "max_length", "pt": "block_size"})
     assert [row.target(name) for name in ("other", "pt", "pairs")] == ["max_length", "block_size", None]
 

@@ -47,7 +47,7 @@ def problem_of(entry: UpstreamSymbol) -> str | None:
     # Before anything is imported: bitsandbytes, say, is not on every machine.
     if importlib.util.find_spec(entry.library) is None:
         return None
-    # Pre-releases, too: whoever tries one wants to know.
+    # Pre-releases as well, which a range excludes by default: who tries one needs the check most.
     if version is not None and not SpecifierSet(entry.versions).contains(version, prereleases=True):
         return None
     found = find(entry.symbol)
@@ -100,6 +100,7 @@ def _imported(name: str) -> Any:
 
 def _sets(owner: Any, name: str) -> bool:
     """Whether the sources of a module, or of a class and its bases, mention an attribute of that name."""
+    # Looked for in the sources: such an attribute exists on objects alone, and none is made here.
     mentioned = re.compile(rf"\.{re.escape(name)}\b")
     owners = inspect.getmro(owner) if inspect.isclass(owner) else (owner,)
     for one in owners:
@@ -127,6 +128,7 @@ def parameters_of(found: Any) -> tuple[str, ...]:
 
 
 def _in_order(wanted: tuple[str, ...], there: tuple[str, ...]) -> bool:
+    # An iterator: each name is looked for behind the one before it.
     rest = iter(there)
     return all(name in rest for name in wanted)
 

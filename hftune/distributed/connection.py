@@ -35,6 +35,7 @@ class Connection:
     def send(self, message: Message) -> None:
         """Send a message; that the peer is gone is noticed when reading."""
         line = json.dumps(message).encode() + b"\n"
+        # The lock keeps lines whole: the main thread says goodbye while the watchdog's thread reports.
         with suppress(OSError), self.sending:
             self.socket.sendall(line)
 
@@ -47,6 +48,7 @@ class Connection:
         if not read or len(self.unread) > _LONGEST:
             return None
         self.unread += read
+        # A packet may end in the middle of a line: the rest waits for the next one.
         *lines, rest = bytes(self.unread).split(b"\n")
         self.unread = bytearray(rest)
         try:

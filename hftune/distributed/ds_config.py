@@ -30,6 +30,7 @@ def read_ds_config(value: str | DsConfig) -> DsConfig:
         learn_config(config)  # its secrets, before a message can quote them
         return config
     path = Path(value)
+    # By name, so that `--deepspeed zero2` works from any folder.
     shipped = {file.stem: file for file in sorted(SHIPPED.glob("*.json"))}
     if not path.is_file():
         # A relative path is looked for next to the scripts as well, so that they run from any folder.
@@ -60,6 +61,7 @@ def offload_device(config: DsConfig | None, what: str) -> str | None:
     """Where `what` ("optimizer" or "param") is offloaded to: "cpu", "nvme", or None."""
     block = (config or {}).get("zero_optimization", {}).get(f"offload_{what}") or {}
     device = block.get("device", "none")
+    # DeepSpeed writes the text "none" where nothing is offloaded, as well as leaving the block out.
     return None if device == "none" else str(device)
 
 

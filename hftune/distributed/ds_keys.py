@@ -95,6 +95,7 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
         )
     # "auto" for both is usual: the Trainer fills in what --bf16 and --fp16 say.
     both = [key for key in ("fp16", "bf16") if isinstance(config.get(key), dict) and config[key].get("enabled") is True]
+    # DeepSpeed would stop with an assertion after the model has loaded.
     if len(both) == 2:
         yield ArgumentError("fp16 and bf16 at once", place="--deepspeed: fp16, bf16", fix="enable one of them")
     for what, least, better in (("offload_optimizer", 1, 2), ("offload_param", 3, 3)):
@@ -126,6 +127,7 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
         yield from _differing(
             f"{name}.enabled", enabled, name, bool(arguments[name]), f'"{name}": {{"enabled": "auto"}}'
         )
+    # DeepSpeed checks the product of the three as well, and stops with numbers that no argument has.
     total = config.get("train_batch_size")
     if isinstance(total, int) and not isinstance(total, bool) and total != micro * steps * world_size:
         yield ArgumentError(
@@ -137,6 +139,7 @@ def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], worl
 
 
 def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterator[ArgumentError]:
+    # "auto" is the only text here: the Trainer fills it in with the argument.
     if value is not None and not isinstance(value, str) and value != asked:
         yield ArgumentError(
             f"the DeepSpeed config has {key} {value}, the arguments have --{name} {asked}",
@@ -148,6 +151,7 @@ def _differing(key: str, value: Any, name: str, asked: Any, auto: str) -> Iterat
 def _zero_fields() -> frozenset[str]:
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # takes seconds, and only a config needs it
 
+    # Asked of DeepSpeed itself, so that the list follows the version that is installed; some have an alias.
     fields = DeepSpeedZeroConfig.model_fields
     return frozenset([*fields, *(str(field.alias) for field in fields.values() if field.alias)])
 

@@ -31,6 +31,7 @@ def _kept(block: DsConfig, place: tuple[str, ...], said: list[str]) -> Iterator[
         if says_secret(str(name)) and _is_secret_value(value):
             variable = _VARIABLES.get(path) if isinstance(value, str) else None
             if variable is not None:
+                # Before the tracker starts, which asks this variable where the config is silent.
                 os.environ[variable] = value
             what = f"kept in {variable}" if variable else "left out, as DeepSpeed does not know it"
             said.append(f"DeepSpeed config: {'.'.join(path)} is a secret and is {what}")

@@ -76,6 +76,7 @@ def prepare(args: Arguments) -> Prepared:
     compiles = asks_for_compiling(resolved)
     if compiles and not args.torch_compile:
         notice("DeepCompile compiles with --torch_compile, which is switched on")
+    # From here on the config is written: into checkpoints, the log and the manifest.
     resolved, removed = remove_secrets(resolved)
     for change in (*changes, *fill_in_sizes(resolved), *removed):
         notice(change)
@@ -112,6 +113,7 @@ def check_ds_config(config: DsConfig, setting: Setting | None = None) -> list[Ar
     """
     problems = [*ds_keys.check_keys(config), *ds_keys.check_types(config)]
     problems += ds_keys.check_combinations(config)
+    # Last: features suppose that keys and types are right, and name a broken block again otherwise.
     problems += check_features(config, setting or Setting(on_cpu=False, bf16=True))
     if "optimizer" in config:
         problems.append(
@@ -167,6 +169,7 @@ def resolve_ds_config(
     if offload_device(resolved, "optimizer") and resolved.get("zero_force_ds_cpu_optimizer", True):
         changes += _resolve_offloaded_optimizer(resolved, has_compiler, optim)
     if optim == "muon" and zero_stage(resolved) == 3 and zero.get("reduce_scatter", True):
+        # Muon orthogonalises a whole matrix; a scattered gradient is a slice of it.
         zero["reduce_scatter"] = False
         changes.append("muon under ZeRO-3: reduce_scatter switched off, since it needs whole gradients")
     if on_cpu and resolved.get("fp16", {}).get("enabled") is True:
@@ -182,6 +185,7 @@ def fill_in_sizes(config: DsConfig) -> list[str]:
     if "train_batch_size" in config or ds_keys.MICRO in config:
         return []
     missing = [name for name in (ds_keys.MICRO, ds_keys.STEPS, ds_keys.CLIPPING) if name not in config]
+    # "auto" has the Trainer fill in the arguments' values.
     config |= dict.fromkeys(missing, "auto")
     return [f"the DeepSpeed config names no {', '.join(missing)}: the arguments count"]
 

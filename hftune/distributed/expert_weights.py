@@ -90,8 +90,10 @@ def _whole(weight: nn.Parameter, layer: Any) -> Tensor | None:
         for number in range(layer.num_local_experts):
             mine = values[number].contiguous()
             pieces = [torch.empty_like(mine) for _ in range(size)] if main else None
+            # Every process of the group must call it for every expert, in the same order.
             dist.gather(mine, pieces, dst=0, group=group)
             for place, piece in enumerate(pieces or ()):
                 assert whole is not None
+                # Neighbours by rank hold neighbouring experts: place by place they make up the layer.
                 whole[place * layer.num_local_experts + number].copy_(piece)
     return whole

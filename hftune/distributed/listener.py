@@ -33,6 +33,7 @@ def open_socket(*, one_machine: bool, master: str) -> socket.socket:
         master: Rank 0's machine as the others call it: its address alone, unless it is no address of this machine as
             seen from here (address translation, a name that means loopback here); then all interfaces.
     """
+    # A backlog of thousands: all processes of a large run come at the same moment.
     if one_machine:
         return socket.create_server((_LOOPBACK, 0), backlog=4096)
     for family, address in _reachable_addresses(master):
@@ -54,6 +55,7 @@ def _reachable_addresses(name: str) -> list[tuple[socket.AddressFamily, str]]:
 
 
 def _is_local_only(address: str) -> bool:
+    # An IPv6 address may name its interface behind a `%`, which ipaddress does not need.
     known = ipaddress.ip_address(address.partition("%")[0])
     return known.is_loopback or known.is_unspecified
 
@@ -103,6 +105,7 @@ class Listener:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 time.sleep(0.05)  # it stays in the queue, and would be offered again at once
             return
+        # One that sends nothing must not hold up the hub.
         connection.setblocking(False)
         pending = PendingConnection(connection)
         self._pending.append(pending)
@@ -112,6 +115,7 @@ class Listener:
     def authenticate(self, pending: PendingConnection) -> int | None:
         """The rank of a connection that has now sent the token, else None. Its socket then belongs to the caller."""
         try:
+            # No more than the greeting: what follows belongs to the connection.
             read = pending.socket.recv(self._length - len(pending.received))
         except BlockingIOError:
             return None
@@ -125,6 +129,7 @@ class Listener:
             self._drop(pending)
             return None
         self._forget(pending)
+        # A rank comes once: a second connection with its number is refused, even with the token.
         self._admitted.add(rank)
         if self._expected is not None and len(self._admitted) >= self._expected:
             self.close()

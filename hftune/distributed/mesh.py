@@ -53,6 +53,7 @@ class Mesh:
 
     def sequence_group(self, rank: int) -> list[int]:
         """Ranks that share the tokens of a row with this one, itself included."""
+        # Its members are `tensor` ranks apart: tensor-parallel neighbours lie between them.
         first = rank - self.sequence_rank(rank) * self.tensor
         return list(range(first, first + self.sharing, self.tensor))
 

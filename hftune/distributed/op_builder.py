@@ -19,6 +19,7 @@ def put_ninja_on_path() -> None:
         return
     found = next((file for file in _ninja_candidates() if os.access(file, os.X_OK)), None)
     if found is not None:
+        # Torch starts ninja by its name; the variable reaches the processes that are started later as well.
         os.environ["PATH"] = os.pathsep.join([str(found.parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -35,6 +36,7 @@ def _ninja_candidates() -> Iterable[Path]:
 
 def has_cpp_compiler() -> bool:
     """Whether a C++ compiler is here."""
+    # As torch's builder chooses it: CXX, else g++.
     return shutil.which(os.environ.get("CXX", "g++")) is not None
 
 

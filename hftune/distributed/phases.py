@@ -73,6 +73,7 @@ def timed(name: str) -> Iterator[None]:
     """Time phases in the block; not afterwards, also where an error ends it."""
     global _now
     before = _now
+    # A phase of its own, so that time spent before is not counted.
     _now = Phase(name, before.step, before.count + 1, time.monotonic(), timed=True)
     try:
         yield

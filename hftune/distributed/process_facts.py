@@ -75,6 +75,7 @@ def _device() -> tuple[str, int]:
         return about.name, int(about.total_memory)
     if torch.accelerator.is_available():
         return str(torch.accelerator.current_accelerator()), 0
+    # Windows has no sysconf; memory is only shown.
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return f"CPU, {torch.get_num_threads()} thread(s)", pages
 
@@ -84,6 +85,7 @@ def _code_digest() -> str:
     """Sixteen hex digits over hftune's own files: a checkout that was edited has the version of one that was not."""
     digest, root = xxhash.xxh3_64(), Path(hftune.__file__).parent
     for file in sorted(root.rglob("*.py")):
+        # Names as well, apart from contents by zero bytes: two files that trade places differ.
         digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 

@@ -43,6 +43,7 @@ def planned_world() -> PlannedWorld | None:
 def planning_for(world: PlannedWorld) -> Iterator[None]:
     """Answer in the block as if these processes ran, so that a run of 64 GPUs can be planned on a laptop."""
     global _planned_world
+    # Put back at the end: a planner tries several worlds, one within another.
     before, _planned_world = _planned_world, world
     try:
         yield
@@ -103,6 +104,7 @@ def max_over_ranks(number: int) -> int:
     if not is_distributed():
         return number
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL sends nothing from the CPU's memory
+    # One collective, where `gathered_objects` pickles, and gathers sizes before values.
     found = torch.tensor(number, device=device)
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return int(found)

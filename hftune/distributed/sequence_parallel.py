@@ -73,6 +73,7 @@ class Heads:
         group, first = self.queries // self.keys, self.key_range(rank)[0]
         places = [head // group - first for head in self.query_range(rank)]
         each, rest = divmod(len(places), self.key_shares[rank])
+        # Attention functions repeat each head of keys equally often; other layouts are spelt out.
         even = not rest and places == [place // each for place in range(len(places))]
         return None if even else places
 
@@ -131,6 +132,7 @@ class SequenceGroup:
         """
         batch, _, mine, size = states.shape
         here = tokens[self.rank] * batch * size
+        # Tokens first, for the same reason as heads first above.
         flat = torch.cat([part.reshape(-1) for part in states.split(tokens, dim=1)])
         sent = [count * batch * mine * size for count in tokens]
         received = [here * count for count in heads]
@@ -166,6 +168,7 @@ class SequenceGroup:
     def largest(self, value: torch.Tensor) -> torch.Tensor:
         """The largest of the group's values."""
         most = value.detach().clone()
+        # In place, hence on a copy: the caller's value stays its own.
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
         return most
 
@@ -193,6 +196,7 @@ class _Exchange(torch.autograd.Function):
         group, sent, received = ctx.settings
         out = gradient.new_empty(sum(received))
         dist.all_to_all_single(out, gradient.contiguous(), received, sent, group=group)
+        # Group and sizes are no tensors: they have no gradient.
         return out, None, None, None
 
 

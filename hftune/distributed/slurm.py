@@ -25,6 +25,7 @@ def adopt_slurm() -> None:
         return
     found = torch_variables(os.environ)
     if found:
+        # What the user has set in the job counts, such as MASTER_ADDR on a chosen network.
         os.environ.update({name: value for name, value in found.items() if name not in os.environ})
         met = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         notice(f"{found['WORLD_SIZE']} processes started by srun, without a launcher; they meet at {met}")
@@ -52,6 +53,7 @@ def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
             place="SLURM's environment",
             fix="hand its variables on (srun --export=ALL), or start torchrun with it: examples/cluster/slurm.sbatch",
         )
+    # Whatever stands there, a port must come of it.
     job = int(re.sub(r"\D", "", variables.get("SLURM_JOB_ID", "0")) or 0)
     return {
         "RANK": variables["SLURM_PROCID"],

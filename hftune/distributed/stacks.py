@@ -66,6 +66,7 @@ def _collective(frame: FrameType | None) -> str | None:
     while frame is not None:
         if frame.f_code.co_filename.endswith(_COLLECTIVES):
             found = frame.f_code.co_name
+        # torch wraps each function in a logger of its own: such frames lie between two of one call.
         elif found and "c10d_logger" not in frame.f_code.co_filename:
             return found
         frame = frame.f_back
@@ -75,6 +76,7 @@ def _collective(frame: FrameType | None) -> str | None:
 def _other_wait(frame: FrameType | None) -> str | None:
     if frame is None:
         return None
+    # By the source line: a wait in C++ has no Python frame of its own.
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     if called := _CALLED.search(line):  # collectives of DistributedDataParallel are no Python functions
         return called[1].lstrip("_")

@@ -25,6 +25,7 @@ def size_in_config(config: DsConfig | None) -> int:
     """Processes that share the matrices of a layer, as a DeepSpeed config has them; 1 for none."""
     block = (config or {}).get(KEY) or {}
     size = block.get(SIZE, 0) if isinstance(block, Mapping) else 0
+    # 0 is DeepSpeed's default and means that AutoTP is off.
     return max(1, int(size)) if isinstance(size, int) else 1
 
 
@@ -110,5 +111,6 @@ def write_plan(config: DsConfig, size: int, model_config: Any) -> None:
         model_config: A PreTrainedConfig whose plan was found good in preflight.
     """
     specs = {"use_default_specs": False, "layer_specs": layer_specs(plan_of(model_config))}
+    # Only now: while the model is loaded, transformers must not see the block (`without_block`).
     config[KEY] = {SIZE: size, SPECS: specs}
     notice(f"{size} processes share the matrices of the layers; embeddings, norms and head are whole in each")

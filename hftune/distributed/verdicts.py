@@ -44,6 +44,7 @@ def _not_waiting(reports: dict[int, Report]) -> set[int]:
 
 def _least(reports: dict[int, Report]) -> set[int]:
     """Those that have come the least far, where not all have come as far."""
+    # Steps first: phases are counted alike only by processes that do the same work.
     far = {rank: (report.get("step", 0), report.get("count", 0)) for rank, report in reports.items()}
     least = {rank for rank, value in far.items() if value == min(far.values())}
     return least if len(least) < len(reports) else set()
@@ -145,6 +146,7 @@ def _table(reports: dict[int, Report], behind: list[int]) -> list[str]:
         row = (mark, str(report.get("host")), str(report.get("step")), str(report.get("phase")), _time(report), where)
         groups.setdefault(row, []).append(rank)
     rows: list[tuple[str, ...]] = [("", "ranks", "host", "step", "phase", "for", "in")]
+    # Grouped: with hundreds of ranks, most wait at the same place.
     rows += [(row[0], ranges(ranks), *row[1:]) for row, ranks in groups.items()]
     left_out = len(rows) - _ROWS
     return [*align_columns(rows[:_ROWS]), *([f"    and {left_out} more rows"] if left_out > 0 else [])]

@@ -86,6 +86,7 @@ class Watchdog:
         self.leaving = True
         self.done.set()
         if self.connection is not None:
+            # Before the process ends: a connection that closes without goodbye is a loss to the others.
             self.connection.send({"bye": words, "report": self._report(phases.now())})
         if self.hub is not None:
             self.hub.close() if not words else time.sleep(0.5)  # the hub's thread tells the others these words
@@ -105,6 +106,7 @@ class Watchdog:
         phase = phases.now()
         if self.connection is not None:
             self.connection.send({"report": self._report(phase)})
+        # Every time, also where no phase is timed: the time of the last look is kept there.
         paused = self._paused(phase)
         if not phase.timed or phase.seconds - paused < self.timeout:
             return
@@ -122,6 +124,7 @@ class Watchdog:
         looked, self._looked = self._looked, time.monotonic()
         gap = self._looked - looked - self.beat
         count, seconds = self._forgiven
+        # A pause is forgiven to the phase in which it was, and not to the next one.
         seconds = seconds if count == phase.count else 0.0
         self._forgiven = (phase.count, seconds + (gap if gap > _PAUSE else 0.0))
         return self._forgiven[1]
@@ -239,6 +242,7 @@ def _parting_words(error: BaseException | None) -> str:
     if error is None or (isinstance(error, SystemExit) and not error.code) or getattr(error, "on_all_ranks", False):
         return ""
     name = "" if hasattr(error, "render") else f"{type(error).__name__}: "
+    # A message may quote a record; the hub takes a megabyte from a connection at most.
     return f"{name}{str(error).strip()}"[:2000]
 
 

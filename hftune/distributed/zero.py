@@ -74,6 +74,7 @@ def release_fetched(engine: Any) -> None:
 
 def _coordinator(engine: Any) -> Any:
     """What fetches parameters ahead under ZeRO-3; None without it."""
+    # By attributes: importing ZeRO's classes would import DeepSpeed where it is not used.
     offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
     return None if offload is None else offload.get_param_coordinator()
 
@@ -98,6 +99,7 @@ def local_shard(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     from deepspeed.utils import groups
 
     rank = groups.get_tensor_model_parallel_rank()
+    # By the sizes and the dimension that AutoTP has noted on the parameter, not by equal parts counted here.
     return whole.split(list(sizes), dim=about["partition_dim"])[rank]
 
 

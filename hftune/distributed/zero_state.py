@@ -94,6 +94,7 @@ def _stage_2(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
 
 
 def _flat_weights(optimizer: Any) -> list[Tensor]:
+    # Stage 1 and 2 have the first name, DeepSpeed's optimizer for bf16 without ZeRO the second.
     if hasattr(optimizer, "single_partition_of_fp32_groups"):
         return list(optimizer.single_partition_of_fp32_groups)
     return list(optimizer.fp32_groups_flat_partition)
@@ -119,6 +120,7 @@ def _stage_3(optimizer: Any, names: dict[Tensor, str]) -> list[Slot]:
 
 def filled(slot: Slot, read: Read, dtype: torch.dtype) -> Tensor:
     """What lies in a slot, read part by part; padding is zero. Of the slot's shape, on the CPU."""
+    # Zeros, not empty: padding takes part in norms and in the optimizer's step.
     flat = torch.zeros(slot.weights.numel(), dtype=dtype)
     for part in slot.parts:
         if part.numel:
@@ -166,6 +168,7 @@ def _put_plain(
     members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     with torch.no_grad():
         for parameter, value in zip(members, weights, strict=True):
+            # In place: the model and the optimizer must keep sharing the tensor.
             parameter.copy_(value)
     optimizer.load_state_dict({"state": states, "param_groups": _groups(optimizer.state_dict(), groups)})
 
@@ -180,6 +183,8 @@ def _put_stage_2(optimizer: Any, weights: list[Tensor], states: dict[int, dict[s
 
 
 def _put_stage_3(optimizer: Any, weights: list[Tensor], states: dict[int, dict[str, Any]], groups: Groups) -> None:
+    # As around the engine's own loading: parameters are partitioned while their shares change, and the epilogue
+    # gathers those again that stage 3 keeps whole.
     optimizer.checkpoint_event_prologue()
     own = optimizer.state_dict()
     order = sorted(range(len(weights)), key=lambda number: optimizer.sub_group_to_group_id[number])

@@ -12,6 +12,8 @@ from hftune.errors import ManifestError, UserError
 from hftune.path_hints import path_hint
 
 MIB = 1 << 20
+# Without waiting for a writer, without becoming a terminal's process, closed in programs that are started. Not all
+# systems have all three.
 _NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -88,6 +90,7 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
         needed = 0
         with suppress(OSError):  # who opens it says so
             needed = os.stat(file).st_size
+    # Available, not free: what the system caches of files is given up when it is needed.
     free = psutil.virtual_memory().available
     if needed > free:
         raise error(

@@ -17,6 +17,7 @@ from hftune.opening.files import open_regular
 
 _READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".jinja", ".txt", ".model", ".py", ".gguf", ".tiktoken"}
 """Suffixes of what a model, an adapter or a checkpoint is read from."""
+# Folders within a result that are read as well: named chat templates, and the critic of PPO.
 _NESTED = ("additional_chat_templates", "critic")
 # Names of huggingface_hub's cache: models--OWNER--NAME/blobs/DIGEST.
 _HUB = re.compile(r"(models|datasets|spaces)--")
@@ -65,6 +66,7 @@ def copy_file(file: Path, target: Path, *, within: str | Path) -> None:
     problem = unsafe_entry(file, within)
     if problem is not None:
         raise problem
+    # Opened and looked at once more: the name may have become a pipe since the check above.
     with open_regular(file) as source, open(target, "wb") as stream:
         shutil.copyfileobj(source, stream, 1 << 20)
 

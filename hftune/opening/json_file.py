@@ -85,6 +85,7 @@ def parse_json(
         refuse(f"it holds more than {_VALUES:,} values", None)
     try:
         value = orjson.loads(raw) if fast else json.loads(raw.decode("utf-8"), **_hooks(finite))
+        # Only where the text has an escape of the kind: rebuilding all values costs as much as parsing.
         if not (fast or halves) and _SURROGATE.search(raw):
             _check_text(value)
     except UnicodeDecodeError as problem:
@@ -95,12 +96,14 @@ def parse_json(
         refuse("it is not usable JSON: brackets are nested too deeply", None, problem)
     except _Fault as problem:
         refuse(str(problem), None, problem)
+    # Python takes true for a whole number.
     if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         refuse(f"it is {_named(type(value))}, where {_named(kind)} is wanted", 1)
     return value
 
 
 def _hooks(finite: bool) -> dict[str, Any]:
+    # Hooks of the standard parser: orjson, which is faster, has none and lets repeated keys pass.
     hooks: dict[str, Any] = {"object_pairs_hook": _object, "parse_int": _whole_number}
     return hooks | ({"parse_float": _finite, "parse_constant": _not_finite} if finite else {})
 
@@ -122,6 +125,7 @@ def _whole_number(text: str) -> int:
 
 
 def _finite(text: str) -> float:
+    # 1e999 is valid JSON, and infinite as a float.
     number = float(text)
     if not math.isfinite(number):
         raise _Fault(f"{shown(text, 20)} is no finite number")

@@ -37,6 +37,7 @@ BITS = {
 
 _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 63  # bytes, and elements of a dimension
+# torch computes with at most 64 dimensions; a longer shape or name is no model's.
 _DIMENSIONS = 64
 _NAME = 4096
 _FIX = "copy or download it again"
@@ -119,6 +120,7 @@ def _fault_of(entry: Any) -> str | None:
         return f"its shape is {shown(ascii(shape))}"
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         return f"its data_offsets are {shown(ascii(offsets))}"
+    # In bits: elements of 4 and 6 bits fill bytes only together.
     bits = math.prod(shape) * BITS[entry["dtype"]]
     if bits != 8 * (offsets[1] - offsets[0]):
         held = offsets[1] - offsets[0]
@@ -174,6 +176,7 @@ def load_tensors(file: str | Path) -> dict[str, Tensor]:
     Raises:
         ManifestError: It is damaged, or larger than the free memory.
     """
+    # With a message of its own for each fault, before the library's single exception.
     read_safetensors_header(file)
     check_memory(file)
     with open_tensors(file) as stored:

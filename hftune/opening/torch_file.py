@@ -94,6 +94,7 @@ def check_torch_files(folder: str | Path) -> None:
     Raises:
         ManifestError: About the first file that is more than numbers.
     """
+    # In a fixed order: the message names the same file on every rank.
     for place in sorted(Path(folder).rglob("*")):
         if place.suffix in (".pt", ".pth", ".bin") and place.name != "training_args.bin" and not place.is_dir():
             states = place.name.startswith("rng_state")
@@ -108,6 +109,7 @@ def weights_only(allow: Iterable[str] = DEEPSPEED) -> Iterator[None]:
     https://docs.pytorch.org/docs/stable/notes/serialization.html
     """
     before = os.environ.get(_FORCED)
+    # Of the whole process: DeepSpeed's calls name `weights_only=False` themselves.
     os.environ[_FORCED] = "1"
     try:
         with _allowed_globals(allow):
@@ -162,6 +164,7 @@ def _first_line(problem: BaseException) -> str:
 def _allowed_globals(allow: Iterable[str]) -> Any:
     """A context in which torch's restricted unpickler knows these classes, too."""
     parts = [name.rpartition(".") for name in allow if name != "builtins.getattr"]
+    # The classes are imported here, by names that hftune lists, never by names from the file.
     known: list[Any] = [getattr(importlib.import_module(home), last) for home, _, last in parts]
     return torch.serialization.safe_globals(
         [*known, (_enum_member, "builtins.getattr")] if "builtins.getattr" in allow else known

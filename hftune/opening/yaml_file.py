@@ -15,6 +15,7 @@ from hftune.digests import open_file
 from hftune.errors import ArgumentError
 
 MAX_BYTES = 1 << 20
+# Deeper than any config, and far from Python's limit of recursion, which PyYAML would meet.
 MAX_DEPTH = 50
 # Values after all aliases (`*name`) are written out: ten lines of them can stand for a billion.
 MAX_NODES = 100_000
@@ -39,6 +40,7 @@ class BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Overrides `Composer.compose_node`: counts."""
+        # Before the node is read: an error deep inside must name the line where it begins.
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML has no types for it
         if self._open >= MAX_DEPTH:
             raise BeyondLimits(problem=f"nested deeper than {MAX_DEPTH} levels", problem_mark=mark)
@@ -92,6 +94,7 @@ def read_yaml_text(file: Path) -> str:
     try:
         with open_file(file) as stream:
             content = stream.read(MAX_BYTES + 1)
+        # Editors on Windows begin files with a byte order mark.
         text = content.decode("utf-8-sig")
     except OSError as error:
         cause = f"cannot read the file: {error.strerror or error}"

@@ -56,6 +56,7 @@ def activation_bytes(config: PretrainedConfig, args: StageArguments, itemsize: i
         itemsize: Bytes of a number as it is computed with.
     """
     row = _row(args)
+    # Processes of a sequence-parallel group share the tokens of a row.
     tokens = args.per_device_train_batch_size * args.rows_per_record * row // max(1, args.sequence_parallel_size)
     # As if attention kept no scores: hftune's own and FlashAttention keep none, and only a plan knows of others.
     whole = layer_bytes(config, tokens, row, itemsize, keeps_scores=False)

@@ -49,6 +49,7 @@ def _misfits(base: dict[str, tuple[int, ...]], adapter: dict[str, tuple[int, ...
         module, which = name.removeprefix(_PEFT_PREFIX).rsplit(".lora_", 1)
         if "expert" in module:
             continue  # files hold an expert a tensor, models all of a layer in one: peft compares when it loads
+        # Bases are saved with and without the prefix `model.`.
         weight = base.get(f"{module}.weight") or base.get(f"model.{module.removeprefix('model.')}.weight")
         if weight is None:
             yield f"{module} is not in the base"

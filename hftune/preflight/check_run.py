@@ -14,6 +14,7 @@ from hftune.preflight.facts import Facts
 Rule = Callable[[Facts], Iterator[UserError]]
 """A pure function from the facts of a run to its problems."""
 
+# In the order in which their problems are listed: machines and folders first, the model itself last.
 RULES_OF_ALL = (
     "hftune.preflight.rules.machines:check_machines",
     "hftune.preflight.rules.folders:check_folders",

@@ -1,4 +1,4 @@
-"""What the facts of a run are decided by, one function a decision; each changes the copies of arguments it is given."""
+"""The decisions behind the facts of a run, one function each; they change the copies of arguments they are given."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def complete_chain(adapter_args: AdapterArguments) -> None:
 
 
 def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterArguments) -> None:
-    """Take the tokenizer of an adapter that goes on and brought new tokens, where no other was named."""
+    """Take the tokenizer of a continued adapter that added tokens, where no other was named."""
     grown = [folder for folder in adapter_args.adapter_chain if recorded_growth(read_manifest(folder)) is not None]
     # The last one of the chain: each tokenizer has the tokens of those before it.
     if grown and model_args.tokenizer_name_or_path is None:

@@ -69,6 +69,7 @@ def known_gpu() -> Device:
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    # Names such as `NVIDIA A100-SXM4-80GB` or `Tesla T4`; sizes tell the kinds of A100 and V100 apart.
     words = properties.name.upper().replace("-", " ").split()
     named = [device for key, device in DEVICES.items() if key.split("-")[0] in words]
     unknown = Device(properties.name, properties.total_memory)

@@ -165,7 +165,7 @@ class Facts(Generic[Training]):
     def skeleton(self) -> PreTrainedModel | None:
         """The model on the meta device; None where there is no config, or no such model can be made of it.
 
-        Whoever puts an adapter around it works on a copy.
+        Put an adapter around a copy only: this one is shared.
         """
         if self.build is None:
             return None
@@ -182,7 +182,7 @@ class Facts(Generic[Training]):
         try:
             size = model_size(self.skeleton, self.adapter_args, self.training_args)
         except (UserError, ValueError, TypeError, NotImplementedError) as problem:
-            # What is wrong with the adapter ends the run elsewhere; one that goes on must know that nobody reckoned.
+            # A faulty adapter is refused by its own rule; a run that continues must say that memory was not checked.
             notice(f"memory is not checked: {str(problem).splitlines()[0]}")
             return None
         setup = run_setup(self.model_args, self.adapter_args, self.training_args)

@@ -1,7 +1,7 @@
 """How much memory weights, gradients and optimizer states take in each process, as arithmetic: nothing is loaded.
 
 Bytes follow the ZeRO paper (arXiv:1910.02054, section 3): with half precision 2 a weight, 2 a gradient, and for what is
-trained a float32 copy (4) beside the optimizer's own states (8 for Adam). Stage 1 spreads copy and states over the
+trained a float32 copy (4) next to the optimizer's own states (8 for Adam). Stage 1 spreads copy and states over the
 processes, stage 2 gradients as well, stage 3 weights as well. Activations, logits, communication buffers and what the
 allocator wastes are not counted, so what is refused here would fail for certain; what passes may still not fit.
 """
@@ -52,8 +52,8 @@ class ModelSize:
         weights: All, the tied ones once.
         trained: Those that get gradients, an adapter's included in full.
         packed: Those of `weights` that a quantised base keeps, or would keep, in 4 or 8 bit.
-        reference: Those of a second, frozen model beside it (DPO and RL in full training).
-        adapter: Those of an adapter, which lie beside `weights`.
+        reference: Those of a second, frozen model next to it (DPO and RL in full training).
+        adapter: Those of an adapter, which come on top of `weights`.
     """
 
     weights: int
@@ -77,7 +77,7 @@ class Setup:
         processes: All of the run.
         local_processes: Those that share this machine.
         on_cpu: Whether they train in the machine's memory instead of a GPU's.
-        half: Whether DeepSpeed keeps weights in 16 bit beside a float32 copy of what is trained.
+        half: Whether DeepSpeed keeps weights in 16 bit next to a float32 copy of what is trained.
         weight_bytes: Of a weight as loaded: 4 for float32.
         packed_bytes: Of a weight of a quantised base's linear layers; None where the base is not quantised.
         adapter_bytes: Of an adapter's weight, where it is not that of the others.
@@ -136,11 +136,12 @@ class Need:
     def device(self) -> float:
         """The most that is needed at a time where the process trains."""
         training = self.weights + self.gradients + self.optimizer
+        # Loading and training follow each other: the larger of the two must fit.
         return max(training, 0.0 if self.loads_on_host else self.loading)
 
     @property
     def on_host(self) -> float:
-        """The most that is needed at a time in the machine's memory, beside the device."""
+        """The most that is needed at a time in the machine's memory, in addition to the device's."""
         return max(self.host, self.loading if self.loads_on_host else 0.0)
 
 
@@ -197,6 +198,7 @@ def fits(need: Need, free: Free, setup: Setup) -> bool:
     """Whether what is needed is free, on the device and for all processes of the machine together."""
     if setup.on_cpu:
         return in_one_memory(need) * setup.local_processes <= free.host
+    # Each process has a GPU of its own, and all of them share the machine's memory.
     return need.device <= free.device and need.on_host * setup.local_processes <= free.host
 
 
@@ -237,12 +239,14 @@ def ways_out(size: ModelSize, setup: Setup, adapter: int) -> Iterator[tuple[str,
             setup, deepspeed=True, zero_stage=3, half=True, offload_optimizer=True, offload_weights=True
         )
         yield "--deepspeed ds_configs/zero3_offload.json", size, offloaded
+    # An adapter of its own is no way out for a run that trains one, or less, already.
     if size.trained > adapter:
         lora = replace(size, trained=adapter, adapter=adapter, reference=0)
         # A frozen base needs no float32 copy, so that its weights are loaded in 16 bit on a GPU.
         frozen = replace(setup, weight_bytes=setup.weight_bytes if setup.on_cpu else 2.0)
         yield "--use_peft", lora, frozen
         if setup.packed_bytes is None and size.packed:
+            # Bytes a weight: 4 bit and its share of nested constants, as --qlora sets them (`sizes.packed_bytes`).
             yield "--qlora", lora, replace(frozen, packed_bytes=0.52)
             if setup.zero_stage < 3 and setup.processes > 1:
                 spread = replace(frozen, deepspeed=True, zero_stage=3, packed_bytes=0.52)
@@ -259,6 +263,7 @@ def table(size: ModelSize, setup: Setup, free: Free, adapter: int) -> tuple[list
     for name, its_size, its_setup in rows:
         need = estimate(its_size, its_setup)
         good = fits(need, free, its_setup)
+        # Rows are ordered by how much they change: the first that fits is what is advised.
         if good and first is None:
             first = name
         parts = (need.weights, need.gradients, need.optimizer, need.host)

@@ -28,6 +28,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
     }
     # Loading may need more than training does: the line names the larger of the two.
     whole = in_one_memory(need) if setup.on_cpu else need.device
+    # Below half a hundredth of a GiB it would be shown as 0.00.
     named = ", ".join(f"{part} {count / GIB:.2f}" for part, count in parts.items() if count >= 0.005 * GIB)
     host = f", {need.on_host / GIB:.1f} in the machine's memory" if need.on_host and not setup.on_cpu else ""
     get_logger().info(
@@ -51,6 +52,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
 
 def _fits(size: ModelSize, setup: Setup, activations: float, free: Free) -> bool:
     """Whether all of it fits, what is kept for the backward pass included."""
+    # On the CPU the activations of all processes of the machine come out of one memory.
     taken = activations * (setup.local_processes if setup.on_cpu else 1)
     left = replace(free, device=free.device - activations, host=free.host - (taken if setup.on_cpu else 0.0))
     return fits(estimate(size, setup), left, setup)

@@ -86,4 +86,5 @@ def _paths(value: object) -> list[Path]:
 
 
 def _mark(value: object) -> str:
+    # `default`: paths, dtypes and the like have no JSON, and the same text on every machine.
     return xxhash.xxh3_64_hexdigest(json.dumps(value, sort_keys=True, default=str).encode())[:12]

@@ -57,10 +57,11 @@ def packed_linears(bare: nn.Module) -> list[nn.Linear]:
 
 
 def adapter_parameters(bare: PreTrainedModel, adapter_args: AdapterArguments) -> int:
-    """Parameters of the adapter asked for: of the one that goes on, or of a fresh one."""
+    """Parameters of the adapter asked for: of the one that is continued, or of a fresh one."""
     if adapter_args.continued_adapter:
         shapes = weight_shapes(adapter_args.continued_adapter).values()
         return sum(torch.Size(shape).numel() for shape in shapes)
+    # Counted on a model without weights, so that an adapter of any size costs no memory.
     config = lora_config(bare, adapter_args)
     config.init_lora_weights = False  # whose values, some of them made from the base's, do not matter here
     return count_adapter(bare, config)
@@ -113,6 +114,7 @@ def run_setup(model_args: ModelArguments, adapter_args: AdapterArguments, traini
         local_processes=ranks.local_world_size(),
         on_cpu=bool(training_args.use_cpu),
         half=half,
+        # "auto" is the dtype of the checkpoint, mostly 16 bit.
         weight_bytes=float(dtype.itemsize) if isinstance(dtype, torch.dtype) else 2.0,
         packed_bytes=packed_bytes(adapter_args) if adapter_args.quantised else None,
         adapter_bytes=adapter_bytes(adapter_args, half=half, zero_stage=training_args.zero_stage),
@@ -142,7 +144,7 @@ def _in_bf16(config: DsConfig | None, what: str) -> bool:
 
 
 def adapter_bytes(adapter_args: AdapterArguments, *, half: bool, zero_stage: int) -> float | None:
-    """Of an adapter's weight, where it is not that of the base: float32, as peft makes it, beside a base in 16 bit.
+    """Of an adapter's weight, where it is not that of the base: float32, as peft makes it, on a base in 16 bit.
 
     DeepSpeed puts everything in 16 bit; under ZeRO-3 an adapter has its base's dtype, or could not be gathered with it.
     """

@@ -91,6 +91,7 @@ def write_file(file: Path, content: bytes | str) -> None:
 
 def remove_partials(file: Path) -> None:
     """Remove what processes that were killed in `write_file` left of a file; the caller keeps other writers out."""
+    # Only the exact form of `write_file`'s names: any other file is not hftune's to remove.
     named = re.compile(re.escape(f".{file.name[:120]}.") + r"[0-9a-f]{12}\.partial")
     for entry in file.parent.iterdir():
         if named.fullmatch(entry.name) and stat.S_ISREG(os.lstat(entry).st_mode):
@@ -127,6 +128,7 @@ def disk_errors(target: Path | str, place: str = "--output_dir") -> Iterator[Non
             raise
         cause = f"{target} cannot be written: {os.strerror(number)}"
         named = getattr(error, "filename", None)
+        # A library may fail on a file that it reads, its cache for instance, while the target is fine.
         if isinstance(named, str) and not named.startswith(str(Path(target).resolve().parent)):
             cause = f"{named}: {os.strerror(number)}"  # not the target at all, but something that was read
         raise ArgumentError(cause, place=place, fix=_FIXES.get(number, _FALLBACK)) from error

@@ -18,6 +18,7 @@ from hftune.publishing.folder import begin_work, clear_work, work_folder, work_f
 from hftune.secrets import redact
 
 _MARK = re.compile(rb"<!-- hftune ([a-z]+) ([0-9a-f]{16}) -->\n\Z")
+# More than the longest mark: its kind has a dozen letters at most.
 _MARK_BYTES = 64
 
 

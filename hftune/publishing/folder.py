@@ -71,7 +71,7 @@ def _is_not_ours(work: Path) -> bool:
 
 
 def _locked(work: Path, target: Path | str, flag: str) -> FileLock:
-    """Whoever had the lock before may remove the folder between these lines; then it is made again."""
+    """Make the work folder and take its lock; its last holder may remove it in between, and then it is made again."""
     until = time.monotonic() + LOCK_SECONDS
     while True:
         work.mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,7 @@ def published_folder(
         raise_together(output_problems(str(output), overwrite=overwrite, inputs=list(inputs), flag=flag))
         try:
             yield begin_work(work)
+            # Within the `try`: an exchange that fails half-way is taken back like an error of the command.
             _exchange(work, target)
         except BaseException:
             _restore_target(work, target)

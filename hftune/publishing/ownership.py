@@ -51,6 +51,7 @@ def foreign_files(folder: Path) -> list[str]:
     found = [name for name in files if name != MANIFEST_NAME and name not in recorded]
     for name in files:
         record = recorded.get(name)
+        # A link in a file's place is not the file that was written, whatever it points at.
         if record is not None and (os.path.islink(folder / name) or any(changed_files(folder, {name: record}))):
             found.append(f"{name} (changed after it was written)")
     return sorted(found)
@@ -166,6 +167,7 @@ def _raise(error: OSError) -> None:
 
 def read_own_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest, or None where there is none that can be read: then the folder is somebody else's."""
+    # A manifest behind a link could declare anybody's files to be hftune's.
     if os.path.islink(folder / MANIFEST_NAME):
         return None
     try:

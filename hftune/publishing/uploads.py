@@ -98,6 +98,7 @@ def push_folder(
     api = HfApi(token=token)
     later = f"hftune export hub --model_name_or_path {folder} --hub_model_id {repo}"
     with hub_errors(repo, flag, f"; the result is in {folder}, and `{later}` uploads it"):
+        # `exist_ok`: pushing again adds a commit.
         api.create_repo(repo, private=private, exist_ok=True)
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=what) for name, what in contents.items()]
         # One commit: nobody can load a model of which half has arrived.
@@ -206,6 +207,7 @@ def _imports(file: Path) -> Iterator[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
+        # Only relative imports of its own folder, which is how the Hub's modules find each other.
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             names = [node.module] if node.module else [alias.name for alias in node.names]
             yield from (f"{name.partition('.')[0]}.py" for name in names)

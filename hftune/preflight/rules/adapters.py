@@ -67,6 +67,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
         yield ArgumentError("this beginning needs a pass over data first", place=flag, fix=f"use {_BEGINNINGS}")
     elif not re.fullmatch(r"true|gaussian|orthogonal|mica|olora|pissa(_niter_\d+)?", init):
         yield ArgumentError("this beginning is not known", place=flag, fix=f"use {_BEGINNINGS}")
+    # PiSSA and its like subtract what the adapter begins with from the base's weights.
     if adapter_args.changes_base and adapter_args.quantised:
         yield ArgumentError(
             "it takes a part out of the base, which would be quantised anew and no longer be the base on disk",
@@ -136,7 +137,7 @@ def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -
 
 
 def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """What is frozen or trained beside the rest fits the way of training."""
+    """Flags that freeze parts, or train more of them, fit the way of training."""
     if adapter_args.use_peft and adapter_args.freezes:
         yield ArgumentError(
             "the base of an adapter is frozen as a whole",
@@ -161,7 +162,7 @@ def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
 def check_chain(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Adapters to continue or to fold are there, were made for this base in this order, and go on at this stage."""
+    """Adapters to continue or to fold are there, were made for this base in this order, and fit this stage."""
     folders = adapter_args.adapter_chain
     if adapter_args.create_new_adapter and not folders:
         yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
@@ -270,4 +271,5 @@ def _values(adapter_args: AdapterArguments, name: str) -> list[int]:
     try:
         return list(adapter_args.patterns(name).values())
     except ArgumentError:
+        # `check_lora_numbers` reports a pattern that cannot be read.
         return []

@@ -57,6 +57,7 @@ def check_sources(data_args: DataArguments) -> Iterator[UserError]:
             yield problem
             continue
         for spec in specs:
+            # OWNER/NAME may be on the Hub: only what cannot be a name there must be a path.
             if not may_exist(spec.path):
                 cause = f"there is no file or folder {spec.path}"
                 yield ArgumentError(cause, place=flag, fix=path_hint(spec.path, "a file or a folder of records"))
@@ -173,6 +174,8 @@ def _check_blocks(data_args: DataArguments, training_args: StageArguments) -> It
 
 
 def _check_loader_settings(data_args: DataArguments, training_args: StageArguments) -> Iterator[UserError]:
+    # With either of them accelerate hands out parts of batches, where hftune's loader gives each rank documents of its
+    # own.
     accelerate = training_args.accelerator_config
     for name in ("split_batches", "dispatch_batches"):
         if getattr(accelerate, name, False):

@@ -57,6 +57,7 @@ def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
             why = "without ZeRO, DeepSpeed (0.19.8) measures and clips the gradients of each process's experts alone"
         yield ArgumentError(why, place=f"{FLAG}, --deepspeed", fix="use --deepspeed zero1, zero2 or zero3")
         return
+    # Offloading is refused below on any device, not only to NVMe.
     features = {name: asked for name, asked in zero_features(config).items() if not name.startswith("offload")}
     more = {
         "offload_param": offload_device(config, "param") is not None,
@@ -94,6 +95,7 @@ def check_expert_model(config: PreTrainedConfig, training_args: StageArguments) 
 def _uneven(config: Any, size: int) -> Iterator[UserError]:
     experts = expert_count(config)
     if experts % size:
+        # The user cannot change the number of experts, only that of processes.
         fitting = ", ".join(str(number) for number in range(2, experts + 1) if experts % number == 0)
         yield ArgumentError(
             f"{experts} experts cannot be shared evenly by {size} processes",
@@ -109,6 +111,7 @@ def _odd(config: Any) -> Iterator[UserError]:
             place=f"{FLAG}, config.json: router_jitter_noise",
             fix="set it to 0",
         )
+    # swish is another name of silu in transformers.
     if config.hidden_act not in (ACTIVATION, "swish"):
         yield ArgumentError(
             f"the model's experts compute {config.hidden_act}, AutoEP's {ACTIVATION}",
@@ -127,6 +130,7 @@ def check_trained_experts(
         trained = plan_freezing(bare, adapter_args)
     except UserError:
         return  # said by check_names
+    # By name: nothing has replaced the layers of the skeleton.
     experts = [id(one) in trained for name, one in bare.named_parameters() if ".experts." in name]
     if training_args.zero_stage == 3 and not all(experts):
         yield ArgumentError(

@@ -25,6 +25,7 @@ _OF_A_RUN = (
 )
 
 
+# Bytes of logs, manifest and tokenizer, whatever is trained.
 _LEAST_ROOM = 1 << 24
 
 
@@ -37,7 +38,7 @@ def check_folders(facts: Facts) -> Iterator[UserError]:
 
 
 def check_no_reward_model(model_args: ModelArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """What run_rm.py made goes on in run_rm.py alone: the language model in it is no longer trained to write."""
+    """A result of run_rm.py is trained further by run_rm.py alone: its language model no longer writes."""
     name = str(model_args.model_name_or_path)
     manifest = read_manifest(name) or {}
     if manifest.get("head") in ("score", "steps") and training_args.head == "causal_lm":
@@ -85,7 +86,6 @@ def check_room(
     output = Path(str(training_args.output_dir or ""))
     if not training_args.do_train or not folder.is_dir() or writing_problem(output) is not None:
         return  # the last is said by `check_output_folder`
-    # Logs, manifest and tokenizer, whatever is trained.
     needed = _LEAST_ROOM
     # The base's own size: weights may be saved in another dtype, and checkpoints need more.
     if not adapter_args.use_peft:

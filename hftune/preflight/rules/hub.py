@@ -12,6 +12,7 @@ from hftune.preflight.facts import Facts
 
 def check_hub(facts: Facts) -> Iterator[UserError]:
     """Checkpoints stay here: they hold optimizer states, pickles and the run's settings."""
+    # The argument may be a text or a member already; both are taken.
     strategy = HubStrategy(facts.training_args.hub_strategy)
     if facts.training_args.push_to_hub and strategy != HubStrategy.END:
         yield ArgumentError(

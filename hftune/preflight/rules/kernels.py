@@ -26,6 +26,7 @@ def check_kernels(facts: Facts) -> Iterator[UserError]:
 
 def check_processes(world: World) -> Iterator[UserError]:
     """Several GPUs in one process would mean DataParallel, which neither TRL nor DeepSpeed supports."""
+    # The Trainer (transformers 5.23) wraps the model into DataParallel as soon as it sees more than one.
     count = torch.cuda.device_count()
     if not world.on_cpu and world.processes == 1 and count > 1:
         yield ArgumentError(

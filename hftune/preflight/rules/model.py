@@ -235,6 +235,7 @@ def check_packed(bare: PreTrainedModel, adapter_args: AdapterArguments) -> Itera
         return
     weights = sum(parameter.numel() for parameter in bare.parameters())
     packed = sum(linear.weight.numel() for linear in packed_linears(bare))
+    # transformers 5 keeps a matrix of all experts in one tensor of three dimensions.
     experts = sum(parameter.numel() for parameter in bare.parameters() if parameter.dim() == 3)
     if experts:
         notice(
@@ -259,6 +260,7 @@ def check_memory(facts: Facts) -> Iterator[UserError]:
         # One process speaks for all: they are alike, or `check_machines` says otherwise.
         if ranks.is_main():
             args = facts.training_args
+            # Activations have the dtype of autocast, whatever that of the weights.
             computed = 2 if args.bf16 or args.fp16 else int(memory.setup.weight_bytes)
             kept = activation_bytes(bare.config.get_text_config(), args, computed)
             say_memory(memory.size.shared(args.tensor_parallel_size), memory.setup, kept, memory.free, adapter)

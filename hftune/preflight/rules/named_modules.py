@@ -93,6 +93,7 @@ def _in_small(model: PreTrainedModel, config: LoraConfig) -> Miniature | None:
     words = [name for names in named for name in ([names] if isinstance(names, str) else names or [])]
     regex = isinstance(config.target_modules, str) and config.target_modules != "all-linear"
     layers = checkpointed_layers(model)
+    # Patterns and numbers may mean certain layers, and the small model has one of each kind.
     if layers is None or regex or config.rank_pattern or config.alpha_pattern or re.search(r"\d", " ".join(words)):
         return None
     return cut_down(model, None, [None] * len(getattr(*layers)))

@@ -43,6 +43,7 @@ NOT_UNDER_ZERO = {
     "schedule_free": "it must be switched between training and evaluation, which ZeRO does not pass on",
 }
 
+# They use up each gradient as soon as it is there: nothing is left to accumulate, to clip or to average.
 INSIDE_BACKWARD = (
     "lomo",
     "adalomo",
@@ -137,6 +138,7 @@ def check_stage_0(training_args: StageArguments) -> Iterator[UserError]:
         return
     for name in ("bf16", "fp16"):
         enabled = config.get(name, {}).get("enabled", False)
+        # "auto" is filled in later, with the argument of that name.
         if enabled is True or (enabled == "auto" and getattr(training_args, name)):
             yield ArgumentError(
                 f"DeepSpeed without ZeRO takes an empty first step in {name}, and Adam's next ones are too small",

@@ -25,7 +25,7 @@ def check_quantisation(facts: Facts) -> Iterator[UserError]:
 
 
 def check_quantised_base(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """A quantised base is frozen, so something must be trained beside it; 8 bit and ZeRO-3 do not agree."""
+    """A quantised base is frozen, so an adapter must be trained on it; 8 bit does not work under ZeRO-3."""
     if adapter_args.load_in_4bit and adapter_args.load_in_8bit:
         yield ArgumentError("4 bit and 8 bit at once", place="--load_in_4bit, --load_in_8bit", fix="choose one")
     if adapter_args.quantised and not adapter_args.use_peft:
@@ -49,6 +49,7 @@ def check_float8(adapter_args: AdapterArguments, training_args: StageArguments) 
     recipe = training_args.fp8
     if recipe is None:
         return
+    # A plan is for another machine: of its GPUs and packages nothing is known here.
     here = ranks.planned_world() is None
     if here and (training_args.use_cpu or not has_float8(recipe)):
         needed = ".".join(map(str, CAPABILITY[recipe]))
@@ -99,7 +100,7 @@ def check_storage(adapter_args: AdapterArguments, training_args: StageArguments)
 
 
 def check_stored_quantised(model_args: ModelArguments, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """A checkpoint that is quantised on disk is taken for what it is: a frozen base."""
+    """A checkpoint that is quantised on disk is used as a frozen base only."""
     if model_args.gguf_file and adapter_args.quantised:
         yield ArgumentError(
             "transformers reads GGUF files into full weights, and cannot quantise them on the way",

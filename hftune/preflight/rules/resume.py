@@ -1,4 +1,4 @@
-"""What a run goes on from: there, whole, with state, and made with a batch that this run can have."""
+"""The checkpoint that a run resumes from: it exists, is whole, has state, and fits this run's batch and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_resume(facts: Facts) -> Iterator[UserError]:
 
 
 def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:
-    """State of split matrices and dealt-out experts goes on in the groups, world and ZeRO stage that wrote it."""
+    """State of split matrices and sharded experts resumes only in the groups, world and ZeRO stage that wrote it."""
     engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
     if folder is None or engine is None:
         return

@@ -78,6 +78,7 @@ def _check_weights(args: RLFields) -> Iterator[UserError]:
             fix="give one for each of --reward_model_path, then of --reward_funcs",
         )
     for name in args.judge_reward or []:
+        # FILE.py:FUNCTION is no folder, and a relative name may be on the Hub.
         if Path(name).is_absolute() and ":" not in name and not Path(name).is_dir():
             yield ArgumentError(
                 f"there is no folder {name}",
@@ -198,6 +199,7 @@ def check_reference(
     """
     if adapter_args.use_peft or not training_args.keeps_reference:
         return
+    # A folder has no revisions.
     on_hub = not Path(str(model_args.model_name_or_path)).is_dir()
     told = {
         "--from_config": model_args.from_config,
@@ -216,6 +218,7 @@ def check_reference(
 def _is_scaled_here(config: PreTrainedConfig, model_args: ModelArguments, training_args: StageArguments) -> bool:
     if model_args.rope_scaling is None:
         return False
+    # Positions that were stretched before are in the folder's config, where TRL finds them as well.
     plain = model_config(dataclasses.replace(model_args, rope_scaling=None, rope_factor=None), training_args)
     return bool(plain.get_text_config().rope_parameters != config.get_text_config().rope_parameters)
 

@@ -19,7 +19,7 @@ COSINES = ("cosine", "cosine_with_restarts", "cosine_with_min_lr", "cosine_warmu
 
 # Values that the flags have elsewhere when nothing was chosen: ERNIEKit's files list them all. They change nothing.
 HARMLESS = {"num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0}
-# What a schedule reads in beside its name: our flags are handed on under these.
+# Options and the schedules that read them: hftune's flags are passed on under these names.
 READ_BY = {"num_cycles": COSINES, "lr_end": ("polynomial",), "power": ("polynomial",)}
 FIXED = ("optimizer", "last_epoch", "num_warmup_steps", "num_training_steps")
 

@@ -84,6 +84,7 @@ def check_sharing(facts: Facts) -> Iterator[UserError]:
     for way in WAYS:
         if way.asked(facts.training_args) > 1:
             yield from on_demand(way.rules)(facts)
+    # With the flag, the rules of expert parallelism refuse the block.
     if EXPERT.asked(facts.training_args) == 1:
         yield from check_expert_config(facts.training_args)
 
@@ -101,6 +102,7 @@ def check_expert_config(training_args: StageArguments) -> Iterator[UserError]:
 
 def check_one_way(training_args: StageArguments) -> Iterator[UserError]:
     """One kind of sharing at a time."""
+    # Pairs of them were not tried; each has tests of its own.
     several = [way for way in WAYS if way.asked(training_args) > 1]
     if len(several) > 1:
         yield ArgumentError(
@@ -140,6 +142,7 @@ def check_full(way: Way, adapter_args: AdapterArguments, reasons: Mapping[str, s
         "quantised": (adapter_args.quantised, "--load_in_4bit / --load_in_8bit", "packed 4-bit weights: --qlora"),
         "adapted": (adapter_args.use_peft, "--use_peft", "the base of an adapter: --use_peft"),
     }
+    # The first reason is enough: QLoRA is both.
     for kind, (is_asked, place, shares) in kinds.items():
         if is_asked:
             yield ArgumentError(
@@ -174,7 +177,7 @@ def check_features(way: Way, asked: Mapping[str, bool]) -> Iterator[UserError]:
 
 
 def check_dealing(way: Way, training_args: StageArguments) -> Iterator[UserError]:
-    """Rows are distributed to groups of processes, whose members see the same."""
+    """Options that distribute rows to single processes, where the members of a group must see the same rows."""
     config = training_args.accelerator_config
     asked = {
         "--train_sampling_strategy batch_rebalance": training_args.train_sampling_strategy == "batch_rebalance",

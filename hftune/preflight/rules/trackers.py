@@ -33,6 +33,7 @@ def check_trackers(facts: Facts) -> Iterator[UserError]:
     # transformers takes one name as well as a list.
     asked = facts.training_args.report_to
     for name in [asked] if isinstance(asked, str) else asked or []:
+        # `all` means those that are installed.
         if name in ("none", "all"):
             continue
         if name not in INTEGRATION_TO_CALLBACK:

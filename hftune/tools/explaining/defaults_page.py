@@ -74,6 +74,7 @@ def page() -> str:
 
 def measured_section(text: str) -> str:
     """The part of a page that benchmarks wrote, with a line before it."""
+    # These figures take a GPU for hours; writing the page again must not lose them.
     start = text.find(MEASURED)
     return "" if start < 0 else "\n" + text[start:]
 
@@ -82,6 +83,7 @@ def _script(stage: str) -> str:
     lines = [f"## run_{stage}.py", "", "| argument | for | default | why |", "| --- | --- | --- | --- |"]
     for name in documented_names(stage):
         for one in default_rows(stage, name):
+            # A default that is the empty text would be two backquotes.
             lines.append(f"| `{name}` | {one.where or 'all'} | `{one.value}` | {one.because} |".replace("``", "-"))
     return "\n".join([*lines, ""])
 

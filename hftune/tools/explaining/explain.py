@@ -22,6 +22,7 @@ def explain(name: str) -> str:
     name = name.lstrip("-").replace("-", "_")
     row, help_text = table().get(name), help_of(name)
     if row is None and help_text is None:
+        # Of hftune's own names those of SFT: the parser of every stage, seconds each, would be too much for a hint.
         known = {*table(), *(other for names in tools().values() for other in names), *stage_parser("sft").known}
         fix = did_you_mean(name, known, written="--{}") or "all names, with what they do, are in docs/parameters.md"
         raise ArgumentError(f"nobody has --{name}", place="hftune explain", fix=fix)
@@ -31,6 +32,7 @@ def explain(name: str) -> str:
         lines += [f"  in {', '.join(tools_of(name))}"] if tools_of(name) else []
     if help_text is not None:
         lines += [f"  hftune: {help_text}", f"  in {', '.join(scripts_with(name))}"]
+    # One name may become another argument in another stage; each is explained once.
     targets = [name] if row is None else [row.target(stage) for stage in STAGES]
     for target in dict.fromkeys(target for target in targets if target):
         lines += explain_default(target)
@@ -38,11 +40,12 @@ def explain(name: str) -> str:
 
 
 def outcome(row: Row) -> str:
-    """What becomes of a name here, in a line."""
+    """What hftune does with a name, in one line."""
     if row.verdict == WORKS:
         return "works" + ("; some values are translated" if row.translation else "")
     if row.verdict == ALIAS:
         return f"alias of {counterpart(row)}"
+    # OFF (False, 0, none, ...) is what most names take; only other values are worth naming.
     special = [value for value in row.harmless if value] if row.harmless != OFF else []
     return f"{row.verdict}: {row.because}" + (f" ({', '.join(special)} passes)" if special else "")
 

@@ -38,6 +38,7 @@ def describe_format(value: dict[str, Any], script: str) -> str:
     Args:
         script: A key of `formats.FORMATS`, such as "run_sft.py"; run_rm.py is read like run_dpo.py.
     """
+    # Both train on pairs, read by the same formats.
     script = "run_dpo.py" if script == "run_rm.py" else script
     found = _recognised(value, script)
     if found is None:
@@ -67,6 +68,8 @@ def _recognised(value: dict[str, Any], script: str) -> Format | None:
         return pair
     if script == "run_rl.py":
         return first_fit(value, PROMPTS)
+    # Pairs and labelled answers are other scripts' data: read as a conversation, the rejected answer would be trained,
+    # too.
     if pair or (script == "run_sft.py" and is_labelled(value)):
         return None
     return first_fit(value, FORMATS[script])

@@ -1,4 +1,4 @@
-"""What models answered: to the same questions before and after, and as RL went on. As tables, and as cards."""
+"""What models answered: to the same questions before and after training, and during RL. As tables, and as cards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 6
 """Questions that a report shows at once: what `hftune ask` wrote may be many."""
 
 Said = tuple[str, str, str]
-"""Who answered, a note beside it (a reward), and the answer."""
+"""Who answered, a note on it (a reward), and the answer."""
 
 
 def labels(names: Sequence[str]) -> list[str]:
@@ -21,9 +21,11 @@ def labels(names: Sequence[str]) -> list[str]:
     deepest = max((len(Path(name).parts) for name in names), default=0)
     for depth in range(1, deepest + 1):
         tails = ["/".join(Path(name).parts[-depth:]) for name in names]
+        # Without `-merged` where the names still differ: readers know stages, not steps of merging.
         for found in ([tail.removesuffix("-merged") for tail in tails], tails):
             if len(set(found)) == len(found):
                 return found
+    # Reached where the same name stands there twice.
     return list(names)
 
 
@@ -34,6 +36,7 @@ def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Se
         ValueError: A model has more answers than there are questions, or fewer.
     """
     questions, answers = found.get("questions") or [], found.get("answers") or {}
+    # The file may have been edited or come from elsewhere: tables below count on equal lengths.
     for model, given in answers.items():
         if len(given) != len(questions):
             raise ValueError(f"{model} has {len(given)} answers to {len(questions)} questions")
@@ -63,6 +66,7 @@ def reward_section(found: Mapping[str, Any]) -> Section | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
+    # An empty answer has no reward.
     known = [value for value in values if isinstance(value, int | float)]
     return sum(known) / len(known) if known else None
 
@@ -90,7 +94,7 @@ def said(value: Any) -> str:
 
 
 def rewards_of(found: Mapping[str, Any] | None) -> str:
-    """`length 0.5, rm -1.25`."""
+    """Rewards by name as one text: `length 0.5, rm -1.25`."""
     numbers = {name: value for name, value in (found or {}).items() if isinstance(value, int | float)}
     return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
 

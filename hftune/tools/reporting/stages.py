@@ -21,7 +21,9 @@ PROGRESS, ANSWERS, COMPLETIONS = "progress.jsonl", "answers.json", "completions.
 ASKED = "answers"
 """The stage of a folder of `hftune ask`."""
 _SHOWN = 2
+# What a pipeline keeps next to its stages: results that were replaced, and what its steps printed.
 _SKIPPED = {"previous", "logs"}
+# Folders of stages, of pipelines and of sweeps; without an end, a report of a home folder would search all of it.
 _DEPTH = 3
 
 CURVES: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -66,6 +68,7 @@ class Stage:
     @property
     def command(self) -> str:
         """What was typed, as far as the manifest knows it; without the secrets that older versions wrote there."""
+        # DeepSpeed's launcher adds it to every process's command.
         words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
         return shlex.join(command_without_secrets(words))
 
@@ -92,6 +95,7 @@ def read_stages(folder: str | Path) -> list[Stage]:
 
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / MANIFEST_NAME).is_file():
+        # What lies within a result (checkpoints) belongs to it.
         yield folder
         return
     if depth and folder.is_dir():
@@ -105,9 +109,12 @@ def _read(folder: Path, top: Path) -> Stage:
     history = read_history(folder)
     name = folder.name if folder == top else str(folder.relative_to(top))
     stage = Stage(name, folder, manifest, summary(manifest, history))
+    # It has memory and speed as well, and survives a kill: the Trainer writes its own log only when it saves.
     logged = read_progress(folder) or history
     for title, names in CURVES:
+        # Reversed: where two names share a label, the one that stands first in the table is written last and stays.
         found = {label: points for key, label in reversed(names) if (points := series(logged, key))[0]}
+        # A curve of zeros was not measured, such as GPU memory on a CPU.
         if found and any(any(points[1]) for points in found.values()):
             stage.curves[title] = dict(reversed(found.items()))
     stage.samples = [[(str(t), bool(b)) for t, b in sample] for sample in _json(folder / SAMPLES_NAME) or []]
@@ -123,6 +130,7 @@ def _in_order(stages: list[Stage]) -> list[Stage]:
     done: list[Stage] = []
     made: set[Path] = set()
     while waiting:
+        # The oldest one where none is ready: folders that were made from each other in a circle.
         ready = next((s for s in waiting if all(p in made for p in _parents(s) & places)), waiting[0])
         waiting.remove(ready)
         done.append(ready)
@@ -147,6 +155,7 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
     for line in _lines(folder / PROGRESS):
+        # A run that was resumed: the time since the last line is not training.
         if line.get("began"):
             before = None
         tokens, speed = line.get("tokens"), None
@@ -171,10 +180,12 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 def _first_and_last(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     trained = [line for line in lines if line.get("mode") == "train"]
     steps = sorted({line["step"] for line in trained})
+    # With one step alone, the first is not shown as the last again.
     return [line for step in steps[:1] + steps[1:][-1:] for line in [x for x in trained if x["step"] == step][:_SHOWN]]
 
 
 def _json(file: Path) -> Any:
     if not file.is_file():
         return None
+    # Models write NaN and halves of surrogate pairs; a report shows what there is.
     return read_json(file, limit=LARGE, kind=None, finite=False, halves=True, fix="delete it")

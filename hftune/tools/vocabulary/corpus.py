@@ -41,6 +41,7 @@ def read_corpus(given: str, held_out: str | None, max_characters: int) -> tuple[
         notice("fewer than 20 records: the figures are those of the corpus itself")
         return texts, texts
     kept = [text for number, text in enumerate(texts) if number % HELD_OUT != HELD_OUT - 1]
+    # Spread over the corpus: its files may differ in kind.
     return kept, texts[HELD_OUT - 1 :: HELD_OUT]
 
 
@@ -59,12 +60,13 @@ def iterate_texts(given: str, flag: str) -> Iterator[str]:
 
 
 def text_of_record(row: Row) -> str:
-    """All that a record has to say, a line a turn; of a preference pair the chosen answer.
+    """The text of a record, a line a turn; of a preference pair the chosen answer.
 
     Raises:
         DataError: It is in no format that a script reads.
     """
     value = row.value
+    # Pairs first: their prompt alone would pass for a conversation.
     if pair_format(value):
         pair = to_preference(row)
         messages = [*pair.prompt, *pair.chosen]
@@ -90,12 +92,14 @@ def _thinned(texts: Iterator[str], limit: int) -> list[str]:
     """At most about `limit` characters, spread evenly: each time it is too much, every second record is dropped."""
     kept: list[str] = []
     held, stride = 0, 1
+    # While reading: a corpus that is larger than memory is never held whole.
     for number, text in enumerate(texts):
         if number % stride:
             continue
         kept.append(text)
         held += len(text)
         while held > limit and len(kept) > 1:
+            # What is left are the multiples of the doubled stride, which the records to come are measured by as well.
             kept = kept[::2]
             held, stride = sum(map(len, kept)), stride * 2
     if stride > 1:

@@ -1,4 +1,4 @@
-"""Whether the installed libraries still have what hftune touches in them.
+"""Check that the installed libraries still have the private parts that hftune uses.
 
 python -m hftune.compat.checking      prints a line for each symbol that changed; `hftune doctor` and a test run it
 """
@@ -74,7 +74,7 @@ def installed(library: str) -> str | None:
 
 
 def find(symbol: str) -> Any:
-    """The object at a dotted path; `_GONE` where nothing is there, `_SET_BY_SOURCE` for what only code sets.
+    """The object at a dotted path; `_GONE` where there is none, `_SET_BY_SOURCE` for what only code sets.
 
     The last name may be an attribute that the class or module before it sets on objects.
     """

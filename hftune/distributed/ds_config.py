@@ -1,4 +1,4 @@
-"""Read a DeepSpeed config, and what it says of ZeRO. What a run makes of it: `ds_setup.py`."""
+"""Read a DeepSpeed config and what it says of ZeRO; `ds_setup.py` makes the config of a run from it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def zero_stage(config: DsConfig | None) -> int:
 
 
 def live_config(training_args: Any) -> DsConfig:
-    """The config that accelerate hands to DeepSpeed, to be changed in place; an empty one without DeepSpeed."""
+    """The config that accelerate gives DeepSpeed, which may be changed in place; empty without DeepSpeed."""
     return getattr(getattr(training_args, "hf_deepspeed_config", None), "config", None) or {}
 
 

@@ -47,7 +47,7 @@ class Setting:
 
 
 def check_features(config: DsConfig, setting: Setting) -> Iterator[ArgumentError]:
-    """All rules below."""
+    """Problems with any of the features, by all rules below."""
     zero = config.get("zero_optimization")
     if not isinstance(zero, Mapping) or not isinstance(zero.get("stage", 0), int):
         zero = {}  # said by ds_keys
@@ -69,7 +69,7 @@ def uses_nvme(zero: Mapping[str, Any]) -> list[str]:
 
 
 def gpu_operators(config: DsConfig) -> dict[str, str]:
-    """Operators that a config uses and DeepSpeed compiles for GPUs, as it names them: the keys that want each."""
+    """The GPU operators that a config uses, by DeepSpeed's names, and the keys that need each."""
     zero, block = config.get("zero_optimization"), config.get("compile")
     zero = zero if isinstance(zero, Mapping) else {}
     quantised, offloaded = [name for name in QUANTISED if zero.get(name)], uses_nvme(zero)

@@ -48,7 +48,7 @@ NUMBERS = (CLIPPING, "train_batch_size", MICRO, STEPS)
 
 
 def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
-    """Keys that were removed, are misspelt, or stand at the wrong level."""
+    """Problems of keys that were removed, are misspelt, or stand at the wrong level."""
     zero = config.get("zero_optimization")
     zero_keys = zero if isinstance(zero, Mapping) else {}
     for key in [*config, *zero_keys]:
@@ -66,7 +66,7 @@ def check_keys(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_types(config: DsConfig) -> Iterator[ArgumentError]:
-    """Values of the wrong kind, as DeepSpeed's own models find them; "auto" is the Trainer's to fill in."""
+    """Problems of values of the wrong type, as DeepSpeed's own models find them; "auto" is left to the Trainer."""
     for key in ("zero_optimization", "fp16", "bf16"):
         block = config.get(key, {})
         if not isinstance(block, dict):
@@ -84,7 +84,7 @@ def check_types(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
-    """Settings that exclude one another."""
+    """Problems of settings that exclude one another."""
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, dict) or not isinstance(zero.get("stage", 0), int):
         return  # said by check_types
@@ -109,7 +109,7 @@ def check_combinations(config: DsConfig) -> Iterator[ArgumentError]:
 
 
 def check_against_arguments(config: DsConfig, arguments: Mapping[str, Any], world_size: int) -> Iterator[ArgumentError]:
-    """Values that the config and the command line give differently.
+    """Problems of values that differ between the config and the command line.
 
     Args:
         config: As read.

@@ -1,4 +1,4 @@
-"""How processes hear of each other while their main threads are busy or stuck: rank 0's hub, and the way to it.
+"""How processes hear of each other while their main threads are busy or stuck: a hub in rank 0's process.
 
 Each process keeps one connection to a hub in rank 0's process. The system itself closes the connection of a process
 that dies, and its keep-alive finds a machine that is gone, whatever the processes are doing: no death is guessed from
@@ -49,12 +49,12 @@ class Member:
     answered: float = 0.0
 
     def last_report(self) -> Message:
-        """Its report, with `ago`, the seconds since then."""
+        """The member's last report, with `ago`, the seconds since then."""
         return {**self.report, "ago": round(time.monotonic() - self.heard, 1)}
 
 
 class Hub:
-    """Receives what all processes say. Its thread ends with `close`, or when it has told everybody what is wrong."""
+    """Collects the reports of all processes, in a thread that ends with `close` or after it has sent a verdict."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Hub:
         self._thread.start()
 
     def close(self) -> None:
-        """End without a fault: the others need not wonder where this process has gone."""
+        """Tell all members that the run ends without a fault, and stop."""
         self._broadcast({"end": True})
         self._over.set()
 

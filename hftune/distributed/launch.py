@@ -33,7 +33,7 @@ def has_accelerator() -> bool:
 
 
 def supports_bf16() -> bool:
-    """Whether the accelerator does."""
+    """Whether the accelerator computes in bf16."""
     imagined = ranks.planned_world()
     return torch.cuda.is_bf16_supported() if imagined is None else imagined.bf16
 
@@ -63,7 +63,7 @@ def prepare_environment() -> None:
 
 @contextmanager
 def report_waiting() -> Iterator[None]:
-    """Report after a while which processes this one waits for in the block: torch waits half an hour in silence."""
+    """Log that this process waits for the others if the block takes long: torch would wait in silence."""
     variables = [os.environ.get(name, "?") for name in ("RANK", "MASTER_ADDR", "MASTER_PORT")]
     rank, *address = variables
     said = f"rank {rank} waits for the other {ranks.world_size() - 1} process(es) at {':'.join(address)}"

@@ -61,7 +61,7 @@ def _is_local_only(address: str) -> bool:
 
 
 def greeting(word: str, rank: int) -> bytes:
-    """What a process sends first: the token, and its rank. Its length is fixed, so that nothing behind it is read."""
+    """The first bytes that a process sends: the token and its rank, of fixed length, so that nothing more is read."""
     return f"{word}{rank:0{_DIGITS}d}".encode()
 
 
@@ -75,7 +75,7 @@ class PendingConnection:
 
 
 class Listener:
-    """The listening socket and the connections that are not authenticated yet. Not for several threads.
+    """The listening socket and the connections that are not authenticated yet. Not thread-safe.
 
     Args:
         server: As `open_socket` gives it.
@@ -113,7 +113,7 @@ class Listener:
         self._accept_while(len(self._pending) < MAX_PENDING)
 
     def authenticate(self, pending: PendingConnection) -> int | None:
-        """The rank of a connection that has now sent the token, else None. Its socket then belongs to the caller."""
+        """The rank of a connection that has sent the token; None while it has not. Its socket then is the caller's."""
         try:
             # No more than the greeting: what follows belongs to the connection.
             read = pending.socket.recv(self._length - len(pending.received))
@@ -162,7 +162,7 @@ class Listener:
         self._accept_while(len(self._pending) < MAX_PENDING)
 
     def _accept_while(self, room: bool) -> None:
-        """Leave connections in the system's queue while there is no room."""
+        """Register the listening socket while there is room; else new connections wait in the system's queue."""
         if not self._open or room == self._accepting:
             return
         self._accepting = room
@@ -172,7 +172,7 @@ class Listener:
             self._selector.unregister(self.server)
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Stop listening, and close connections that are not authenticated."""
         if not self._open:
             return
         self._open = False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def put_ninja_on_path() -> None:
-    """Put the ninja of this environment on PATH, where builds look for it, unless one is there.
+    """Put this environment's ninja on PATH, where builds look for it, unless one is there.
 
     It is not where Python was started by its path, without the environment's `activate`, or from a folder of packages.
     """
@@ -47,7 +47,7 @@ def can_build_operators() -> bool:
 
 
 def missing_operators(operators: Iterable[str]) -> frozenset[str]:
-    """Of operators that are compiled for GPUs, those that neither are there nor can be made. Imports DeepSpeed.
+    """The GPU operators that neither are installed nor can be compiled here. Imports DeepSpeed.
 
     Args:
         operators: As DeepSpeed names them: "quantizer", "dc", "async_io".

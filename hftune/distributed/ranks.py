@@ -100,7 +100,7 @@ def all_agree(fact: bool) -> bool:
 
 
 def max_over_ranks(number: int) -> int:
-    """The largest of every process's numbers; all must ask."""
+    """The largest of all processes' numbers; all must ask."""
     if not is_distributed():
         return number
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"  # NCCL sends nothing from the CPU's memory
@@ -111,7 +111,7 @@ def max_over_ranks(number: int) -> int:
 
 
 def gathered_objects(value: T) -> list[T]:
-    """The value of every process, by rank, on every process; for small things."""
+    """The values of all processes, by rank, on every process; for small objects."""
     if not is_distributed():
         return [value]
     found: list[Any] = [None] * dist.get_world_size()  # of the group: `world_size` may be that of a plan

@@ -1,4 +1,4 @@
-"""Processes that SLURM starts itself (`srun python run_sft.py`): torch's variables made of SLURM's. Imported there."""
+"""Torch's variables from SLURM's, where srun starts the processes itself. Imported only there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def adopt_slurm() -> None:
 
 
 def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Torch's variables from those of a task of srun; none for a single task, or outside of srun.
+    """Torch's variables from those of a task of srun; empty for a single task, or outside srun.
 
     SLURM_STEP_NUM_TASKS is set by srun alone: a batch script has SLURM_NTASKS as well, and runs once.
 
@@ -70,7 +70,7 @@ _OTHERWISE = "start torchrun within the job instead, as examples/cluster/slurm.s
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
+    """The tasks of each machine from SLURM's `4(x2),3`: [4, 4, 3]."""
     counts = []
     for piece in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())

@@ -1,4 +1,4 @@
-"""A hang, or the end of another process, becomes a message and an exit code on every process.
+"""Turn a hang, or the death of another process, into a message and an exit code on every process.
 
 `start` gives each process a thread that looks at its phase (`phases.py`) every few seconds and tells the hub in rank
 0's process (`hub.py`). Where a phase lasts longer than the time-out, the hub asks all processes where they are and
@@ -43,7 +43,7 @@ _FROZEN = 60.0
 
 
 class Hub(Protocol):
-    """`hub.Hub`, which is imported where several processes run."""
+    """The part of `hub.Hub` that is used here; the class is imported only where several processes run."""
 
     def close(self) -> None: ...
 
@@ -52,7 +52,7 @@ class Hub(Protocol):
 
 @dataclass
 class Watchdog:
-    """The thread of one process.
+    """The watchdog's thread of one process.
 
     Args:
         timeout: Seconds that a timed phase may last.
@@ -78,7 +78,7 @@ class Watchdog:
 
     @property
     def beat(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two looks at the phase."""
         return max(_QUICKEST, min(_BEAT, self.timeout / 5))
 
     def stop(self, words: str = "") -> None:
@@ -120,7 +120,7 @@ class Watchdog:
             self._end(verdicts.judge_hang({0: report | self._first(), self.rank: report}, {0}))
 
     def _paused(self, phase: phases.Phase) -> float:
-        """Seconds of a phase in which all of this process stood still, its watchdog as well."""
+        """Seconds of a phase in which this whole process stood still, its watchdog as well."""
         looked, self._looked = self._looked, time.monotonic()
         gap = self._looked - looked - self.beat
         count, seconds = self._forgiven
@@ -147,7 +147,7 @@ class Watchdog:
             self._end({"kind": "lost", "ranks": [0], "reports": {0: self._report(phases.now()) | self._first()}})
 
     def _first(self) -> Message:
-        """What is known of rank 0 without its answer."""
+        """What is known of rank 0 without an answer from it."""
         return {"host": self.hub_host, "waits": None, "place": None, "stack": None}
 
     def _report(self, phase: phases.Phase) -> Message:
@@ -222,7 +222,7 @@ def stop() -> None:
 
 
 def on_exit(error: BaseException | None) -> None:
-    """Tell the others that the script ends, and why. Does not return where it ends because others are gone.
+    """Tell the others that the script ends, and why; ends the process itself where it ends because others are gone.
 
     Put into `errors.exit_hooks` by `launch.prepare_environment`.
     """
@@ -247,7 +247,7 @@ def _parting_words(error: BaseException | None) -> str:
 
 
 def _can_dump() -> bool:
-    """Whether the standard error is a real file, which it is not under some test runners."""
+    """Whether the standard error is a real file, as faulthandler needs; under some test runners it is not."""
     try:
         return sys.__stderr__ is not None and sys.__stderr__.fileno() >= 0
     except (OSError, ValueError):

@@ -75,7 +75,7 @@ def read_bytes(file: str | Path, *, limit: int, error: type[UserError] = Manifes
 
 
 def check_memory(file: str | Path, size: int | None = None, *, error: type[UserError] = ManifestError) -> None:
-    """Refuse to read a file whole for which the memory does not suffice.
+    """Refuse to read a whole file that does not fit into the free memory.
 
     Args:
         size: Bytes that are needed; None: those of the file.
@@ -101,7 +101,7 @@ def check_memory(file: str | Path, size: int | None = None, *, error: type[UserE
 
 
 def _way_out(file: str | Path, problem: OSError | ValueError) -> str:
-    """The nearest path where there is none; else whose rights it is about."""
+    """What to do about it: the nearest path where there is no file, else its permissions."""
     if isinstance(problem, FileNotFoundError):
         return path_hint(str(file), "the path of a file")
     return "make it readable for you (ls -l shows whose it is), or name another file"

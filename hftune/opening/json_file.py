@@ -29,7 +29,7 @@ _FIX = "copy or download it again, or mend it"
 
 
 class _Fault(ValueError):
-    """What is wrong with a value, raised from within the parser."""
+    """A fault of a value, raised from within the parser."""
 
 
 def read_json(
@@ -43,7 +43,7 @@ def read_json(
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
-    """What a JSON file holds.
+    """The contents of a JSON file.
 
     Args:
         file: A regular file.
@@ -73,7 +73,7 @@ def parse_json(
     error: type[UserError] = ManifestError,
     fix: str = _FIX,
 ) -> Any:
-    """As `read_json`, of a text that is there already; `place` is its file or flag."""
+    """The value of a JSON text, under the same rules as `read_json`; `place` is its file or flag."""
 
     def refuse(cause: str, line: int | None, why: BaseException | None = None) -> NoReturn:
         at = f"{place}:{line}" if line and not place.startswith("--") else place
@@ -137,7 +137,7 @@ def _not_finite(text: str) -> NoReturn:
 
 
 def _check_text(value: Any) -> None:
-    """Halves of a pair of surrogates are no text: printing or writing one would fail much later."""
+    """Refuse lone surrogates: printing or writing one would fail much later."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as problem:

@@ -100,7 +100,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str = _FIX) -> dict[str, Any]:
-    """One of the files of `KINDS`, within its size, with values of the kinds that those who read it expect.
+    """The contents of one of the files of `KINDS`, with its size and the types of its values checked.
 
     Raises:
         UserError: It is something else.
@@ -117,7 +117,7 @@ def read_checked(file: Path, *, error: type[UserError] = ManifestError, fix: str
 
 
 def json_problems(folder: Path) -> Iterator[UserError]:
-    """What is wrong with the JSON files of a folder from which a model or tokenizer is loaded."""
+    """Problems of the JSON files of a folder from which a model or tokenizer is loaded."""
     for name in (*KINDS, _INDEX):
         file = folder / name
         # Those are states of a run, read when it resumes; no model is loaded from them.
@@ -140,7 +140,7 @@ def _faults(found: dict[str, Any], kinds: Kinds, required: tuple[str, ...] = ())
 
 
 def _faults_of(value: Any, kind: Any) -> Iterator[str]:
-    """What is wrong with a value, to be read after its name."""
+    """What is wrong with a value, as text that follows its name."""
     plain: Any = type(kind) if isinstance(kind, dict | list) else kind
     # Python takes true and false for numbers.
     if not isinstance(value, plain) or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Headers of safetensors files with all that the format demands checked, indexes, and tensors read whole.
+"""Headers of safetensors files, checked against the whole format; their indexes; tensors read whole.
 
 The rules are those of the format's own library (https://github.com/huggingface/safetensors#format), which tells faults
 by an exception of its own without the file's name.
@@ -45,7 +45,7 @@ _FIX = "copy or download it again"
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of a file say.
+    """The header of a file.
 
     Attributes:
         tensors: Name to dtype, shape and data_offsets, in the order of their bytes.
@@ -59,7 +59,7 @@ class Header:
 
 
 def read_safetensors_header(file: str | Path) -> Header:
-    """The header of a file in which everything fits: offsets, shapes, dtypes and the size of the file.
+    """The header of a file, with offsets, shapes, dtypes and the size of the file checked.
 
     Raises:
         ManifestError: Something does not.
@@ -92,7 +92,7 @@ def read_safetensors_header(file: str | Path) -> Header:
 
 
 def _in_order(file: str | Path, header: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Entries by their offsets, each checked, without holes and overlaps."""
+    """The entries by their offsets, each checked, without holes and overlaps."""
     for name, entry in header.items():
         fault = _fault_of(entry) or (f"the name has {len(name)} characters" if len(name) > _NAME else None)
         if fault:
@@ -159,7 +159,7 @@ def is_plain_name(name: str) -> bool:
 
 @contextmanager
 def open_tensors(file: str | Path) -> Iterator[Any]:
-    """As `safetensors.safe_open` for torch; faults become the one message. The library checks the header itself."""
+    """The file as `safetensors.safe_open` for torch; its faults become hftune's one message."""
     from safetensors import SafetensorError, safe_open
 
     open_regular(file).close()  # a pipe would wait for a writer

@@ -26,11 +26,11 @@ _TWICE = "stands here twice"
 
 
 class BeyondLimits(yaml.MarkedYAMLError):
-    """A file has more than a config has."""
+    """Raised for a file that exceeds the limits of a config."""
 
 
 class BoundedLoader(yaml.SafeLoader):
-    """Refuses what is nested too deep, refers to itself, or stands for too much."""
+    """A YAML loader that refuses deep nesting, circular aliases, and aliases that expand to too much."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class BoundedLoader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Overrides `Composer.compose_node`: counts."""
+        """Overrides `Composer.compose_node`: to count depth and values."""
         # Before the node is read: an error deep inside must name the line where it begins.
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # types-PyYAML has no types for it
         if self._open >= MAX_DEPTH:
@@ -55,7 +55,7 @@ class BoundedLoader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Overrides `Composer.compose_mapping_node`: a name given twice would lose its first value in silence."""
+        """Overrides `Composer.compose_mapping_node`: a repeated name would lose its first value in silence."""
         node = super().compose_mapping_node(anchor)
         seen: dict[str, int] = {}
         for key, _ in node.value:
@@ -119,7 +119,7 @@ def _fix(problem: str) -> str:
 
 @contextmanager
 def yaml_errors(file: Path | str) -> Iterator[None]:
-    """Turn what PyYAML raises inside into one message with the line.
+    """Turn errors of PyYAML in the block into one message with the line.
 
     Raises:
         ArgumentError: In its place.

@@ -1,4 +1,4 @@
-"""What a micro step keeps for its backward pass, by a formula for GPT-like layers: nothing is traced.
+"""Memory of a micro step's activations, by a formula for GPT-like layers: nothing is traced.
 
 The figures are of Korthikanti et al. (arXiv:2205.05198, equation 1). They are rough: fused kernels keep less, layers of
 other kinds keep something else. `hftune plan` traces the model's own layers instead.

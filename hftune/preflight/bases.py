@@ -28,7 +28,7 @@ def check_adapter_fits(base: str, adapter: str, flag: str) -> Iterator[UserError
 
 
 def _shape_problems(base: str, adapter: str, flag: str) -> Iterator[UserError]:
-    """LoRA matrices whose module the base lacks, or has in another shape. One problem names the first."""
+    """A problem that names the first LoRA matrix whose module the base lacks, or has in another shape."""
     base_shapes = weight_shapes(base)
     if not base_shapes:
         return  # on the Hub, or in another format: peft compares when it loads

@@ -1,4 +1,4 @@
-"""All rules of a run, which are imported by name: a stage does without those of others."""
+"""All rules of a run, imported by name: a stage needs no rules of others."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ LIGER_MLPS = ("swiglu", "geglu")
 
 
 def complete_chain(adapter_args: AdapterArguments) -> None:
-    """Put the adapters that the named one was trained upon before it."""
+    """Put the adapters that the named one was trained on before it."""
     whole = whole_chain(adapter_args.adapter_chain)
     if whole != adapter_args.adapter_chain:
         notice(f"{adapter_args.adapter_chain[0]} was trained upon others: --peft_path {','.join(whole)}")
@@ -36,7 +36,7 @@ def take_tokenizer_of_adapter(model_args: ModelArguments, adapter_args: AdapterA
 
 
 def keep_own_layers(adapter_args: AdapterArguments, training_args: StageArguments) -> None:
-    """Switch off those of Liger's replacements that would undo hftune's: the Trainer applies Liger last of all."""
+    """Switch off Liger's replacements that would undo hftune's: the Trainer applies Liger last of all."""
     if not training_args.use_liger_kernel:
         return
     kept = kept_from_liger(adapter_args, training_args)

@@ -91,7 +91,7 @@ class RowLayout:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the memory arithmetic is made of.
+    """The inputs of the memory arithmetic.
 
     Args:
         size: Numbers of parameters.
@@ -106,7 +106,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Facts(Generic[Training]):
-    """The account of one run.
+    """All that is decided about one run.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".
@@ -128,22 +128,22 @@ class Facts(Generic[Training]):
 
     @property
     def model_args(self) -> ModelArguments:
-        """Of the model."""
+        """The arguments of the model."""
         return self.arguments.model
 
     @property
     def data_args(self) -> DataArguments:
-        """Of the data."""
+        """The arguments of the data."""
         return self.arguments.data
 
     @property
     def adapter_args(self) -> AdapterArguments:
-        """Of the adapter and what is frozen."""
+        """The arguments of the adapter and of freezing."""
         return self.arguments.adapter
 
     @property
     def training_args(self) -> Training:
-        """Of the stage."""
+        """The arguments of the stage."""
         return self.arguments.training
 
     @property
@@ -158,7 +158,7 @@ class Facts(Generic[Training]):
 
     @property
     def deepspeed(self) -> DsConfig | None:
-        """The DeepSpeed config as used; None: DeepSpeed is not at work."""
+        """The DeepSpeed config as used; None without DeepSpeed."""
         return self.training_args.ds_resolved
 
     @cached_property
@@ -176,7 +176,7 @@ class Facts(Generic[Training]):
 
     @cached_property
     def memory(self) -> Memory | None:
-        """What the memory arithmetic takes; None, with a notice, where the parameters cannot be counted."""
+        """The inputs of the memory arithmetic; None, with a notice, where the parameters cannot be counted."""
         if self.skeleton is None:
             return None
         try:
@@ -196,7 +196,7 @@ class Facts(Generic[Training]):
 
 
 def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
-    """The facts of a run. Every process must call it: they tell each other who they are and what they found.
+    """The facts of a run. Every process must call it: they exchange who they are and what they found.
 
     Args:
         stage: "pt", "sft", "rm", "dpo" or "rl".
@@ -241,7 +241,7 @@ def resolve(stage: str, given: RunArguments[Training]) -> Facts[Training]:
 
 
 def _attempt(problems: list[UserError], decide: Callable[[], object]) -> None:
-    """Decide something; what stands against it joins the problems, which are said together later."""
+    """Decide something; an error joins the problems, which are raised together later."""
     try:
         decide()
     except UserError as problem:
@@ -277,7 +277,7 @@ def _build(stage: str, arguments: RunArguments[StageArguments], problems: list[U
 
 
 def _choose_recomputed_layers(facts: Facts) -> None:
-    """Settle `--activation_checkpointing auto`, which alone asks the planner: a run without it does without tracing."""
+    """Decide `--activation_checkpointing auto`; only then is the planner asked, which traces the model."""
     memory = facts.memory if facts.model_class is not None else None
     # Where weights and optimizer alone do not fit, recomputing activations is no way out: a rule says what is.
     fits = ranks.all_agree(memory is not None and facts.missing_memory is None)  # choosing is a collective

@@ -1,4 +1,4 @@
-"""How much memory weights, gradients and optimizer states take in each process, as arithmetic: nothing is loaded.
+"""Memory of weights, gradients and optimizer states in each process, as arithmetic: nothing is loaded.
 
 Bytes follow the ZeRO paper (arXiv:1910.02054, section 3): with half precision 2 a weight, 2 a gradient, and for what is
 trained a float32 copy (4) next to the optimizer's own states (8 for Adam). Stage 1 spreads copy and states over the
@@ -63,13 +63,13 @@ class ModelSize:
     adapter: int = 0
 
     def shared(self, processes: int) -> ModelSize:
-        """What one of so many processes has that split every matrix (tensor parallelism); nearly, for some are not."""
+        """The size of one process's share under tensor parallelism; nearly, since some weights are not split."""
         return ModelSize(*(getattr(self, one.name) // processes for one in fields(self)))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run keeps a model.
+    """How a run keeps a model in memory.
 
     Args:
         zero_stage: 0 to 3.
@@ -107,14 +107,14 @@ class Setup:
 
     @property
     def gradient_bytes(self) -> float:
-        """Of a gradient: it has the dtype of what is trained."""
+        """Bytes of a gradient, which has the dtype of what is trained."""
         kept = 2.0 if self.half else self.weight_bytes
         return kept if self.adapter_bytes is None else self.adapter_bytes
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes for one process.
+    """Bytes that one process needs.
 
     Args:
         weights: Where it trains; a reference model's included.
@@ -157,7 +157,7 @@ class Free:
 
 
 def estimate(size: ModelSize, setup: Setup) -> Need:
-    """What one process needs."""
+    """The bytes that one process needs."""
     # Stage 1 spreads optimizer states, 2 gradients as well, 3 weights as well.
     shares = [setup.processes if setup.zero_stage >= stage else 1 for stage in (1, 2, 3)]
     by_optimizer, by_gradients, by_weights = shares
@@ -183,9 +183,10 @@ def estimate(size: ModelSize, setup: Setup) -> Need:
 
 
 def _loading(size: ModelSize, setup: Setup, packed: float, plain: int) -> tuple[float, bool]:
-    """A quantised base is read whole by every process, onto its device, also under ZeRO-3, which partitions it after.
+    """Bytes of loading the weights, and whether they lie in the machine's memory.
 
-    Other weights are read into the machine's memory, whole, or in shares under ZeRO-3.
+    A quantised base is read whole by every process onto its device, also under ZeRO-3, which partitions it later. Other
+    weights are read into the machine's memory, whole, or in shards under ZeRO-3.
     """
     if setup.packed_bytes is not None:
         return packed + plain * setup.weight_bytes, False
@@ -208,7 +209,7 @@ def in_one_memory(need: Need) -> float:
 
 
 def shortfall(need: Need, free: Free, setup: Setup) -> str | None:
-    """Which memory is too small and by what, in words; None where all fits."""
+    """Which memory is too small, and by what, in words; None where all fits."""
     if fits(need, free, setup):
         return None
     if setup.on_cpu:

@@ -1,4 +1,4 @@
-"""Before every run: one line of the memory that it will take, and a word where it will probably not fit."""
+"""Before every run: one line on the memory that it needs, and a notice where it probably does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hftune.preflight.memory import GIB, Free, ModelSize, Setup, estimate, fits,
 
 
 def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, adapter: Callable[[], int]) -> None:
-    """Log the memory of one process. What probably does not fit is no error: activations are by formula.
+    """Log the memory of one process; what probably does not fit is only a notice, since activations are a formula.
 
     Args:
         size: Of the model and what is trained.
@@ -51,7 +51,7 @@ def say_memory(size: ModelSize, setup: Setup, activations: float, free: Free, ad
 
 
 def _fits(size: ModelSize, setup: Setup, activations: float, free: Free) -> bool:
-    """Whether all of it fits, what is kept for the backward pass included."""
+    """Whether everything fits, activations included."""
     # On the CPU the activations of all processes of the machine come out of one memory.
     taken = activations * (setup.local_processes if setup.on_cpu else 1)
     left = replace(free, device=free.device - activations, host=free.host - (taken if setup.on_cpu else 0.0))

@@ -1,4 +1,4 @@
-"""Rules about adapters and freezing, one function each; each yields the problems that it finds."""
+"""Rules about adapters and freezing, one function each, which yields the problems that it finds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEED_DATA = ("eva", "corda", "lora_ga", "loftq")
 
 
 def check_adapters(facts: Facts) -> Iterator[UserError]:
-    """Every rule about adapters and freezing. Names are only looked up where the flags make sense by themselves."""
+    """Problems of adapters and freezing; names are looked up only where the flags are consistent."""
     model_args, adapter_args, training_args = facts.model_args, facts.adapter_args, facts.training_args
     say_idle_flags(adapter_args)
     # What the flags say by themselves comes first: names are looked up on a skeleton, which takes a while.
@@ -51,7 +51,7 @@ def check_adapters(facts: Facts) -> Iterator[UserError]:
 
 
 def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """The patterns hold numbers that mean something."""
+    """Problems of the rank and alpha patterns."""
     for name in ("rank_pattern", "alpha_pattern"):
         try:
             adapter_args.patterns(name)
@@ -60,7 +60,7 @@ def check_lora_numbers(adapter_args: AdapterArguments) -> Iterator[UserError]:
 
 
 def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """The beginning is one that peft knows, and that base and modules allow."""
+    """Problems of `--init_lora_weights`: not known to peft, or not possible with this base and these modules."""
     flag, init = f"--init_lora_weights {adapter_args.init_lora_weights}", adapter_args.init_lora_weights
     # peft takes them from a pass over data, which none of hftune's loaders makes before the adapter is there.
     if init in _NEED_DATA:
@@ -93,7 +93,7 @@ def check_init(adapter_args: AdapterArguments) -> Iterator[UserError]:
 
 
 def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """DoRA, dropout, adapters of parameters and trainable tokens, as far as peft can do them together."""
+    """Problems of DoRA, dropout and adapted parameters that peft cannot combine."""
     if adapter_args.lora_target_parameters:
         for flag, given in (("--use_dora", adapter_args.use_dora), ("--lora_dropout", adapter_args.lora_dropout)):
             if given:
@@ -126,7 +126,7 @@ def check_lora_variants(adapter_args: AdapterArguments, training_args: StageArgu
 
 
 def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """What is asked for by name is done or refused."""
+    """A problem where fused LoRA was asked for and is not possible."""
     if adapter_args.fused_lora and not fuses_lora(adapter_args, training_args):
         which = "ZeRO-3 gathers weights" if training_args.zero_stage == 3 else "torch.compile sees operators"
         yield ArgumentError(
@@ -137,7 +137,7 @@ def check_fused(adapter_args: AdapterArguments, training_args: StageArguments) -
 
 
 def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Flags that freeze parts, or train more of them, fit the way of training."""
+    """Problems of flags that freeze parts, or train more of them."""
     if adapter_args.use_peft and adapter_args.freezes:
         yield ArgumentError(
             "the base of an adapter is frozen as a whole",
@@ -162,7 +162,7 @@ def check_freezing_flags(adapter_args: AdapterArguments) -> Iterator[UserError]:
 def check_chain(
     model_args: ModelArguments, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """Adapters to continue or to fold are there, were made for this base in this order, and fit this stage."""
+    """Problems of the adapters to continue or to fold: missing, of another base or order, or not fit for this stage."""
     folders = adapter_args.adapter_chain
     if adapter_args.create_new_adapter and not folders:
         yield ArgumentError("no adapter was named", place="--create_new_adapter", fix="name some with --peft_path")
@@ -207,7 +207,7 @@ def _check_config(
 def _check_goes_on(
     folder: str, config: LoraConfig, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """The adapter has all that this stage trains; peft would leave a new head as it was drawn."""
+    """Problems of a continued adapter that lacks what this stage trains; peft would leave a new head as drawn."""
     wanted = training_args.head
     # Adapters of other tools name no task, and are of language models.
     has = next((head for head, task in TASK_TYPES.items() if task == config.task_type), "causal_lm")
@@ -230,7 +230,7 @@ def _check_goes_on(
 
 
 def check_reference(adapter_args: AdapterArguments, training_args: StageArguments) -> Iterator[UserError]:
-    """The reference of DPO and RL is the model with its adapter off: biases of the base that are trained stay on."""
+    """A problem where the adapter trains biases of the base: the reference of DPO and RL shares them."""
     # Log-probabilities that were computed before training are those of the untouched base.
     compares = getattr(training_args, "beta", 0) and not getattr(training_args, "precompute_ref_log_probs", False)
     if adapter_args.use_peft and adapter_args.lora_bias != "none" and compares:
@@ -242,7 +242,7 @@ def check_reference(adapter_args: AdapterArguments, training_args: StageArgument
 
 
 def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iterator[UserError]:
-    """Adapters that were trained on stretched positions are used on the same ones."""
+    """Problems of adapters that were trained on other rotary positions than the model now has."""
     for folder in adapter_args.adapter_chain:
         recorded = (read_manifest(folder) or {}).get("rope")
         if recorded and recorded["rope_parameters"] != config.get_text_config().rope_parameters:
@@ -254,7 +254,7 @@ def check_rope(config: PreTrainedConfig, adapter_args: AdapterArguments) -> Iter
 
 
 def say_idle_flags(adapter_args: AdapterArguments) -> None:
-    """Say which flags of adapters mean nothing because there is no adapter."""
+    """Log which flags of adapters have no effect because there is no adapter."""
     if adapter_args.use_peft:
         return
     defaults = AdapterArguments()

@@ -1,4 +1,4 @@
-"""Rules of expert parallelism: where its losses, gradients and saved weights were found right, and nowhere else."""
+"""Rules of expert parallelism: it is allowed only where losses, gradients and saved weights were found right."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LOST = "does not reach, or does not know, sharded experts"
 
 
 def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
-    """What does not go together with experts that are sharded over processes."""
+    """Problems of options that do not work with sharded experts."""
     adapter_args, training_args = facts.adapter_args, facts.training_args
     yield from check_stage(EXPERT, training_args)
     yield from check_trains(EXPERT, training_args)
@@ -49,7 +49,7 @@ def check_expert_parallel(facts: Facts) -> Iterator[UserError]:
 
 
 def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
-    """DeepSpeed at ZeRO 1 to 3, without what shares weights in another way."""
+    """Problems of the DeepSpeed config: expert parallelism needs ZeRO 1 to 3, without other ways to share weights."""
     config = training_args.ds_resolved
     if config is None or training_args.zero_stage == 0:
         why = "DeepSpeed shards experts, and no config for it was given"
@@ -69,7 +69,7 @@ def check_expert_engine(training_args: StageArguments) -> Iterator[UserError]:
 
 
 def _lost(training_args: StageArguments) -> dict[str, bool]:
-    """What would be lost with the layers that AutoEP replaces."""
+    """Options that have no effect on the layers that AutoEP replaces: by name, whether given."""
     plan = training_args.recomputation
     return {
         f"--optim {MUON}": training_args.optim_name == MUON,
@@ -80,7 +80,7 @@ def _lost(training_args: StageArguments) -> dict[str, bool]:
 
 
 def check_expert_model(config: PreTrainedConfig, training_args: StageArguments) -> Iterator[UserError]:
-    """AutoEP computes the model's layers as transformers does, and the experts come out even."""
+    """Problems of a model whose layers AutoEP computes otherwise, or whose experts do not divide evenly."""
     if config.model_type not in PRESETS:
         yield ArgumentError(
             f"AutoEP does not train the layers of a {config.model_type} model as transformers does, or finds none",
@@ -123,7 +123,7 @@ def _odd(config: Any) -> Iterator[UserError]:
 def check_trained_experts(
     bare: PreTrainedModel, adapter_args: AdapterArguments, training_args: StageArguments
 ) -> Iterator[UserError]:
-    """DeepSpeed (0.19.8): ZeRO-1 and 2 want some in the optimizer, ZeRO-3 leaves frozen ones out of checkpoints."""
+    """Problems of frozen experts, which DeepSpeed's ZeRO (0.19.8) does not handle."""
     if not adapter_args.freezes or training_args.zero_stage not in (1, 2, 3):
         return
     try:

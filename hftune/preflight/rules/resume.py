@@ -1,4 +1,4 @@
-"""The checkpoint that a run resumes from: it exists, is whole, has state, and fits this run's batch and groups."""
+"""Rules about resuming: the checkpoint exists, is whole, has state, and fits this run's batch and groups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hftune.preflight.facts import Facts
 
 
 def check_resume(facts: Facts) -> Iterator[UserError]:
-    """`--resume_from_checkpoint` can be done, and is not forgotten where a run was interrupted."""
+    """Problems of `--resume_from_checkpoint`, also where it was forgotten after an interruption."""
     yield from check_groups(facts.checkpoint.folder, facts.training_args)
     yield from unfinished_problems(facts.training_args)
     yield from resume_problems(facts.checkpoint)
 
 
 def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator[UserError]:
-    """State of split matrices and sharded experts resumes only in the groups, world and ZeRO stage that wrote it."""
+    """A problem where sharded matrices or experts would resume in other groups, another world or ZeRO stage."""
     engine = engine_folder(folder) if folder is not None and folder.is_dir() else None
     if folder is None or engine is None:
         return
@@ -50,6 +50,6 @@ def check_groups(folder: Path | None, training_args: StageArguments) -> Iterator
 
 
 def tensor_ranks(engine: Path) -> int:
-    """Tensor-parallel processes that wrote a folder of DeepSpeed's, by the names of its files."""
+    """The number of tensor-parallel processes that wrote a folder of DeepSpeed, by the names of its files."""
     found = {match[1] for file in engine.glob("*mp_rank_*.pt") if (match := re.search(r"mp_rank_(\d+)", file.name))}
     return max(1, len(found))

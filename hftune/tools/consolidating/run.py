@@ -76,7 +76,7 @@ def consolidate(args: ConsolidateArguments) -> Path:
 
 
 def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
-    """The checkpoint is DeepSpeed's and whole enough, and the output replaces nothing by accident."""
+    """Problems of the arguments: no checkpoint of DeepSpeed, an unfinished one, an output that is taken."""
     folder = Path(args.checkpoint or "")
     if not args.checkpoint or not folder.is_dir():
         yield missing_folder(args.checkpoint or "", "--checkpoint", "a folder such as outputs/sft/checkpoint-100")
@@ -103,7 +103,7 @@ def check_consolidation(args: ConsolidateArguments) -> Iterator[UserError]:
 
 
 def _manifest(checkpoint: Path, args: ConsolidateArguments) -> Manifest:
-    """The checkpoint's own manifest, of a result that is finished; a checkpoint of another tool has none."""
+    """The manifest of the result: the checkpoint's own, as complete, with where the weights came from."""
     about = read_manifest(checkpoint) or {"hftune": library_versions().get("hftune"), "stage": "consolidate"}
     return about | {
         "status": COMPLETE,
@@ -132,7 +132,7 @@ def _convert(checkpoint: Path, output: Path, args: ConsolidateArguments) -> None
 
 
 def _tensors(pieces: ShardedState, checkpoint: Path) -> dict[str, tuple[tuple[int, ...], Read]]:
-    """Shape and reader of each tensor under the name that it is saved by: all, or an adapter's own."""
+    """Shape and reader of each tensor, by the name that it is saved under: of a model all, else the adapter's own."""
     read: dict[str, tuple[tuple[int, ...], Read]] = {
         name: (shape, partial(pieces.read, name, WEIGHTS)) for name, shape in pieces.shapes.items()
     }
@@ -158,7 +158,7 @@ def _is_adapter(checkpoint: Path) -> bool:
 
 
 def _write(file: Path, tensors: dict[str, tuple[tuple[int, ...], Read]], dtype: torch.dtype) -> None:
-    """A safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
+    """Write a safetensors file (8 bytes of length, a JSON header, the tensors end to end), tensor by tensor."""
     # Written here, not by safetensors' `save_file`: that wants all tensors of a file in memory at once.
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

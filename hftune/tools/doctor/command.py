@@ -47,7 +47,7 @@ def main(argv: list[str]) -> None:
 
 
 def examine(folders: list[str], *, quick: bool) -> Iterator[Finding]:
-    """Everything that is looked at."""
+    """All findings, in the order in which they are shown."""
     environment = dict(os.environ)  # as the user has it
     # It sets variables of its own, which must not be reported as the user's.
     launch.prepare_environment()

@@ -143,7 +143,7 @@ def _none_seen(found: Gpus) -> Finding:
 
 
 def check_host(*, has_gpu: bool) -> Iterator[Finding]:
-    """Processors and memory, as far as this process may use them, and what DeepSpeed can compile."""
+    """Findings about processors and memory that this process may use, and about what DeepSpeed can compile here."""
     # `cpu_count` counts the machine's cores; containers, taskset and SLURM bind a process to fewer.
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     memory = psutil.virtual_memory()

@@ -1,4 +1,4 @@
-"""What was found: a line each, with the way out where something is wrong."""
+"""Findings: a line each, with what to do where something is wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARKS = {FINE: "  ok ", NOTE: "note ", WRONG: "WRONG"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Args:
         topic: What it belongs to: "libraries", "GPU", "launch", ...

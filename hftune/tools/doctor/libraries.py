@@ -85,7 +85,7 @@ def check_python(version: str, wanted: str) -> Finding:
 def check_requirements(
     requires: Iterable[str], version_of: Callable[[str], str | None] = installed
 ) -> Iterator[Finding]:
-    """What hftune's own metadata asks for: whether it is here, in versions it was made for.
+    """A finding for each library that is missing or out of the range that hftune asks for, and one with versions.
 
     Args:
         requires: Lines as `importlib.metadata.requires` gives them; those of extras are passed over.
@@ -117,7 +117,7 @@ def check_optional(version_of: Callable[[str], str | None] = installed) -> Itera
 
 
 def check_loading(names: Iterable[str]) -> Iterator[Finding]:
-    """Whether these packages can be imported, in a process of their own: one that crashes takes nothing with it."""
+    """Whether these packages can be imported; tried in a child process, since one of them may crash Python."""
     # Distributions are spelt with a hyphen where modules have an underscore.
     there = [name for name in names if installed(name.replace("_", "-"))]
     done = child_processes.run(child_processes.python("-c", LOAD, *there), capture_output=True)

@@ -25,7 +25,7 @@ STARTS = ("NCCL_", "GLOO_", "TORCH_NCCL_", "PYTORCH_", "ACCELERATE_")
 
 
 def folders(named: Iterable[str]) -> dict[str, Path]:
-    """Those that a run writes into, by what it keeps there; `named` are folders for results."""
+    """Folders that a run writes into, by what it keeps there; `named` are folders for results."""
     return {
         "models and data of the hub (HF_HOME)": Path(hub.HF_HOME),
         "tokenised records (HFTUNE_CACHE)": cache_folder(),
@@ -35,7 +35,7 @@ def folders(named: Iterable[str]) -> dict[str, Path]:
 
 
 def check_folders(found: Mapping[str, Path]) -> Iterator[Finding]:
-    """Whether a file can be written into each, and how much space there is. Nothing is left there."""
+    """Whether a file can be written into each folder, and how much space there is. Nothing is left there."""
     for what, folder in found.items():
         # A run makes the folder itself: what counts is the nearest one that exists.
         there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
@@ -61,7 +61,7 @@ def check_folders(found: Mapping[str, Path]) -> Iterator[Finding]:
 
 
 def check_variables(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What is set that changes a run, and what a launcher sets and nobody has launched."""
+    """Environment variables that change a run, and those of a launcher where none is at work."""
     left = [name for name in LAUNCHED if name in environment]
     if left:
         names = ", ".join(f"{name}={environment[name]}" for name in left)

@@ -29,7 +29,7 @@ RUN_KINDS: dict[str, dict[str, RunKind]] = {
 
 @dataclass(frozen=True)
 class DefaultRow:
-    """A default.
+    """One row of a table of defaults.
 
     Args:
         where: What it is for; "" for all that the script trains.
@@ -79,7 +79,7 @@ def _where(labels: list[str], every: list[str], held_out: bool) -> str:
 # Every name asks for the same few parsers.
 @functools.cache
 def _known(stage: str, kind: str) -> dict[str, Any]:
-    """The arguments of a script, as its parser has them."""
+    """The arguments of a script by name, as its parser defines them."""
     # A parser imports transformers, TRL and PEFT, which takes seconds: only once there is a question.
     from hftune.arguments.stages import stage_parser
 
@@ -98,7 +98,7 @@ def medicalgpt_values(name: str) -> dict[str, str]:
 
 
 def explain_default(name: str) -> list[str]:
-    """Lines about the defaults of an argument, script by script; those of one kind are one line."""
+    """Lines about the defaults of an argument; scripts with the same ones share a line."""
     by_script: dict[str, list[str]] = {}
     for stage in RUN_KINDS:
         for one in default_rows(stage, name):

@@ -1,4 +1,4 @@
-"""docs/defaults.md, of the tables in this package."""
+"""docs/defaults.md, written from the tables of defaults."""
 
 # ruff: noqa: E501 -- lines of Markdown tables and of output
 
@@ -68,7 +68,7 @@ RLOO without a validation folder holds out none, where its script takes the last
 
 
 def page() -> str:
-    """The page as Markdown, but for what was measured."""
+    """The page as Markdown, without the section of measurements."""
     return "\n".join([_HEAD, *(_script(stage) for stage in RUN_KINDS), _medicalgpt()])
 
 

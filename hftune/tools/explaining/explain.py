@@ -14,7 +14,7 @@ from hftune.tools.explaining.defaults import explain_default
 
 
 def explain(name: str) -> str:
-    """A few lines on a name: who has it, what it does, and what becomes of it here.
+    """A few lines on a name: which tools have it, what it does, and what hftune does with it.
 
     Raises:
         ArgumentError: Neither hftune nor one of the other tools has it; names the nearest.
@@ -51,7 +51,7 @@ def outcome(row: Row) -> str:
 
 
 def counterpart(row: Row) -> str:
-    """The counterpart of an alias; where it differs from stage to stage, each with its scripts."""
+    """The argument that an alias becomes; where it differs by stage, each with its scripts."""
     if isinstance(row.to, str):
         return row.to
     by_name: dict[str, list[str]] = {}
@@ -61,7 +61,7 @@ def counterpart(row: Row) -> str:
 
 
 def help_of(name: str) -> str | None:
-    """The help of an argument of hftune's own, or None."""
+    """The help text of one of hftune's own arguments; None where it has no such argument."""
     # Most arguments are SFT's, too, and each further class takes seconds to import.
     for stage in ("sft", *STAGES):
         action = stage_parser(stage).known.get(name)

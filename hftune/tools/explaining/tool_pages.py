@@ -118,7 +118,7 @@ def _counts(tool: str) -> str:
 
 
 def tool_page(page: Page) -> str:
-    """The page of a tool: a table a topic."""
+    """The page of a tool as Markdown: one table for each topic."""
     head = f"# Parameters of {page.title}\n\n{page.about}\n\n```bash\n{page.command}\n```\n"
     parts, several = [head, _LEGEND, _WRITTEN], len(page.tools) > 1
     for title, rows in topics().items():
@@ -131,7 +131,7 @@ def tool_page(page: Page) -> str:
 
 
 def _of_tools(title: str, rows: Iterable[Row], tools: Sequence[str], several: bool) -> list[str]:
-    """The section of those rows whose names one of the tools has; none where there are none."""
+    """A section with the rows whose names one of the tools has; empty where there are none."""
     kept = [row for row in rows if set(tools_of(row.name)) & {*tools}]
     return [_section(title, kept, shows_tool=several, tools=tools)] if kept else []
 

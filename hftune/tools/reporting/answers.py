@@ -17,7 +17,7 @@ Said = tuple[str, str, str]
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Short names of models: as many last parts of their paths as tell them apart, `sft` for `outputs/x/sft-merged`."""
+    """Short names of models: as few last parts of their paths as differ, `sft` for `outputs/x/sft-merged`."""
     deepest = max((len(Path(name).parts) for name in names), default=0)
     for depth in range(1, deepest + 1):
         tails = ["/".join(Path(name).parts[-depth:]) for name in names]
@@ -53,7 +53,7 @@ def answer_sections(found: Mapping[str, Any], shown: int = SHOWN) -> Iterator[Se
 
 
 def reward_section(found: Mapping[str, Any]) -> Section | None:
-    """The mean reward of each model's answers."""
+    """A table of the mean reward of each model's answers; None without rewards."""
     rewards = found.get("rewards")
     if not rewards:
         return None
@@ -80,7 +80,7 @@ def _note(found: Mapping[str, Any], shown: int) -> str:
 
 
 def completion_section(lines: Sequence[Mapping[str, Any]]) -> Section:
-    """RL's own samples, with their rewards."""
+    """A table of samples that RL generated, with their rewards."""
     rows = [
         (line["step"], said(line.get("prompt")), said(line.get("completion")), rewards_of(line.get("rewards")))
         for line in lines
@@ -103,7 +103,7 @@ def rewards_of(found: Mapping[str, Any] | None) -> str:
 
 
 def html_answers(found: Mapping[str, Any]) -> str:
-    """A card a question with every model's answer; what is beyond `SHOWN` is folded away."""
+    """Cards as HTML, one a question with every model's answer; those beyond `SHOWN` are folded away."""
     questions, answers, rewards = found["questions"], found.get("answers") or {}, found.get("rewards") or {}
     names = dict(zip(answers, labels(list(answers)), strict=True))
     cards = [
@@ -118,7 +118,7 @@ def html_answers(found: Mapping[str, Any]) -> str:
 
 
 def html_completions(lines: Sequence[Mapping[str, Any]]) -> str:
-    """A card a prompt with the answers that were sampled for it."""
+    """Cards as HTML, one a prompt, with the answers that were sampled for it."""
     by_prompt: dict[str, list[Said]] = {}
     for line in lines:
         entry = (f"step {line['step']}", rewards_of(line.get("rewards")), said(line.get("completion")))

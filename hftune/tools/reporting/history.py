@@ -100,7 +100,7 @@ def _mean_of_the_end(values: Sequence[float]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """A number as it is, anything else (a bool too) as None."""
+    """The value where it is a number; None for anything else, True and False included."""
     # In Python a bool is an int.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -58,7 +58,7 @@ class Origin:
         return list(dict.fromkeys(fault for use in uses for fault in use.faults))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """The origin and its parents as plain values for JSON."""
         return {
             "name": self.name,
             "role": self.role,
@@ -76,7 +76,7 @@ class Origin:
 
 
 def trace(folder: str | Path) -> Origin:
-    """The whole chain behind a folder.
+    """A folder with everything that it was made from, back to the base.
 
     Raises:
         ManifestError: The folder is not there, or hftune did not make it.
@@ -92,7 +92,7 @@ def trace(folder: str | Path) -> Origin:
 
 
 def _trace(name: str, role: str, known: dict[str, Origin], within: tuple[str, ...]) -> Origin:
-    """A folder and what is behind it; each folder is read once, however many came from it."""
+    """A folder with everything that it was made from; each folder is read once."""
     if name in known:
         # A copy: role and weights that have changed belong to this use of the folder, not to the folder.
         found = known[name]
@@ -165,7 +165,7 @@ def trained_on(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def settings(manifest: Manifest) -> dict[str, Any]:
-    """Arguments that matter: how it was trained, and the adapter."""
+    """The arguments that a line of the lineage shows: of training, and of the adapter."""
     groups = manifest.get("arguments") or {}
     training, adapter = groups.get("training") or {}, groups.get("adapter") or {}
     if not isinstance(training, dict):

@@ -1,4 +1,4 @@
-"""`hftune report`: one HTML page that needs nothing else, and its twin in Markdown."""
+"""`hftune report`: one HTML page without further files, and the same in Markdown."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _title(stage: Stage) -> str:
 
 
 def _asked_first(stages: Sequence[Stage]) -> list[Stage]:
-    """What the models answer is what most readers open the page for."""
+    """The stages with answers of `hftune ask` first: most readers open the page for them."""
     # Sorting is stable: the others keep their order.
     return sorted(stages, key=lambda stage: stage.manifest.get("stage") != ASKED)
 
@@ -157,7 +157,7 @@ def _html_stage(number: int, stage: Stage) -> str:
 
 
 def _html_said(stage: Stage) -> str:
-    """What models answered, a card a question."""
+    """Answers of models as HTML: mean rewards, then a card for each question."""
     rewards = reward_section(stage.answers)
     parts = [_html_table(rewards)] if rewards else []
     parts += [html_answers(stage.answers)] if stage.answers.get("questions") else []
@@ -248,7 +248,7 @@ def _figures(points: Points) -> tuple[str, ...]:
 
 
 def spark(points: Points) -> str:
-    """Values as blocks of eight heights; a value that is not finite is an `x`."""
+    """The values as a line of blocks of eight heights; a value that is not finite is an `x`."""
     values = list(points[1])
     if len(values) > _SPARK:
         # The last value always stays: it is what the run came to.
@@ -261,7 +261,7 @@ def spark(points: Points) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A block whose fence is longer than any in the text."""
+    """The text as a Markdown block whose fence is longer than any in the text."""
     # An answer may hold fences of its own.
     text, fence = visible(text), "```"
     while fence in text:

@@ -46,7 +46,7 @@ Points = tuple[list[int], list[float]]
 
 @dataclass
 class Stage:
-    """One folder.
+    """What a report shows of one folder.
 
     Args:
         name: The folder relative to what is reported.
@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """What was typed, as far as the manifest knows it; without the secrets that older versions wrote there."""
+        """The command of the stage, as its manifest has it, without the secrets that older versions wrote there."""
         # DeepSpeed's launcher adds it to every process's command.
         words = [word for word in self.manifest.get("command") or [] if not word.startswith("--local_rank")]
         return shlex.join(command_without_secrets(words))
@@ -124,7 +124,7 @@ def _read(folder: Path, top: Path) -> Stage:
 
 
 def _in_order(stages: list[Stage]) -> list[Stage]:
-    """Parents first; stages that do not build on each other by the time at which their manifest was written."""
+    """The stages, parents first; those that do not build on each other by the time of their manifests."""
     waiting = sorted(stages, key=lambda stage: (stage.folder / MANIFEST_NAME).stat().st_mtime)
     places = {stage.folder.resolve() for stage in stages}
     done: list[Stage] = []
@@ -145,13 +145,13 @@ def _parents(stage: Stage) -> set[Path]:
 
 
 def _places(name: Any) -> Iterator[Path]:
-    """A folder that a manifest names; none where it names what cannot be one (zero bytes, halves of characters)."""
+    """The folder that a manifest names; none where the text cannot be a path (zero bytes, halves of characters)."""
     with suppress(ValueError, OSError, RuntimeError):
         yield Path(str(name)).resolve()
 
 
 def read_progress(folder: Path) -> list[dict[str, Any]]:
-    """`progress.jsonl` with the speed between logs; a step that was done again after an interruption counts once."""
+    """The lines of `progress.jsonl` with the speed between them; a step that was repeated after a kill counts once."""
     lines: list[dict[str, Any]] = []
     before: dict[str, Any] | None = None
     for line in _lines(folder / PROGRESS):
@@ -170,7 +170,7 @@ def read_progress(folder: Path) -> list[dict[str, Any]]:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that a run appends to; a line that a kill cut off is none."""
+    """The objects of a JSONL file that a run appends to; a line that a kill has cut off is skipped."""
     if file.is_file():
         for line in read_bytes(file, limit=LARGE).splitlines():
             with suppress(ManifestError):

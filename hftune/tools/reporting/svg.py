@@ -14,7 +14,7 @@ Points = tuple[Sequence[int], Sequence[float]]
 
 
 def chart(curves: Mapping[str, Points], title: str) -> str:
-    """Steps to the right, values upwards; a legend where there are several curves.
+    """A line chart as SVG, steps to the right; with a legend where there are several curves.
 
     Args:
         curves: Label to steps and values; values that are not finite are left out, and the line with them.
@@ -39,7 +39,7 @@ def chart(curves: Mapping[str, Points], title: str) -> str:
 
 
 class _Scale:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     def __init__(self, low: float, high: float, start: float, end: float) -> None:
         # A single step, or values that are all the same, would divide by zero.
@@ -59,7 +59,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten) between two values."""
+    """Places of grid lines: round numbers (1, 2, 2.5 or 5 times a power of ten) between two values."""
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     # Slack as well: a step that is too small by rounding alone would give a line more.
@@ -98,7 +98,7 @@ def _legend(curves: Mapping[str, object]) -> str:
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `_MAX_POINTS`, evenly chosen, the last one kept; more cannot be seen and would only be heavy."""
+    """At most `_MAX_POINTS` points, evenly chosen, the last one kept; more cannot be told apart."""
     if len(points) <= _MAX_POINTS:
         return points
     step = len(points) / _MAX_POINTS
@@ -106,7 +106,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def short(value: float) -> str:
-    """A number for an axis: 0.002, 1.5e-05, 12k."""
+    """A number as an axis shows it: 0.002, 1.5e-05, 12k."""
     if value == 0:
         return "0"
     size = abs(value)

@@ -33,7 +33,7 @@ class Section:
 
 
 def stages_section(stages: Sequence[StageSummary]) -> Section:
-    """One row per stage: how long, how fast, and what it did to the loss."""
+    """A table with one row a stage: how long it took, how fast it was, and its losses."""
     headers = ["stage", "steps", "first loss", "last loss", "trained tokens", "trained tokens/s", "wall time (s)"]
     rows = [
         (
@@ -80,7 +80,7 @@ def format_cell(value: object) -> str:
 
 
 def _format_float(value: float) -> str:
-    """About five digits, whatever the size; no exponent but for the very small."""
+    """A float with about five digits; with an exponent only where it is very small."""
     size = abs(value)
     if not math.isfinite(value):
         return str(value)
@@ -96,7 +96,7 @@ def _all_numbers(cells: Sequence[object]) -> bool:
 
 
 def _width(text: str) -> int:
-    """Columns a text takes in a terminal: Chinese characters take two."""
+    """The columns that a text takes in a terminal: Chinese characters take two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 

@@ -155,7 +155,7 @@ def _of_file(path: str, flag: str) -> Iterator[Prompt]:
 
 
 def _shown(prompt: list[Message]) -> str:
-    """A single question as it is; a longer conversation with its speakers."""
+    """A prompt as the report shows it: a single question as it is, a conversation with its speakers."""
     if len(prompt) == 1:
         return str(prompt[0].get("content"))
     return "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in prompt)
@@ -188,7 +188,7 @@ def _answers(name: str, prompts: list[Prompt], args: AskArguments) -> list[str]:
 
 
 def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str) -> list[str]:
-    """The prompts as a model is given them, with turn borders in them counted, or refused."""
+    """The prompts as text for the model; turn tokens in them are counted, or refused."""
     render = Renderer(tokenizer) if tokenizer.chat_template else None
     guard, counts = TurnTokenGuard(tokenizer, mode, render), Counts(rows=len(prompts))
     texts: list[str] = []
@@ -207,7 +207,7 @@ def _texts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, mode: str)
 
 
 def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model whole, over all GPUs of this machine or on the CPU; an adapter is folded into its base in memory."""
+    """A model and its tokenizer, over all GPUs of this machine or on the CPU; adapters are folded into the base."""
     on_gpu = torch.cuda.is_available() and not args.use_cpu
     dtype: Any = ("auto" if on_gpu else torch.float32) if args.dtype == "auto" else getattr(torch, args.dtype)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": args.trust_remote_code}
@@ -256,7 +256,7 @@ def _load(name: str, args: AskArguments) -> tuple[PreTrainedModel, PreTrainedTok
 
 
 def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArguments) -> dict[str, list[float | None]]:
-    """What the reward model gives each answer, raw; None for an empty one."""
+    """The raw reward of each answer, by model; None for an empty one."""
     path = str(args.reward_model_path)
     get_logger().info("scoring the answers with %s", path)
     steps = reward_head(path, trust_remote_code=args.trust_remote_code) == "steps"
@@ -282,7 +282,7 @@ def _rewards(prompts: list[Prompt], said: dict[str, list[str]], args: AskArgumen
 
 
 def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> None:
-    """`answers.json` and the manifest, old or new together; the folder of a stage keeps its own manifest."""
+    """Write `answers.json` and the manifest together; the folder of a stage keeps its own manifest."""
     text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
     # A stage's own manifest says how its weights were made; the questions must not replace it.
     if (manifests.read_manifest(folder) or {}).get("stage", ASKED) != ASKED:
@@ -306,7 +306,7 @@ def _write(folder: Path, found: dict[str, Any], args: AskArguments, argv: list[s
 
 
 def _manifest(found: dict[str, Any], args: AskArguments, argv: list[str], began: float) -> manifests.Manifest:
-    """What was asked of whom; the file's record is still to come."""
+    """The manifest of the answers, without the record of the file, which is not written yet."""
     asked = [name for name in [*found["answers"], args.reward_model_path] if name and manifests.read_manifest(name)]
     return {
         "hftune": manifests.library_versions().get("hftune"),

@@ -76,7 +76,7 @@ def score(args: ScoreArguments) -> dict[str, float]:
 
 
 def check_score(args: ScoreArguments) -> Iterator[UserError]:
-    """All that is wrong with the arguments."""
+    """Everything that is wrong with the arguments."""
     if not args.input:
         yield ArgumentError("no file was named", place="--input", fix="hftune score FILE --model FOLDER")
     if not args.model:
@@ -94,7 +94,7 @@ def check_score(args: ScoreArguments) -> Iterator[UserError]:
 def _good_rows(
     rows: Iterable[Row | DataError], make: ScoringEncoder, args: ScoreArguments, tally: Tally
 ) -> Iterator[tuple[Row, list[Scored]]]:
-    """Records and their conversations; bad ones stop the run, or are counted."""
+    """Records with their conversations; a bad record stops the run, or is dropped and counted."""
     for row in rows:
         try:
             if isinstance(row, DataError):
@@ -109,7 +109,7 @@ def _good_rows(
 
 
 def _opened(output: str | None) -> AbstractContextManager[TextIO]:
-    """The output, published under its name once it is whole; standard output for none."""
+    """A stream for the scores: a file that is published once it is whole, or standard output."""
     return nullcontext(sys.stdout) if output is None else published_file(Path(output), flag="--output")
 
 

@@ -37,7 +37,7 @@ def learn_merges(
 
 
 class _Learner:
-    """Words as lists of tokens; how often each pair of neighbours occurs, and in which words it may be."""
+    """The words as tokens, how often each pair of neighbours occurs, and which words may have it."""
 
     def __init__(self, words: Counter[Word], allowed: Callable[[str], bool]) -> None:
         self.words = [list(word) for word in words]
@@ -55,7 +55,7 @@ class _Learner:
         heapq.heapify(self.heap)
 
     def most_frequent(self, least: int) -> Merge | None:
-        """The most frequent pair that may be merged; of equals the first in the order of their spelling."""
+        """The most frequent pair that may be merged; of equals the first in the order of spelling; None for none."""
         while self.heap:
             times, pair = heapq.heappop(self.heap)
             current = self.counts.get(pair, 0)
@@ -86,7 +86,7 @@ class _Learner:
 
 
 def _join_and_count(word: list[str], pair: Merge) -> tuple[list[str], list[tuple[Merge, int]]]:
-    """The word with the pair joined, and which pairs of neighbours went (-1) and came (+1), but for the pair itself."""
+    """The word with the pair joined, and which neighbouring pairs went (-1) and came (+1), without the pair itself."""
     left, right = pair
     whole = left + right
     joined: list[str] = []
@@ -122,7 +122,7 @@ def join_pair(word: Iterable[str], pair: Merge) -> list[str]:
 
 
 def apply_merges(word: Iterable[str], ranks: dict[Merge, int]) -> list[str]:
-    """A word after all merges, the lowest rank first."""
+    """The tokens of a word after all merges, the lowest rank first."""
     tokens = list(word)
     while len(tokens) > 1:
         pairs = set(itertools.pairwise(tokens))

@@ -1,4 +1,4 @@
-"""The folder that `hftune vocab` leaves: a tokenizer, the model in its size, and where both came from."""
+"""The result folder of `hftune vocab`: a tokenizer, a model of its size, and a manifest."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def load_base_tokenizer(args: VocabArguments, *, named: bool = False) -> PreTrai
 def with_content(
     tokenizer: PreTrainedTokenizerBase, content: dict[str, Any], folder: Path, *, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer whose `tokenizer.json` is `content`, written into `folder` and read again as anyone will."""
+    """The tokenizer whose `tokenizer.json` is `content`, written into `folder` and loaded from there."""
     tokenizer.save_pretrained(folder)
     for name in _STALE:
         (folder / name).unlink(missing_ok=True)

@@ -124,7 +124,7 @@ def train(args: VocabArguments) -> Path:
 
 
 def _grown(args: VocabArguments, command: str, make: Callable[[PreTrainedTokenizerBase, Path], Result]) -> Path:
-    """The result of `make` on the tokenizer that grows; tokens named one by one come behind, last."""
+    """Write the result of `make` on the model's tokenizer; tokens that are named one by one come last."""
 
     def whole(folder: Path) -> Result:
         result = make(load_base_tokenizer(args, named=True), folder)

@@ -46,7 +46,7 @@ def read_corpus(given: str, held_out: str | None, max_characters: int) -> tuple[
 
 
 def iterate_texts(given: str, flag: str) -> Iterator[str]:
-    """One text a record, in order."""
+    """The texts of the records of some sources, in order."""
     for spec in parse_sources(given, flag=flag):
         files: list[Path] = find_files(spec.path, flag)
         left = spec.take
@@ -81,7 +81,7 @@ def text_of_record(row: Row) -> str:
 
 
 def tokens_per_character(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> float:
-    """Tokens of all texts, without special ones, over their characters."""
+    """The number of tokens of all texts, without special ones, over that of their characters."""
     tokens = sum(
         len(encoding) for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     )
@@ -89,7 +89,7 @@ def tokens_per_character(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -
 
 
 def _thinned(texts: Iterator[str], limit: int) -> list[str]:
-    """At most about `limit` characters, spread evenly: each time it is too much, every second record is dropped."""
+    """Texts of at most about `limit` characters, spread evenly: whenever they are too many, every second is dropped."""
     kept: list[str] = []
     held, stride = 0, 1
     # While reading: a corpus that is larger than memory is never held whole.

@@ -105,7 +105,7 @@ class _Growing:
         self.ranks: dict[Merge, int] = {}
 
     def add_letters(self, letters: list[str]) -> None:
-        """Letters that the vocabulary lacks, in order, while there is room."""
+        """Add letters that the vocabulary lacks, in order, while there is room."""
         lacking = [letter for letter in letters if letter not in self.vocabulary]
         for letter in lacking[: self.left]:
             self._add(letter)
@@ -113,14 +113,14 @@ class _Growing:
             notice(f"the tokenizer lacked {len(lacking)} bytes of UTF-8, whose text it dropped; they are among the new")
 
     def add_merge(self, pair: Merge) -> None:
-        """A merge, and its token unless the vocabulary has it."""
+        """Add a merge, and its token unless the vocabulary has it."""
         self.content["model"]["merges"].append(list(pair))
         self.ranks[pair] = len(self.ranks)
         if pair[0] + pair[1] not in self.vocabulary:
             self._add(pair[0] + pair[1])
 
     def add_word(self, word: str, wanted: Callable[[str], bool]) -> bool:
-        """Merges that make one token of a word; False where it is one already, or no room is left."""
+        """Add merges that make one token of a word; False where it is one already, or no room is left."""
         letters = [letter for letter in word if letter not in self.vocabulary]
         if self.kind.name == "byte_bpe":
             tokens = [token.value for token in self.kind.backend.model.tokenize(word)]
@@ -156,13 +156,13 @@ class _Growing:
         return tokens
 
     def finished(self) -> dict[str, Any]:
-        """The description with all that was added."""
+        """The `tokenizer.json` with all that was added."""
         if self.kind.name == "bpe":
             all_halves(self.content, self.first_new, len(self.kind.model["merges"]))
         return self.content
 
     def backend(self) -> Tokenizer:
-        """The tokenizer as it is by now."""
+        """The tokenizer with what has been added so far."""
         return Tokenizer.from_str(json.dumps(self.content))
 
     def _add(self, token: str) -> None:
@@ -186,7 +186,7 @@ def _pin_added_tokens(content: dict[str, Any]) -> None:
 
 
 def _domain_pieces(words: Counter[str], count: int, max_length: int) -> list[tuple[str, float]]:
-    """Pieces of a Unigram model of the words, the most likely first, with their log-probabilities."""
+    """Pieces of a Unigram model trained on the words, with log-probabilities, the most likely first."""
     # Twice as many as wanted, and some: pieces that the tokenizer has already are passed over later.
     trainer = UnigramTrainer(
         vocab_size=2 * count + 2000, show_progress=False, special_tokens=["<unk>"], unk_token="<unk>",

@@ -34,7 +34,7 @@ def bytes_of_letters() -> dict[str, int]:
 
 
 def is_whole(spelling: bytes) -> bool:
-    """Whether bytes are text, or a piece of one single character: no token begins in one and ends in the next.
+    """Whether bytes are text, or a part of one character: no token begins in one character and ends in the next.
 
     Such a token could not be shown on its own, and the characters that it joins seldom belong together.
     """
@@ -68,7 +68,7 @@ class Kind:
         return self.content["model"]
 
     def words(self, text: str) -> Iterator[str]:
-        """What tokens do not cross, spelt as the vocabulary spells it: normalised, split, spaces and bytes as letters.
+        """The words of a text, which no token crosses, spelt as in the vocabulary (spaces and bytes as letters).
 
         SentencePiece's kinds do not split texts before tokenising; here their words begin with their space.
         """
@@ -94,14 +94,14 @@ class Kind:
         return sorted((one for one, times in counts.items() if times > 1), key=lambda one: (-counts[one], one))
 
     def characters(self, spelling: str) -> int:
-        """Characters of the text that a token stands for."""
+        """The number of characters of the text that a token stands for."""
         if self.name != "byte_bpe":
             return len(spelling.replace(SPACE, ""))
         # A part of a character decodes to nothing, and counts as one.
         return max(1, len(self.spelt(spelling).decode(errors="ignore")))
 
     def may_be_token(self, spelling: str) -> bool:
-        """Whether a token may be spelt so: in bytes, only whole characters or a piece of one."""
+        """Whether a spelling may become a token: at byte level only whole characters, or a part of one."""
         if self.name != "byte_bpe":
             return "\n" not in spelling and not _is_byte(spelling)
         return is_whole(self.spelt(spelling))
@@ -112,7 +112,7 @@ class Kind:
         return bytes(letters[letter] for letter in spelling)
 
     def text_of(self, spelling: str) -> str | None:
-        """The text of a token; None for a byte, a piece of a character, and what stands for nothing."""
+        """The text of a token; None for a byte, a part of a character, and other tokens without text."""
         if self.name != "byte_bpe":
             return None if _is_byte(spelling) else spelling.replace(SPACE, " ")
         if not set(spelling) <= set(bytes_of_letters()):
@@ -124,7 +124,7 @@ class Kind:
 
 
 def kind_of(tokenizer: PreTrainedTokenizerBase) -> Kind:
-    """How a tokenizer works, if it can grow.
+    """The kind of a tokenizer that can grow.
 
     Raises:
         ArgumentError: WordPiece, word tables, or pieces spelt in a way of their own.

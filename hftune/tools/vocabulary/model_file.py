@@ -1,4 +1,4 @@
-"""The `.model` file of a SentencePiece tokenizer grows with its `tokenizer.json`: llama.cpp and others read it."""
+"""Extend the `.model` file of a SentencePiece tokenizer with its `tokenizer.json`: llama.cpp and others read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tokenizer of its own from a corpus: byte-level BPE, or SentencePiece's BPE and Unigram with their `.model` file."""
+"""Train a tokenizer on a corpus: byte-level BPE, or SentencePiece's BPE and Unigram with their `.model` file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = r" ?[\p{L}\p{M}]+| ?\p{N}{1,3}| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+"
 
 
 def train_byte_bpe(texts: Iterable[str], size: int, special: list[str], min_frequency: int) -> PreTrainedTokenizerBase:
-    """Byte-level BPE of `size` tokens: any text, and nothing is ever unknown. `<|endoftext|>` ends and pads."""
+    """A byte-level BPE tokenizer of `size` tokens, for which no text is unknown. `<|endoftext|>` ends and pads."""
     backend = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -43,7 +43,7 @@ def train_byte_bpe(texts: Iterable[str], size: int, special: list[str], min_freq
 
 
 def train_sentencepiece(texts: Iterable[str], size: int, special: list[str], kind: str, file: Path) -> None:
-    """SentencePiece's own trainer (arXiv:1808.06226), with byte fallback and texts left as they are, into `file`.
+    """Write a model by SentencePiece's trainer (arXiv:1808.06226) into `file`: byte fallback, no normalisation.
 
     Raises:
         ArgumentError: The package is missing, or the corpus has not words enough for `size` pieces.
@@ -128,7 +128,7 @@ def from_sentencepiece(proto: Any) -> PreTrainedTokenizerBase:
 
 
 def _merges(pieces: list[tuple[str, float]], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """SentencePiece joins any two neighbours whose spelling is a piece, the best score first."""
+    """The merges of a SentencePiece model: it joins any two neighbours whose spelling is a piece, best score first."""
     merges = []
     for piece, score in pieces:
         halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]

@@ -7,6 +7,7 @@ import pytest
 from hftune.arguments.names.row import ALIAS, Row
 from hftune.arguments.stage_table import STAGES, Stage, base_stage
 from hftune.arguments.stages import stage_parser
+from hftune.errors import ArgumentError
 from hftune.preflight.check_run import rules_of
 
 
@@ -26,9 +27,17 @@ def test_it_has_its_defaults_and_names(other: None) -> None:
     assert parser.done_by_hftune == plain.done_by_hftune and "shuffle_dataset" in parser.done_by_hftune
     for one in (parser, plain):
         one.set_run_defaults([])
-    assert parser.get_default("learning_rate") == plain.get_default("learning_rate") == 2e-5
+    # transformers' own is "linear".
+    assert parser.get_default("lr_scheduler_type") == plain.get_default("lr_scheduler_type") == "cosine"
     row = Row("seq", "", ALIAS, to={"sft": "max_length", "pt": "block_size"})
     assert [row.target(name) for name in ("other", "pt", "pairs")] == ["max_length", "block_size", None]
+
+
+def test_values_of_other_tools_mean_what_they_mean_there(other: None) -> None:
+    """`calculate_per_token_loss` is what SFT does and DPO does not."""
+    assert stage_parser("other").translate(["--calculate_per_token_loss", "True"]) == []
+    with pytest.raises(ArgumentError, match="every pair or answer"):
+        stage_parser("pairs").translate(["--calculate_per_token_loss", "True"])
 
 
 def test_it_has_its_rules(other: None) -> None:

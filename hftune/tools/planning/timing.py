@@ -54,7 +54,7 @@ def active_weights(bare: PreTrainedModel, size: ModelSize) -> tuple[float, float
     """The weights a token is multiplied with, of layers and of head; of experts, those that it is sent to."""
     config: Any = bare.config.get_text_config()
     experts, chosen = expert_count(bare.config), float(getattr(config, "num_experts_per_tok", 0) or 0)
-    # transformers 5 stores a layer's experts as one tensor (experts, out, in); nothing else has three dimensions.
+    # transformers 5 stores a layer's experts as one tensor (experts, out, in).
     routed = sum(one.numel() for one in bare.parameters() if one.dim() == 3)
     embeddings = sum(one.numel() for one in bare.get_input_embeddings().parameters())
     head = bare.get_output_embeddings()

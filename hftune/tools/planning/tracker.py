@@ -80,7 +80,6 @@ class Tracker(TorchDispatchMode):
         if address in self._living or address in self._known:
             return
         storage = tensor.untyped_storage()
-        # Rounded up to whole grains.
         size = -(-storage.nbytes() // GRAIN) * GRAIN
         stretch = self.stretches[-1]
         self._living[address] = size, stretch.name

@@ -130,7 +130,7 @@ def _generation(training_args: StageArguments) -> Generation | None:
     if not isinstance(training_args, RLFields):
         return None
     args: Any = training_args  # with TRL's config
-    # As TRL fills it in after parsing: completions for one whole optimizer step.
+    # As TRL fills it in: completions for one whole optimizer step.
     steps = args.steps_per_generation or args.gradient_accumulation_steps
     return Generation(
         rows=args.per_device_train_batch_size * steps,
